@@ -1,5 +1,6 @@
 """Validation of user input: paths, YAML files, names. Every mistake becomes a one-line message."""
 
+import json
 import os
 import re
 import unicodedata
@@ -9,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, ResourceMissing
 
 RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 """Pattern of run names."""
@@ -48,6 +49,28 @@ def expand_path(text: Path | str, argument_name: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"{argument_name} {quote(str(text))} cannot be accessed ({reason}). Check the path") from error
     return expanded
+
+
+def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
+    """The values of a file with one JSON value per line, each after its location, as messages name it.
+
+    Blank lines are skipped. `file_kind` names the file in messages. Raises ResourceMissing if the file does not exist,
+    BadInput if it cannot be read, or naming the first line that is not JSON.
+    """
+    try:
+        lines = expand_path(file, file_kind).read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError as error:
+        raise ResourceMissing(f"no {file_kind} at '{file}'. Check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {file_kind} '{file}'. Check that it is a readable UTF-8 file") from error
+    values = []
+    for number, line in enumerate(lines, start=1):
+        location = f"'{file}', line {number}"
+        try:
+            values += [(location, json.loads(line))] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{location} is not JSON ({error}). Write one JSON object per line") from error
+    return values
 
 
 def is_folder(text: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 
 import headscope as hs
+from headscope.errors import InputChanged, Interrupted
 from headscope.forward.ablation import REFERENCE_TOKENS
 from headscope.report import assembly
 from headscope.runs.run import Run
@@ -87,6 +88,36 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     )
 
 
+class StopsAfterOneCell(NoProgress):
+    """Interrupts the study when its second cell starts."""
+
+    def __init__(self) -> None:
+        self.cells = 0
+
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        self.cells += 1
+        if self.cells > 2:  # the first activity is the position parameters
+            raise KeyboardInterrupt
+
+
+def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for file in (folder / "texts").iterdir():
+        (tmp_path / "texts" / file.name).write_bytes(file.read_bytes())
+    content = {
+        "models": {"base": f"{folder}/tiny", "yarn": f"{folder}/tiny@yarn:factor=4"},
+        "texts": {"source": f"file:{tmp_path}/texts/*.txt"},
+        "device": "cpu",
+        "ablation": {"prompt": PROMPT, "answer": ANSWER, "kinds": ["mean"]},
+    }
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        runner.run_study(build_study(content), tmp_path / "runs", progress=StopsAfterOneCell())
+    for file in (tmp_path / "texts").iterdir():
+        file.write_text(" ".join(reversed(file.read_text().split())))
+    with pytest.raises(InputChanged, match="reference text of 'base'"):
+        runner.run_study(build_study(content), tmp_path / "runs", progress=NoProgress(), resume=True)
+
+
 @pytest.mark.parametrize(
     ("message", "flags"),
     [
@@ -99,12 +130,26 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
         ("ablation.kinds", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "noise")),
         ("ablation.prompt must", ("--prompt", "", "--answer", ANSWER)),
         ("the set needle is for patching only", ("--pairs", "needle")),
+        ("'count' cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--count", "2")),
+        ("'length' cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--length", "9")),
+        ("'answer' cannot be combined with 'pairs'", ("--pairs", "induction", "--answer", ANSWER)),
+        ("'wrong' is for the metric logit_diff", ("--prompt", PROMPT, "--answer", ANSWER, "--wrong", WRONG)),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     refused: Callable[..., str], folder: Path, message: str, flags: tuple[str, ...]
 ) -> None:
     assert message in refused(2, "ablate", "--model", f"{folder}/tiny", "--device", "cpu", "--quiet", *flags)
+
+
+def test_two_files_of_one_name_are_refused(refused: Callable[..., str], folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        pair = {"name": name, "clean": PROMPT, "corrupted": PROMPT, "answer": ANSWER}
+        (tmp_path / name / "own.jsonl").write_text(json.dumps(pair))
+    files = ("--pairs", f"{tmp_path}/a/own.jsonl", "--pairs", f"{tmp_path}/b/own.jsonl")
+    line = refused(2, "ablate", "--model", f"{folder}/tiny", "--device", "cpu", "--quiet", *files)
+    assert "two sets of prompt pairs are named 'own'" in line
 
 
 def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> None:

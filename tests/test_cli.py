@@ -130,7 +130,7 @@ def test_a_depth_outside_the_haystack_is_refused(refused):
 
 
 def test_nonexistent_needle_file_is_reported_as_missing(refused, tmp_path):
-    assert "no needles at" in refused(3, "needle", "--file", tmp_path / "none.jsonl")
+    assert "no needle file at" in refused(3, "needle", "--file", tmp_path / "none.jsonl")
 
 
 def test_non_numeric_length_is_refused(refused):

@@ -202,7 +202,7 @@ def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, 
     (tmp_path / "bad.jsonl").write_text(content)
     with pytest.raises(BadInput, match=message):
         read_needles(str(tmp_path / "bad.jsonl"), 6)
-    with pytest.raises(ResourceMissing, match="no needles at"):
+    with pytest.raises(ResourceMissing, match="no needle file at"):
         read_needles(str(tmp_path / "none.jsonl"), 6)
 
 

@@ -241,7 +241,7 @@ def test_a_set_without_usable_words_and_a_missing_file_are_refused(
 ) -> None:
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
     assert "as one token, and 6 are needed" in refused(2, "patch", *tiny, "--pairs", "ioi")
-    assert "no prompt pairs at" in refused(3, "patch", *tiny, "--pairs", tmp_path / "none")
+    assert "no file of prompt pairs at" in refused(3, "patch", *tiny, "--pairs", tmp_path / "none")
 
 
 # Charts and findings -----------------------------------------------------------------------------------------------

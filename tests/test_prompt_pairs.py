@@ -73,6 +73,7 @@ def test_a_file_gives_its_pairs_in_order_without_blank_lines(tmp_path: Path) -> 
         ({**PAIR, "name": "x", "corrupted": ""}, "line 2: the corrupted prompt is empty"),
         ({**PAIR, "name": "x", "wrong": " w5"}, "line 2: answer and wrong answer are both ' w5'"),
         (PAIR, "line 2: the name 'one' is already used"),
+        ({**PAIR, "name": "x"}, "line 2 is a copy of "),
         ({**PAIR, "name": "a\nb"}, "line 2: 'a\\nb' contains the control character"),
     ],
 )
@@ -84,7 +85,7 @@ def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path: Path, line: Any
 
 
 def test_a_missing_file_and_an_empty_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResourceMissing, match=r"no prompt pairs at"):
+    with pytest.raises(ResourceMissing, match=r"no file of prompt pairs at"):
         read_prompt_pairs(str(tmp_path / "none.jsonl"))
     with pytest.raises(BadInput, match="has no prompt pair"):
         read_prompt_pairs(write(tmp_path, "", ""))

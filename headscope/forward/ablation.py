@@ -49,7 +49,9 @@ def ablated(
             f"{', '.join(get_args(AblationKind))}"
         )
     by_layer = heads_by_layer(model, heads)
-    reference = {} if kind == "zero" else reference_outputs(model, list(by_layer), text)
+    reference = {}
+    if kind != "zero":
+        reference = reference_outputs(model, list(by_layer), reference_tokens(text, model.tokenizer))
     generator = torch.Generator().manual_seed(seed)
     with capturing(model) as layers:
         for layer, members in by_layer.items():
@@ -77,9 +79,14 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     return by_layer
 
 
-def reference_outputs(model: Model, layers: Sequence[int], text: str) -> dict[int, Tensor]:
-    """Head outputs z [H, L, d] of these attention layers on the reference text."""
-    (document,) = load_token_documents(text, model.tokenizer, 1, REFERENCE_TOKENS)
+def reference_tokens(text: str, tokenizer: Any) -> Sequence[int]:
+    """The tokens of the reference text: the first `REFERENCE_TOKENS` of the first document of `text`."""
+    (document,) = load_token_documents(text, tokenizer, 1, REFERENCE_TOKENS)
+    return document.ids
+
+
+def reference_outputs(model: Model, layers: Sequence[int], ids: Sequence[int]) -> dict[int, Tensor]:
+    """Head outputs z [H, L, d] of these attention layers on the tokens of a reference text."""
     outputs: dict[int, Tensor] = {}
 
     def record_output(record: AttentionRecord) -> None:
@@ -87,7 +94,7 @@ def reference_outputs(model: Model, layers: Sequence[int], text: str) -> dict[in
 
     with capturing(model) as captured, evaluating(model):
         captured.listen(record_output, [*layers])
-        finite_hidden_states(model, torch.tensor([document.ids], device=model.device))
+        finite_hidden_states(model, torch.tensor([ids], device=model.device))
     return outputs
 
 

@@ -9,6 +9,7 @@ computed exactly, softmax included, so that a saturated softmax does not bias th
 Both prompts are followed by the answer's tokens, and metrics read the logits that predict these tokens.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def patched_units(model: Model, activation: Activation) -> list[Unit]:
 
 
 class PatchingReplay:
-    """Both runs of a prompt pair, one of which is patched with activations of the other.
+    """The clean and the corrupted run of a prompt pair; methods patch one of them with activations of the other.
 
     `clean_value` and `corrupted_value` are the metric in the two unchanged runs. Call every method inside `running`.
     Memory holds the residual streams of both runs (the first `memory_bytes`; the rest is on disk) and the activations
@@ -224,14 +225,17 @@ class PatchingReplay:
         return runs if direction == "denoising" else runs[::-1]
 
     def _value(self, logits: Tensor) -> float:
-        """The metric of the logits that predict the answer. Raises BadInput if it is not finite."""
-        value = float(self.metric(logits, self.pair.answer))
-        if not torch.tensor(value).isfinite():
-            raise BadInput(
-                f"the metric of '{self.model.name}' is {value}: its logits overflow. Check its weights, its adapter "
-                "and --dtype"
-            )
-        return value
+        return finite_metric(self.model, self.metric, logits, self.pair.answer)
+
+
+def finite_metric(model: Model, metric: Objective, logits: Tensor, answer: Tensor) -> float:
+    """The metric of the logits that predict the answer. Raises BadInput if it is not finite."""
+    value = float(metric(logits, answer))
+    if not math.isfinite(value):
+        raise BadInput(
+            f"the metric of '{model.name}' is {value}: its logits overflow. Check its weights, its adapter and --dtype"
+        )
+    return value
 
 
 def _with_heads(z: Tensor, outputs: Tensor, heads: slice) -> Tensor:

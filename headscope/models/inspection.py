@@ -186,7 +186,7 @@ def _layer_numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tu
     if layer_types is not None and len(layer_types) == config.num_hidden_layers:
         expected = tuple(number for number, layer_type in enumerate(layer_types) if has_attention(layer_type))
     else:
-        # Cross-attention layers, of which a text makes no use, are passed over.
+        # A text uses no cross-attention layer, so these are left out.
         layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
         expected = tuple(layer for layer in layers if layer not in getattr(config, "cross_attention_layers", ()))
     if numbers != expected:

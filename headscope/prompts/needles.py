@@ -4,13 +4,12 @@ The question of a literal needle uses its words, so a head can find it by matchi
 needle shares no content word with it.
 """
 
-import json
 import re
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing
+from headscope.errors import BadInput
 
 NeedleKind = Literal["literal", "indirect", "both"]
 
@@ -143,13 +142,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
                 "with --file"
             )
         return [needle for needles in sets for needle in needles[:count]]
-    try:
-        lines = user_input.expand_path(file, "needle file").read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise ResourceMissing(f"no needles at '{file}'. Check the path") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read needles from '{file}': {error}") from error
-    needles = [_parse_needle(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    needles = [_parse_needle(value, location) for location, value in user_input.read_json_lines(file, "needle file")]
     if not needles:
         raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_REQUIRED_FIELDS)}")
     if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
@@ -160,11 +153,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
 _REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name != "cue"]
 
 
-def _parse_needle(line: str, location: str) -> Needle:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{location} is not JSON ({error})") from error
+def _parse_needle(value: Any, location: str) -> Needle:
     if not isinstance(value, dict) or set(value) - {"cue"} != set(_REQUIRED_FIELDS):
         raise BadInput(f"{location} needs exactly the keys {', '.join(_REQUIRED_FIELDS)}, and may have cue")
     if (

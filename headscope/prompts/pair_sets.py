@@ -66,6 +66,13 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
 
 
+def check_set_names(pair_sets: Sequence[PairSet]) -> None:
+    """Raise BadInput for two sets of one name, which stored tables could not tell from each other."""
+    names = [pairs.name for pairs in pair_sets]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"two sets of prompt pairs are named '{repeated[0]}'. Name each set once, or rename the file")
+
+
 def load_pair_set(
     source: str,
     tokenizer: Any,

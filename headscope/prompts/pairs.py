@@ -5,7 +5,6 @@ prompts need the same number of tokens, because an activation at a position of o
 same position of the other run.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -13,9 +12,18 @@ from typing import Any, Literal
 import numpy as np
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing
+from headscope.errors import BadInput
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.texts import leading_special_tokens
+
+METRIC_LABELS = {
+    "logit_diff": "logit difference",
+    "logprob": "log-probability of the answer",
+    "kl": "KL divergence from the clean run",
+    "nll": "loss of the answer",
+}
+METRIC_UNITS = {"logit_diff": "logits", "logprob": "nats", "kl": "nats", "nll": "nats/token"}
+"""Labels and units of the metrics of an answer (`forward.patching.metric_function`)."""
 
 Alignment = Literal["equal", "end"]
 """equal: both prompts have the same number of tokens; end: only their common last tokens correspond."""
@@ -65,20 +73,21 @@ def read_prompt_pairs(file: str) -> list[PromptPair]:
 
     Raises ResourceMissing if the file does not exist, BadInput naming the first invalid line.
     """
-    try:
-        lines = user_input.expand_path(file, "pair file").read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError as error:
-        raise ResourceMissing(f"no prompt pairs at '{file}'. Check the path") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read prompt pairs from '{file}'. Check that it is a readable UTF-8 file") from error
-    pairs = [_parse_pair(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    pairs = [
+        _parse_pair(content, location) for location, content in user_input.read_json_lines(file, "file of prompt pairs")
+    ]
     if not pairs:
-        raise BadInput(f"'{file}' has no prompt pair. Write one JSON object per line with {', '.join(REQUIRED_FIELDS)}")
-    names: dict[str, str] = {}
+        raise BadInput(f"'{file}' has no prompt pair. Write JSON objects with the keys {', '.join(_REQUIRED_FIELDS)}")
+    names: set[str] = set()
+    locations: dict[tuple[str, ...], str] = {}
     for pair in pairs:
         if pair.name in names:
             raise BadInput(f"{pair.location}: the name {user_input.quote(pair.name)} is already used. Use another one")
-        names[pair.name] = pair.location
+        names.add(pair.name)
+        content = (pair.clean, pair.corrupted, pair.answer, pair.wrong)
+        if content in locations:  # intervals would count it as an independent pair
+            raise BadInput(f"{pair.location} is a copy of {locations[content]}. Remove it")
+        locations[content] = pair.location
     return pairs
 
 
@@ -132,16 +141,12 @@ def continuation_tokens(tokenizer: Any, text: str, continuation: str) -> Ids | N
     return joined[len(before) :] if np.array_equal(joined[: len(before)], before) else None
 
 
-REQUIRED_FIELDS = ("name", "clean", "corrupted", "answer")
+_REQUIRED_FIELDS = ("name", "clean", "corrupted", "answer")
 _KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name != "location")
 
 
-def _parse_pair(line: str, location: str) -> PromptPair:
-    """One line of a pair file. Raises BadInput naming the line."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{location} is not JSON ({error}). Write one JSON object per line") from error
+def _parse_pair(content: Any, location: str) -> PromptPair:
+    """The pair in one line of a file. Raises BadInput naming the line."""
     if not isinstance(content, dict):
         raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
     _check_keys(list(content), location)
@@ -163,8 +168,8 @@ def _parse_pair(line: str, location: str) -> PromptPair:
 
 def _check_keys(keys: Sequence[str], location: str) -> None:
     """Raise BadInput for a missing or an unknown key."""
-    if missing := [key for key in REQUIRED_FIELDS if key not in keys]:
-        raise BadInput(f"{location} has no key '{missing[0]}'. Write the keys {', '.join(REQUIRED_FIELDS)}")
+    if missing := [key for key in _REQUIRED_FIELDS if key not in keys]:
+        raise BadInput(f"{location} has no key '{missing[0]}'. Write the keys {', '.join(_REQUIRED_FIELDS)}")
     if unknown := [key for key in keys if key not in _KNOWN_FIELDS]:
         raise BadInput(f"{location}: unknown key '{unknown[0]}'. Use only {', '.join(_KNOWN_FIELDS)}")
 

@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 
 from headscope.plots.heads import plot_matrix
+from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term
 from headscope.report.text import describe_extremes, head_mask
 from headscope.runs.run import Run
 from probes.ablation import PROBE
 from probes.ablation.analysis import STATISTICS, SweepKey, sweeps, with_change
-from probes.ablation.schema import ABLATION, ABLATION_SETS, METRIC_LABELS, METRIC_UNITS
+from probes.ablation.schema import ABLATION, ABLATION_SETS
 
 GLOSSARY = (
     Term(

@@ -9,12 +9,18 @@ import pandas as pd
 import torch
 
 from headscope.attention.backend import OutputEdit
-from headscope.forward.ablation import Heads, ablation_edit, heads_by_layer, reference_outputs
-from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, metric_function
+from headscope.forward.ablation import (
+    Heads,
+    ablation_edit,
+    heads_by_layer,
+    reference_outputs,
+    reference_tokens,
+)
+from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import PairSet, load_pair_set
+from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -44,6 +50,9 @@ class AblationRunner:
         cells = []
         for label in self.context.labels:
             sets = [self._pair_set(label, source) for source in sources]
+            check_set_names(sets)
+            if self.options.kinds != ["zero"]:
+                self._reference_ids(label)  # recorded before the work begins, and reports a text that is too short
             head_count = sum(map(len, self._heads(self.context.model(label)).values()))
             cost = (1 + 0.5 * head_count * len(self.options.kinds)) * pass_cost(32)
             cells += [
@@ -98,9 +107,15 @@ class AblationRunner:
         """Head outputs of every layer on the reference text, under the model's position scheme; kept for its cells."""
         if self._reference is None or self._reference[0] != label:
             with attached(model):
-                outputs = reference_outputs(model, [*range(model.geometry.layers)], self.context.study.texts.source)
+                outputs = reference_outputs(model, [*range(model.geometry.layers)], self._reference_ids(label))
             self._reference = (label, outputs)
         return self._reference[1]
+
+    def _reference_ids(self, label: str) -> Sequence[int]:
+        """The tokens of the reference text, recorded as an input of the study."""
+        ids = reference_tokens(self.context.study.texts.source, self.context.tokenizer(label))
+        self.context.record_input(f"reference text of '{label}'", [ids])
+        return ids
 
     def _pair_set(self, label: str, source: str) -> PairSet:
         """A set of prompts in the tokens of a model."""
@@ -150,7 +165,7 @@ class _AnswerReplay:
     def value(self, edits: Mapping[int, OutputEdit]) -> float:
         """The metric with edited head outputs in some attention layers."""
         with self._replay.running():
-            return float(self._metric(self._replay.target_logits(edits), self.answer))
+            return self._finite_metric(self._replay.target_logits(edits))
 
     def values_of(self, layer: int, edits: Sequence[OutputEdit]) -> list[float]:
         """The metric with each of these edits of one attention layer by itself."""
@@ -160,7 +175,10 @@ class _AnswerReplay:
             batches = [edits[first : first + batch] for first in range(0, len(edits), batch)]
             outputs = (torch.cat([edit(z, call) for edit in members]) for members in batches)
             logits = torch.cat([self._replay.target_logits_of(layer, variants) for variants in outputs])
-        return [float(self._metric(row_logits, self.answer)) for row_logits in logits]
+        return [self._finite_metric(row_logits) for row_logits in logits]
+
+    def _finite_metric(self, logits: torch.Tensor) -> float:
+        return finite_metric(self._replay.model, self._metric, logits, self.answer)
 
 
 def _columns(keys: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Rows:

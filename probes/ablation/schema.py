@@ -12,12 +12,6 @@ from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import Options
 
-METRIC_UNITS: Mapping[str, str] = {"logit_diff": "logits", "logprob": "nats", "nll": "nats/token"}
-METRIC_LABELS: Mapping[str, str] = {
-    "logit_diff": "logit difference",
-    "logprob": "log-probability of the answer",
-    "nll": "loss of the answer",
-}
 KINDS = ("zero", "mean", "resample")
 PROMPT_SET = "prompt"
 """Name of the set of a single prompt."""
@@ -65,6 +59,14 @@ class AblationOptions(Options):
             raise ValueError("give either 'prompt' with 'answer', or 'pairs'")
         if self.prompt is not None and self.answer is None:
             raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
+        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong"}
+        if unused := unused & self.model_fields_set:
+            source = "a prompt" if self.prompt is not None else "'pairs'"
+            raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")
+        if self.wrong is not None and self.metric != "logit_diff":
+            raise ValueError(
+                f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change metric"
+            )
         if self.pairs is not None and "needle" in self.pairs:
             raise ValueError("the set needle is for patching only. Use: headscope influence --objective answer")
         return self

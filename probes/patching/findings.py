@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import head_mask
 from headscope.runs.aggregation import MIN_DOCUMENTS
@@ -24,8 +25,6 @@ from probes.patching.analysis import (
 )
 from probes.patching.schema import (
     ACTIVATION_LABELS,
-    METRIC_LABELS,
-    METRIC_UNITS,
     MIN_DIFFERENCE,
     PATCHING,
     WHOLE_GROUP,
@@ -180,11 +179,13 @@ def _model_findings(run: Run) -> Iterator[Finding]:
         both = both.assign(change=both["effect"] - both["effect_base"])
         top = both.iloc[int(both["change"].abs().argmax())]
         estimated = int(((both["method"] != "exact") | (both["method_base"] != "exact")).sum())
+        correlation = float(both["effect"].corr(both["effect_base"], "spearman"))
         note = f" {estimated} of {len(both)} units are estimated in at least one model." if estimated else ""
         yield Finding(
             PROBE.title,
             f"{describe_sweep(key)}, {key[1]}, {key[0]} against {run.models[0]}: the rank correlation of the effects "
-            f"of {len(both)} units is {both['effect'].corr(both['effect_base'], 'spearman'):.2f}. The largest change "
+            f"of {len(both)} units is {correlation:.2f}. The largest change "
             f"is that of {unit_label(top)}, from {top['effect_base']:+.2f} to {top['effect']:+.2f}.{note}",
             key[0],
+            data=FindingData(correlation, n=len(both)),
         )

@@ -15,7 +15,7 @@ from headscope.forward.interventions import Unit
 from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, decode_tokens
-from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, load_pair_set
+from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -59,9 +59,7 @@ class PatchingRunner:
     def cells(self) -> list[Cell]:
         cells: list[Cell] = []
         for label in self.context.labels:  # reports mistakes in prompts before any model is opened
-            for source in self.options.pairs:
-                self._pair_set(label, source)
-            self._check_set_names(label)
+            check_set_names([self._pair_set(label, source) for source in self.options.pairs])
         for label in self.context.labels:
             model = self.context.model(label)
             units = {activation: patched_units(model, activation) for activation in self._activations}
@@ -195,14 +193,6 @@ class PatchingRunner:
         tokenizer = self.context.tokenizer(label)
         documents = self.context.documents(label, self.options.length)
         return [Haystack(document.name, document.ids, tokenizer) for document in documents]
-
-    def _check_set_names(self, label: str) -> None:
-        """Refuse two files of the same name: the tables name a set by its file."""
-        names = [self._pair_set(label, source).name for source in self.options.pairs]
-        if repeated := [name for name in names if names.count(name) > 1]:
-            raise BadInput(
-                f"two sets of prompt pairs are named '{repeated[0]}'. Name each set once, or rename the file"
-            )
 
     def _check_lengths(self, pairs: PairSet) -> None:
         """Refuse activations that carry positions for pairs of different lengths."""

@@ -26,13 +26,6 @@ ACTIVATION_LABELS: Mapping[str, str] = {
     "v": "values",
     "pattern": "attention pattern",
 }
-METRIC_LABELS: Mapping[str, str] = {
-    "logit_diff": "logit difference",
-    "logprob": "log-probability of the answer",
-    "kl": "KL divergence from the clean run",
-    "nll": "loss of the answer",
-}
-METRIC_UNITS: Mapping[str, str] = {"logit_diff": "logits", "logprob": "nats", "kl": "nats", "nll": "nats/token"}
 ALL_POSITIONS = -1
 """Value of `position` for a patch of all positions."""
 WHOLE_GROUP = -1

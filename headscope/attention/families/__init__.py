@@ -39,7 +39,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def reference_implementation(model: PreTrainedModel) -> str:
-    """The attention implementation of transformers that computes what the model was trained with, without a kernel."""
+    """The attention implementation that the eager check compares with: eager, unless an adapter names another."""
     adapters = filter(None, map(_adapter, model.modules()))
     return next((adapter.reference_implementation(model.config) for adapter in adapters), "eager")
 
