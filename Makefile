@@ -29,9 +29,10 @@ paper: .venv/ready  ## measure the paper's claims (about an hour) and rewrite do
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
 	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready-dev  ## write docs/reference.md and the table of families in docs/models.md
+docs: .venv/ready-dev  ## write docs/reference.md, docs/checkpoints.md and the table of families in docs/models.md
 	$(BIN)/python -m headscope.reference
 	$(BIN)/python -W ignore -m tests.zoo --write docs/models.md
+	$(BIN)/python -W ignore -m tests.zoo --layouts --write docs/checkpoints.md
 
 check: lint types  ## lint, types, and the quick tests that need neither the real model nor a browser
 	$(BIN)/pytest -m 'not model and not browser and not slow'

@@ -50,8 +50,8 @@ def measure_all(example: Path) -> Iterator[dict[str, Any]]:
     """Loading times on the runs in `example`, and on a synthetic run of 1,024 heads x 64 pairs x 4 models."""
     yield from measure_waits("shipped example", example)
     with tempfile.TemporaryDirectory() as folder:
-        shape = {"layers": 32, "heads": 32, "groups": 8, "pairs": 64}
-        synthetic_run(Path(folder), models=("a", "b", "c", "d"), lengths=(8192,), docs=2, **shape)
+        models = ("a", "b", "c", "d")
+        synthetic_run(Path(folder), models, layers=32, heads=32, groups=8, pairs=64, lengths=(8192,), docs=2)
         yield from measure_waits("1,024 heads x 64 pairs x 4 models", Path(folder))
 
 

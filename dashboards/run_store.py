@@ -51,9 +51,9 @@ class RunStore:
         listing = self.list_runs()
         names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(listing)][:1])
         if not names:
-            raise BadInput("no finished run in this folder yet")
+            raise BadInput("no finished run in this folder yet. Measure something first, for example: headscope demo")
         if unknown := [name for name in names if name not in listing]:
-            raise BadInput(f"there is no run '{unknown[0]}' in this folder")
+            raise BadInput(f"there is no run '{unknown[0]}' in this folder. Open / for the newest run")
         if damaged := [run for name in names if isinstance(run := listing[name], BadRun)]:
             raise damaged[0]
         modified_times = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)

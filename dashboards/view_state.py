@@ -213,7 +213,8 @@ def parse_head(identifier: str, run: Run) -> Head:
         raise BadInput(str(error)) from error
     rows = heads[(heads["layer"] == layer) & (heads["kv_group" if is_group else "head"] == number)]
     if rows.empty:
-        raise BadInput(f"this run has no {'KV group' if is_group else 'head'} {number} in layer {layer}")
+        noun = "KV group" if is_group else "head"
+        raise BadInput(f"this run has no {noun} {number} in layer {layer}. Choose one on the page /heads")
     return layer, int(rows["head"].min())
 
 

@@ -1,4 +1,4 @@
-"""The way in: signals are heeded from the first line, before what takes time to import."""
+"""Entry point of the command `headscope`. It handles signals before it imports anything slow."""
 
 from headscope import signals
 

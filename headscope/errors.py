@@ -1,8 +1,7 @@
 """Named errors. Each message says what is wrong, gives the value, and says what to do.
 
 A `HeadscopeError` is a mistake of a user or a problem of the machine: the command line prints its message as one line
-and
-exits with its `exit_code`. Any other exception is a bug and keeps its traceback.
+and exits with its `exit_code`. Any other exception is a bug and keeps its traceback.
 """
 
 import difflib

@@ -79,8 +79,7 @@ class HeadSet:
         """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
 
         Equal values are ordered by layer and head; heads without a value are left out. Raises BadInput if the table
-        has no such
-        column, or holds several models and `model` names none.
+        has no such column, or holds several models and `model` names none.
         """
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")

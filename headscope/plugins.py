@@ -1,14 +1,13 @@
 """Discovery of probes: each analysis declares itself as data and is found through Python's entry points.
 
 headscope knows a probe only by its `Probe` declaration. Built-in probes are found like those of other packages: an
-entry
-point of the group `headscope.probes` names the declaration, and each part is imported when it is first needed. A
+entry point of the group `headscope.probes` names the declaration, and each part is imported when it is first needed. A
 broken part is reported in one line; everything else keeps working.
 """
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -180,9 +179,14 @@ def load_parts(kind: Kind) -> Iterator[tuple[Probe, Any]]:
             yield probe, part
 
 
-def call_parts(kind: Kind, *arguments: Any) -> Iterator[tuple[Probe, Any]]:
-    """Call this part of every probe; iterators are returned as lists. One that fails is reported and left out."""
+def call_parts(kind: Kind, *arguments: Any, only: Collection[str] = ()) -> Iterator[tuple[Probe, Any]]:
+    """Call this part of every probe, or of the named ones; iterators are returned as lists.
+
+    One that fails is reported and left out.
+    """
     for probe, function in load_parts(kind):
+        if only and probe.name not in only:
+            continue
         try:
             result = call_part(probe, kind, function, *arguments)
         except BrokenProbe as error:

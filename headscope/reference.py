@@ -31,7 +31,7 @@ def text() -> str:
         *_commands(),
         "## Python",
         "`import headscope as hs`. Each probe is a function that takes the keywords below and "
-        f"{_listed(SHARED_KEYWORDS)}. `model` is a spec "
+        f"{_join_code_names(SHARED_KEYWORDS)}. `model` is a spec "
         "string, an opened model, a transformers model or a TransformerBridge, or a mapping from label to any of "
         "these.",
         *_functions(),
@@ -49,10 +49,10 @@ def text() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _listed(names: Iterable[str]) -> str:
-    """The names as code, in words."""
-    *most, last = (f"`{name}`" for name in names)
-    return f"{', '.join(most)} and {last}"
+def _join_code_names(names: Iterable[str]) -> str:
+    """The names as code, joined by commas and "and"."""
+    *first_names, last = (f"`{name}`" for name in names)
+    return f"{', '.join(first_names)} and {last}"
 
 
 def _commands() -> list[str]:

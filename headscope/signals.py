@@ -42,10 +42,10 @@ def install_handlers() -> None:
             exit_now()
         unraisable(unraisable_error)
 
-    def on_uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    def on_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             exit_now()
-        uncaught(kind, error, at)
+        uncaught(kind, error, traceback)
 
     sys.unraisablehook, sys.excepthook = on_unraisable, on_uncaught
     atexit.register(_ignore_signals)

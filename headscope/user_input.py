@@ -100,9 +100,10 @@ def check_arguments(arguments: Iterable[str]) -> None:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which two more things are mistakes: a repeated key, of which the last would win, and a key without a
-    value
-    inside braces, which an unquoted value with a comma leaves behind."""
+    """A YAML loader that also refuses repeated keys, and keys without a value inside braces.
+
+    YAML itself would keep the last of repeated keys. An unquoted value with a comma leaves a key without a value.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -1,1 +1,1 @@
-"""Questions asked of a model: each probe is cells in, table rows out."""
+"""Built-in probes, one analysis per package: each declares cells and turns every cell into table rows."""

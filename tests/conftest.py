@@ -120,7 +120,7 @@ def refused(headscope: Callable[..., tuple[int, str, str]], tmp_path: Path) -> C
     def run(code: int, *arguments: object, out: Path | None = None) -> str:
         out = out or tmp_path / "runs"
         exit_code, _, err = headscope(*arguments, "--out", out)
-        lines = [line for line in err.splitlines() if not line[:4].strip().endswith("%")]
+        lines = [line for line in err.splitlines() if not line[:5].strip().endswith("%")]
         assert exit_code == code, err
         assert len(lines) == 1, err
         assert lines[0].startswith("headscope: ")

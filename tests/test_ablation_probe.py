@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from support import families
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
+from torch import Tensor
 
 import headscope as hs
 from headscope.errors import InputChanged, Interrupted
 from headscope.forward.ablation import REFERENCE_TOKENS
+from headscope.models.loading import load_tokenizer
 from headscope.report import assembly
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -32,8 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_study(folder: Path, out: Path, **section: Any) -> Run:
+def run_study(folder: Path, out: Path, seed: int = 0, **section: Any) -> Run:
     content = {
+        "seed": seed,
         "models": {"base": f"{folder}/tiny@yarn:factor=4"},
         "texts": {"source": f"file:{folder}/texts/*.txt"},
         "device": "cpu",
@@ -66,14 +70,90 @@ def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Pat
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
+def write_prompts(file: Path, *prompts: str) -> str:
     pairs = [
-        {"name": f"p{n}", "clean": f"w{n} w5 w9", "corrupted": "w1 w2 w3", "answer": ANSWER, "wrong": WRONG}
-        for n in range(3)
+        {"name": f"p{n}", "clean": clean, "corrupted": clean, "answer": ANSWER, "wrong": WRONG}
+        for n, clean in enumerate(prompts)
     ]
     file.write_text("\n".join(map(json.dumps, pairs)))
-    run = run_study(folder, tmp_path / "runs", pairs=[str(file)], kinds=["resample"], metric="logit_diff")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def resampled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Resample ablation of two heads on three prompts of three tokens and two of four."""
+    out = tmp_path_factory.mktemp("resampled")
+    file = write_prompts(out / "prompts.jsonl", "w0 w5 w9", "w1 w5 w9", "w2 w6 w9", "w0 w5 w9 w3", "w4 w5 w9 w3")
+    section = {"pairs": [file], "kinds": ["resample"], "heads": ["L0H1", "L2H3"], "metric": "logit_diff"}
+    return run_study(folder, out / "runs", **section)
+
+
+def inputs_of_o_proj(model: Any, prompt: str) -> list[Tensor]:
+    """The inputs of every o_proj [1, L, H d] in a plain pass over a prompt."""
+    inputs: list[Tensor] = []
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        for layer in model.module.model.layers
+    ]
+    model.module(torch.tensor([tokenizer()(prompt)["input_ids"]]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return inputs
+
+
+def resampled_logit_difference(model: Any, prompt: str, other: str, heads: list[tuple[int, int]]) -> float:
+    """The logit difference when columns of the inputs of o_proj come from another prompt, by hand."""
+    inputs, hooks = inputs_of_o_proj(model, other), []
+    for layer, head in heads:
+
+        def replace(module: Any, args: Any, new: Tensor = inputs[layer], first: int = 16 * head) -> Any:
+            z = args[0].clone()
+            z[..., first : first + 16] = new[..., first : first + 16]
+            return (z,)
+
+        hooks.append(model.module.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(replace))
+    logits = model.module(torch.tensor([tokenizer()(prompt)["input_ids"]]), use_cache=False).logits[0, -1]
+    for hook in hooks:
+        hook.remove()
+    answer, wrong = (tokenizer()(text)["input_ids"][0] for text in (ANSWER, WRONG))
+    return float(logits[answer] - logits[wrong])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "prompt", "others"),
+    [("p0", "w0 w5 w9", ["w1 w5 w9", "w2 w6 w9"]), ("p4", "w4 w5 w9 w3", ["w0 w5 w9 w3"])],
+)
+def test_resampled_outputs_come_from_the_other_prompts_of_the_same_length(
+    resampled: Run, folder: Path, name: str, prompt: str, others: list[str]
+) -> None:
+    model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
+    single, together = (table[table["pair"] == name] for table in map(resampled.table, ("ablation", "ablation_sets")))
+    with hs.attached(model):
+        for heads, values in (
+            ([(0, 1)], single.loc[single["head"] == 1, "metric_after"]),
+            ([(2, 3)], single.loc[single["head"] == 3, "metric_after"]),
+            ([(0, 1), (2, 3)], together["metric_after"]),
+        ):
+            expected = [resampled_logit_difference(model, prompt, other, heads) for other in others]
+            assert values.to_list() == [pytest.approx(sum(expected) / len(expected), abs=1e-4)]
+
+
+def test_draws_limit_the_other_prompts_and_follow_the_seed(folder: Path, tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "own.jsonl", *(f"w{n} w5 w{n + 9}" for n in range(6)))
+
+    def values(out: str, draws: int, seed: int = 0) -> list[float]:
+        section = {"pairs": [file], "kinds": ["resample"], "heads": ["L0H1"], "draws": draws}
+        return run_study(folder, tmp_path / out, seed=seed, **section).table("ablation")["metric_after"].to_list()
+
+    assert values("a", 1) == values("b", 1)
+    assert values("c", 1, seed=1) != values("d", 1)
+    assert values("e", 9) == pytest.approx(values("f", 5), abs=1e-6)  # all five others
+
+
+def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder: Path, tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "prompts.jsonl", *(f"w{n} w5 w9" for n in range(3)))
+    run = run_study(folder, tmp_path / "runs", pairs=[file], kinds=["resample"], metric="logit_diff")
     rows = run.table("ablation")
     assert len(rows) == 3 * 16
     assert set(rows["prompts"]) == {"prompts"}
@@ -86,6 +166,40 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     assert texts[0].startswith(
         "Resample ablation in base, prompts (3 prompts; 16 heads, one at a time): the change of the"
     )
+
+
+def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Path, tmp_path: Path) -> None:
+    run = run_study(folder, tmp_path / "first", prompt=PROMPT, answer=ANSWER)
+    run.top_heads("ablation_zero", 2).write(tmp_path / "top.yaml")
+    expected = [*run.top_heads("ablation_zero", 2)]
+    for number, name in enumerate((f"file:{tmp_path}/top.yaml", f"run:{run.path}:ablation_zero:2")):
+        heads = [name, "L1H1"]
+        again = run_study(folder, tmp_path / f"again{number}", prompt=PROMPT, answer=ANSWER, heads=heads)
+        rows = again.table("ablation")
+        assert {*zip(rows["layer"], rows["head"], strict=True)} == {*expected, (1, 1)}
+        assert again.table("ablation_sets")["size"].to_list() == [len({*expected, (1, 1)})]
+
+
+def test_the_set_needle_ablates_heads_while_the_model_answers_about_a_hidden_fact(folder: Path, tmp_path: Path) -> None:
+    words = load_tokenizer("smollm2-135m")
+    module = families.build("llama", {"vocab_size": len(words)})
+    run = hs.ablate(
+        hs.load(module, tokenizer=words),
+        pairs=["needle"],
+        count=3,
+        length=96,
+        heads=["L1H0"],
+        kinds=["zero", "resample"],
+        text=f"file:{folder}/texts/*.txt",
+        docs=1,
+        out=str(tmp_path),
+        quiet=True,
+    )
+    rows = run.table("ablation")
+    assert rows.groupby(["pair", "kind"], observed=True).size().to_dict() == {
+        (f"needle {n}", kind): 1 for n in range(3) for kind in ("zero", "resample")
+    }
+    assert (rows["metric_after"] - rows["metric_before"]).abs().min() > 1e-6
 
 
 class StopsAfterOneCell(NoProgress):
@@ -129,7 +243,11 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         ("it has no wrong answer", ("--prompt", PROMPT, "--answer", ANSWER, "--metric", "logit_diff")),
         ("ablation.kinds", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "noise")),
         ("ablation.prompt must", ("--prompt", "", "--answer", ANSWER)),
-        ("the set needle is for patching only", ("--pairs", "needle")),
+        ("'draws' is for the kind resample, not zero", ("--prompt", PROMPT, "--answer", ANSWER, "--draws", "2")),
+        ("there is only one prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "resample")),
+        ("is the only one of 40", ("--pairs", "induction", "--kinds", "resample", "--count", "1", "--length", "40")),
+        ("names no heads of a run", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "run:folder")),
+        ("file:FILE or run:FOLDER", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "heads.yaml")),
         ("'count' cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--count", "2")),
         ("'length' cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--length", "9")),
         ("'answer' cannot be combined with 'pairs'", ("--pairs", "induction", "--answer", ANSWER)),

@@ -176,7 +176,7 @@ def test_a_training_continues_an_adapter_and_keeps_its_metadata(trained_run: Run
     assert metadata_of(adapter_path(run, 6))["before"]["sha256"] == AdaRoPE.load(before, model).sha256
 
 
-def test_training_texts_of_a_continued_adapter_cannot_be_held_out(
+def test_training_texts_of_a_continued_adapter_cannot_be_validation_texts(
     trained_run: Run, folder: Path, tmp_path: Path
 ) -> None:
     """A continued training on a new text records all training texts and refuses to hold out an old one."""
@@ -190,12 +190,13 @@ def test_training_texts_of_a_continued_adapter_cannot_be_held_out(
     content = study_content(folder, adapter=before, train=[f"file:{new_texts}/*.txt"])
     content["texts"] = {"source": f"file:{folder}/{trained_on[0]}", "docs": 1}
     with pytest.raises(
-        BadInput, match=f"was trained on {trained_on[0]}, which this study holds out: use a different --text"
+        BadInput,
+        match=f"was trained on {trained_on[0]}, which is a validation document of this study. Use another --text",
     ):
         study.run_study(build_study(content), tmp_path / "refused")
     (new_texts / "renamed.txt").write_text((folder / trained_on[0]).read_text())
     content["texts"] = {"source": f"file:{new_texts}/renamed.txt", "docs": 1}
-    with pytest.raises(BadInput, match=r"was trained on other/renamed\.txt, which this study holds out"):
+    with pytest.raises(BadInput, match=r"was trained on other/renamed\.txt, which is a validation document"):
         study.run_study(build_study(content), tmp_path / "refused")
 
 
@@ -429,7 +430,7 @@ def test_chunked_and_recomputed_gradients_equal_those_of_the_plain_loss(folder: 
     assert all(parameter.requires_grad and parameter.grad is not None for parameter in model.module.parameters())
 
 
-def test_samples_are_slices_of_documents_that_are_not_held_out(folder: Path) -> None:
+def test_samples_are_slices_of_documents_that_are_not_validation_documents(folder: Path) -> None:
     tokenizer, source = character_tokenizer(), f"file:{folder}/texts/*.txt"
     all_documents = {document.name: document.digest for document in texts.read_documents(source)}
     held_out = dict([*all_documents.items()][:8])
@@ -445,7 +446,7 @@ def test_samples_are_slices_of_documents_that_are_not_held_out(folder: Path) -> 
         SequenceSampler([source], tokenizer, all_documents, seed=3)
 
 
-def test_a_held_out_text_is_excluded_under_any_name(folder: Path) -> None:
+def test_a_validation_text_is_excluded_under_any_name(folder: Path) -> None:
     held_out = {document.name: document.digest for document in texts.read_documents(f"file:{folder}/texts/*.txt")}
     (other_folder := folder / "more" / "texts").mkdir(parents=True)
     (other_folder / "new.txt").write_text("another text " * 99)
@@ -454,7 +455,7 @@ def test_a_held_out_text_is_excluded_under_any_name(folder: Path) -> None:
     assert [*sampler.documents] == [f"{folder.name}/more/texts/new.txt"]
 
 
-def test_a_near_copy_of_a_held_out_text_is_not_used_for_training(
+def test_a_near_copy_of_a_validation_text_is_not_used_for_training(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer, source = character_tokenizer(), f"file:{folder}/texts/*.txt"
@@ -462,7 +463,7 @@ def test_a_near_copy_of_a_held_out_text_is_not_used_for_training(
     held_out = texts.TokenDocument("held out", tokenizer(first.text[:900])["input_ids"])
     (folder / "texts" / "near-copy.txt").write_text("An edited title. " + first.text + " The end.")
     with caplog.at_level("WARNING"):
-        sampler = SequenceSampler([source], tokenizer, {first.name: first.digest}, 3, held_out_documents=[held_out])
+        sampler = SequenceSampler([source], tokenizer, {first.name: first.digest}, 3, validation_documents=[held_out])
     assert [*sampler.documents] == [document.name for document in documents[1:]]
     assert "near-copy.txt is not used for training: it is a near-copy of held out" in caplog.text
 
@@ -474,10 +475,10 @@ def test_two_texts_with_one_name_are_refused(folder: Path) -> None:
         (folder / name / "texts" / "a.txt").write_text("the same text " * 99)
     assert len(SequenceSampler(sources, character_tokenizer(), {}, seed=3).documents) == 1
     (folder / "one" / "texts" / "a.txt").write_text("not the same text " * 99)
-    with pytest.raises(BadInput, match=r"two different texts have the name texts/a\.txt: rename or remove one"):
+    with pytest.raises(BadInput, match=r"two different texts have the name texts/a\.txt\. Rename or remove one"):
         SequenceSampler(sources, character_tokenizer(), {}, seed=3)
     held_out = {"texts/a.txt": next(texts.read_documents(sources[0])).digest}
-    with pytest.raises(BadInput, match=r"two different texts have the name texts/a\.txt: rename or remove one"):
+    with pytest.raises(BadInput, match=r"two different texts have the name texts/a\.txt\. Rename or remove one"):
         SequenceSampler(sources[1:], character_tokenizer(), held_out, seed=3)
 
 
@@ -559,7 +560,7 @@ def test_a_training_that_ends_during_warm_up_gives_a_warning(caplog: pytest.LogC
     warn_if_warmup_too_long(steps=10, warmup=20)
     assert caplog.messages == [
         "the training ends during warm-up: 10 steps, 20 warm-up steps. The learning rates reach at most 45 % of their "
-        "values; use a smaller --warmup"
+        "values. Use a smaller --warmup"
     ]
     caplog.clear()
     warn_if_warmup_too_long(steps=10, warmup=4)

@@ -49,7 +49,7 @@ def centred(model: Model, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox"])
-def test_every_head_s_term_equals_an_explicit_sum(family: str) -> None:
+def test_the_term_of_every_head_equals_an_explicit_sum(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
     terms = attribute_logits(model, IDS).head_terms.double()
     explicit = head_contributions(model, IDS, families.HEADS)
@@ -57,7 +57,7 @@ def test_every_head_s_term_equals_an_explicit_sum(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", MANY)
-def test_all_terms_add_up_to_the_model_s_own_logit(family: str) -> None:
+def test_all_terms_add_up_to_the_logit_of_the_model(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
     terms = attribute_logits(model, IDS)
     parts = {name: part for name, part in terms.part_terms.items() if name[0] != "logit"}
@@ -128,12 +128,31 @@ class Squared(nn.Module):
 
 
 def test_logits_that_are_not_linear_in_the_residual_stream_are_refused() -> None:
-    capped = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
-    capped.config.final_logit_softcapping = 3.0
+    model = headscope.load(MANY["llama-gqa"](), device="cpu")
+    handle = model.module.lm_head.register_forward_hook(lambda _, args, out: out + 0.1 * out.square())
     with pytest.raises(
         UnsupportedModel, match=r"direct logit attribution is not possible for .*: its logits are not linear"
     ):
-        attribute_logits(headscope.load(capped, device="cpu"), IDS)
+        attribute_logits(model, IDS)
+    handle.remove()
+
+
+@pytest.mark.parametrize("cap", [30.0, 3.0])
+def test_a_final_soft_cap_is_linearised_at_the_logits_of_the_run(cap: float) -> None:
+    """Head terms are what torch's gradient of the capped logit says of each head's contribution to the stream."""
+    module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
+    module.config.final_logit_softcapping = cap
+    model = headscope.load(module, device="cpu")
+    terms, logit = attribute_logits(model, IDS), centred(model, IDS)
+    scale = float(logit.abs().max())
+    parts = [part for name, part in terms.part_terms.items() if name[0] != "logit"]
+    assert float((sum(parts) - logit).abs().max()) <= 1e-4 * scale
+    assert float(terms.part_terms["cap", 0].abs().max()) > 1e-3 * scale
+    explicit = head_contributions(model, IDS, families.HEADS)
+    assert float((terms.head_terms.double() - explicit).abs().max()) <= 1e-5 * scale
+    module.config.final_logit_softcapping = None
+    uncapped = head_contributions(model, IDS, families.HEADS)
+    assert float((terms.head_terms.double() - uncapped).abs().max()) > 1e-3 * scale
 
 
 def test_a_layer_that_adds_more_than_its_parts_is_refused() -> None:

@@ -27,7 +27,7 @@ class Yaml(str):
 
 
 def case(code: int, message: str, *arguments: object, name: str = "") -> Any:
-    command_line = " ".join(str(each) for each in arguments)
+    command_line = " ".join(str(argument) for argument in arguments)
     return pytest.param(code, message, arguments, id=ascii(name or command_line).replace("\\", "/")[1:90])
 
 
@@ -43,8 +43,8 @@ def run(code: int, message: str, *arguments: object) -> Any:
 
 def model(code: int, message: str, spec: str, *arguments: object) -> Any:
     """Measuring another model than the tiny one."""
-    others = TINY[2:]
-    return case(code, message, "run", "--model", f"x={spec}", *others, "--length", 24, *arguments, name=spec)
+    other_flags = TINY[2:]
+    return case(code, message, "run", "--model", f"x={spec}", *other_flags, "--length", 24, *arguments, name=spec)
 
 
 def study(message: str, content: str) -> Any:
@@ -92,7 +92,7 @@ def of_schemes() -> Iterator[Any]:
 
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
-    *("detectors", "patterns", "attribution", "evaluate", "patching", "ablation"),
+    *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "recompute_above"),
@@ -222,7 +222,7 @@ STUDIES = [
     ("patterns.prompt: 'a\\x00' contains the control character", 'patterns: {prompt: "a\\0"}'),
     ("attribution.lengths: context length 1 is too short", "attribution: {lengths: [1]}"),
     ("evaluate.lengths: length 4 is too short", "evaluate: {lengths: [4]}"),
-    ("evaluate.tasks: no task: give the name of a task", "evaluate: {tasks: ['']}"),
+    ("evaluate.tasks: no task. Give the name of a task", "evaluate: {tasks: ['']}"),
     ("scaling.betas.0 must be a finite number: inf", "scaling: {betas: [.inf]}"),
     ("invalid betas [1.0]. Use positive orders other than 1", "scaling: {betas: [1]}"),
     ("invalid exponents [1.0]. Use exponents in [0, 1)", "scaling: {exponents: [1]}"),
@@ -350,7 +350,7 @@ PLAIN = [
     case(2, "cannot read needle file", "needle", *NEEDLE, "--file", "{place}/texts"),
     case(2, "cannot be accessed", "needle", *NEEDLE, "--file", "~no-such-user/needles"),
     case(2, "line 1 is not JSON", "needle", *NEEDLE, "--file", "{place}/texts/a.txt"),
-    case(2, "holds no needle", "needle", *NEEDLE, "--file", "{place}/odd/empty.txt"),
+    case(2, "has no needle", "needle", *NEEDLE, "--file", "{place}/odd/empty.txt"),
     case(2, "is not JSON", "needle", *NEEDLE, "--file", "{place}/odd/deep.txt"),
     case(2, "cannot read needle file", "needle", *NEEDLE, "--file", "{place}/odd/latin.txt"),
     case(2, "chat template fails", "needle", *NEEDLE[2:], "--model", "x={place}/failing-chat", "--template", "chat"),
@@ -721,7 +721,7 @@ def of_ceilings() -> Iterator[Any]:
     ):
         yield pretrain(f"pretrain.{name} must be at most {ceiling}", flag, DIGITS)
     yield pretrain("too few validation documents", "--validation-length", DIGITS)
-    yield pretrain("invalid checkpoints", "--checkpoints", DIGITS)
+    yield pretrain("invalid checkpoint ", "--checkpoints", DIGITS)
     yield pretrain("invalid training", "--trainings", f"rope:{DIGITS}")
     for flag, name, ceiling in (
         ("--warmup", "warmup", "1000000"),

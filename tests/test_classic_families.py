@@ -3,8 +3,6 @@
 The reference is the untouched model: its attention weights and logits by `output_attentions`, without headscope.
 """
 
-import hashlib
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import eager_reference
+from support.model_state import model_state
 from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
 from transformers import (
@@ -61,13 +60,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xglm": ("xglm", {}),
 }
 WITH_ALIBI = ("bloom", "bloom, six heads", "mpt", "mpt, six heads", "falcon, ALiBi")
-WITHOUT_ATTRIBUTION = {
-    "gpt_neox_japanese": "GPTNeoXJapaneseLayer returns more than its input and the outputs of its modules",
-    "bloom": "BloomMLP adds the residual stream to its own output",
-    "bloom, six heads": "BloomMLP adds the residual stream to its own output",
-    "mpt": "MptMLP adds the residual stream to its own output",
-    "mpt, six heads": "MptMLP adds the residual stream to its own output",
+RESIDUAL_ADDED_ELSEWHERE = {
+    "gpt_neox_japanese": ("attention.dense", "final_layer_norm"),
+    "bloom": ("self_attention.dense", "ln_f"),
+    "mpt, six heads": ("attn.out_proj", "norm_f"),
 }
+"""Families whose modules add the residual stream, or whose layers add a bias: output projection and final norm."""
 
 
 def untouched(family: str) -> PreTrainedModel:
@@ -185,33 +183,17 @@ def test_a_padded_batch_equals_single_sequences(family: str) -> None:
     assert relative(logits[1:, pads:], forward_logits(untouched(family), IDS[1:, pads:])) <= MAX_ERROR
 
 
-def state(module: PreTrainedModel) -> tuple[Any, ...]:
-    """All that an adapter could leave changed: weights, buffers, config, attributes, hooks, the family's functions."""
-    digest = hashlib.sha256()
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        digest.update(name.encode() + tensor.detach().numpy().tobytes())
-    modules = [(id(part), sorted(vars(part)), part.training, len(part._forward_hooks)) for part in module.modules()]
-    functions = {
-        (name, key): id(value)
-        for name in {type(part).__module__ for part in module.modules()}
-        for key, value in vars(sys.modules[name]).items()
-        if callable(value)
-    }
-    config = module.config.to_json_string(use_diff=False), module.config._attn_implementation
-    return digest.hexdigest(), modules, functions, config
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_is_left_as_it_was_after_opening_measuring_and_an_exception(family: str) -> None:
     module = untouched(family)
-    before, logits = state(module), forward_logits(module, IDS)
+    before, logits = model_state(module), forward_logits(module, IDS)
     model = hs.load(module)
-    assert state(module) == before
+    assert model_state(module) == before
     measure_tokens(model, IDS[0], ["attention", "nll"], None)
-    assert state(module) == before
+    assert model_state(module) == before
     with pytest.raises(ZeroDivisionError):
         fail_while_measuring(model)
-    assert state(module) == before
+    assert model_state(module) == before
     assert torch.equal(forward_logits(module, IDS), logits)
 
 
@@ -229,15 +211,37 @@ def test_another_model_of_a_family_runs_on_its_own_attention_meanwhile() -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_direct_logit_attribution_sums_to_the_logits_or_is_refused_with_the_reason(family: str) -> None:
+def test_direct_logit_attribution_sums_to_the_logits(family: str) -> None:
     model = loaded(family)
-    if family in WITHOUT_ATTRIBUTION:
-        with pytest.raises(UnsupportedModel, match=WITHOUT_ATTRIBUTION[family]):
-            attribute_logits(model, IDS[0])
-        return
     terms = attribute_logits(model, IDS[0])
     assert terms.relative_error < MAX_ERROR
     assert float(terms.head_terms.abs().mean(-1).min()) > 1e-3, "every head adds to the logits"
+
+
+@pytest.mark.parametrize("family", RESIDUAL_ADDED_ELSEWHERE)
+def test_attribution_equals_an_explicit_sum_where_modules_add_the_residual_stream(family: str) -> None:
+    model, (projection, final_norm) = loaded(family), RESIDUAL_ADDED_ELSEWHERE[family]
+    terms, inputs = attribute_logits(model, IDS[0]), {}
+    modules = {n: m for n, m in model.module.named_modules() if n.endswith((projection, final_norm))}
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in modules.items():
+            hook = module.register_forward_hook(lambda _, args, out, name=name: inputs.update({name: args[0][0, :-1]}))
+            stack.callback(hook.remove)
+        logits = model.module(IDS[:1]).logits[0, :-1].double()
+    logit = logits.gather(1, IDS[0, 1:, None])[:, 0] - logits.mean(-1)
+    parts = [part for (name, _), part in terms.part_terms.items() if name != "logit"]
+    assert float((sum(parts) - logit).abs().max() / logit.abs().max()) < MAX_ERROR
+    *projections, norm_name = modules
+    norm, states = modules[norm_name], inputs[norm_name].double()
+    unembedding = model.module.get_output_embeddings().weight.double()
+    direction = (unembedding[IDS[0, 1:]] - unembedding.mean(0)) * norm.weight.double()
+    direction = direction / (states.var(-1, unbiased=False) + norm.eps).sqrt()[:, None]
+    for layer, name in enumerate(projections):
+        z, weight = inputs[name].double(), modules[name].weight.double()
+        for head, dims in enumerate(torch.arange(z.shape[1]).chunk(model.geometry.heads)):
+            added = z[:, dims] @ weight[:, dims].T
+            expected = ((added - added.mean(-1, keepdim=True)) * direction).sum(-1)
+            assert float((terms.head_terms[layer, head] - expected).abs().max() / logit.abs().max()) < MAX_ERROR
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -390,7 +394,7 @@ def activate_weight_dropout(attention: nn.Module) -> None:
             setattr(attention, name, 0.5)
 
 
-def test_what_an_adapter_cannot_measure_is_refused_in_plain_words() -> None:
+def test_calls_that_a_family_adapter_cannot_measure_are_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedModel, match="query heads share keys, but its ALiBi slopes differ by query head"):
         hs.load(tiny("falcon", {"alibi": True}))
     with pytest.raises(UnsupportedModel, match="Set slow_but_exact to false"):
@@ -426,7 +430,7 @@ def test_falcon_with_alibi_is_compared_with_sdpa_since_its_eager_attention_adds_
     ],
     ids=lambda config: config.model_type,
 )
-def test_texts_beyond_the_table_of_positions_are_refused_in_plain_words(config: PretrainedConfig) -> None:
+def test_texts_beyond_the_table_of_positions_are_refused_with_the_reason(config: PretrainedConfig) -> None:
     model = hs.load(AutoModelForCausalLM.from_config(config).eval())
     last_hidden_states(model, torch.zeros(1, 64, dtype=torch.long))
     with pytest.raises(BadInput, match="has a table of 64 positions and cannot read 65 tokens"):

@@ -24,8 +24,8 @@ from headscope.runs.synthetic import synthetic_run
 
 
 def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy(headscope, monkeypatch):
-    listed = [sys.executable, "-c", "import sys, headscope.cli.app; print(*sys.modules)"]
-    imported = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    command = [sys.executable, "-c", "import sys, headscope.cli.app; print(*sys.modules)"]
+    imported = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.cli.app" in imported
     assert "torch" not in imported, "it would have read its environment before the command sets it"
     for variables, set_to in (
@@ -175,7 +175,9 @@ def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
     assert "model 'yarn' has no AdaRoPE adapter, so 'joint' cannot be reset" in line
     flags = ("--component", "zero", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
     assert "the longest, britannica/shakespeare, has" in refused(2, "influence", *flags)
-    assert "exceed the 270 units" in refused(2, "influence", "--component", "zero", "--top", 271, "--length", 64)
+    assert "exceed the 270 heads or KV groups" in refused(
+        2, "influence", "--component", "zero", "--top", 271, "--length", 64
+    )
 
 
 @pytest.mark.model

@@ -234,7 +234,7 @@ def test_a_cell_of_the_needle_map_opens_its_trials(app: str, browse: Callable[..
     page.mouse.click(box["x"] + 8, box["y"] + box["height"] - 8)
     page.wait_for_url(re.compile(rf"/trials\?.*length={length}.*depth={depth:.4f}"))
     wait_until_drawn(page)
-    expect(page.locator("main")).to_contain_text(f"Trials at {length:,} tokens, depth {depth:.0%}")
+    expect(page.locator("main")).to_contain_text(f"Trials at {length:,} tokens, depth {100 * depth:.0f} %")
 
 
 def test_a_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):
@@ -383,7 +383,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     rows = table_rows("influence", model="adarope", component="joint", target="init", method="exact")
     mean = rows.astype({"doc": "str"}).groupby(["layer", "kv_group"])["delta_nll"].mean()
     (layer, group), most = mean.idxmax(), mean.max()
-    caption = page.locator("figcaption", has_text="The units of largest influence").first
+    caption = page.locator("figcaption", has_text=re.compile("with the largest rise")).first
     expect(caption).to_contain_text(f"Largest rise: layer {layer}, KV group {group}, {most:+.2g} nats/token")
     expect(caption).to_contain_text("Too few documents to call any effect real.")
 

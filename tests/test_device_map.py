@@ -270,6 +270,8 @@ PROBES: dict[str, dict[str, Any]] = {
     "influence": {"lengths": [40], "components": ["zero"], "estimate_order": 1, "top": 1, "memory": 0, "docs": 1},
     "attribution": {"lengths": [40], "docs": 1},
     "needle": {"lengths": [160], "depths": 1, "needles": 1, "template": "plain", "attribution": False},
+    "patching": {"pairs": ["induction"], "count": 1, "length": 16, "top": 1, "random": 1},
+    "paths": {"pairs": ["induction"], "count": 1, "length": 16, "top": 1, "random": 1},
 }
 
 

@@ -232,7 +232,7 @@ def test_models_with_length_sequence_are_refused(folder: Path, tmp_path: Path) -
     noisy(load(f"{folder}/tiny")).save(tmp_path / "adapter.safetensors")
     content = study_content(folder)
     content["models"] = {"whole": f"{folder}/tiny@adarope:adapter={tmp_path}/adapter.safetensors,length=sequence"}
-    with pytest.raises(BadInput, match="'whole' cannot generate answers with length=sequence: use length=visible"):
+    with pytest.raises(BadInput, match="'whole' cannot generate answers with length=sequence"):
         study.run_study(build_study(content), tmp_path / "runs")
 
 
@@ -263,15 +263,15 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
         (2, "length 64 is too short for a task", ("--length", 64)),
         (
             2,
-            "length 512 is too short for task ruler_vt, which is generated to a context length: use at",
+            "length 512 is too short for task ruler_vt, which is generated to a context length. Use at",
             ("--tasks", "ruler_vt", "--length", 512),
         ),
         (2, "evaluate.lengths", ("--length", "long")),
         (2, "evaluate.documents must be at least 2", ("--limit", 1)),
-        (2, "no task: give the name of a task", ("--tasks", "")),
+        (2, "no task. Give the name of a task", ("--tasks", "")),
         (
             2,
-            "unknown task 'niah_singel_1' (did you mean 'niah_single_1'?): use a task of the harness",
+            "unknown task 'niah_singel_1' (did you mean 'niah_single_1'?). Use a task of the harness",
             ("--tasks", "niah_singel_1"),
         ),
         (3, "no task file at '{folder}/none.yaml'. Check the path", ("--tasks", "{folder}/none.yaml")),
@@ -281,7 +281,7 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
         (2, "task own cannot be used", ("--tasks", "{folder}/broken.yaml")),
         (
             2,
-            "task own has too few documents for a standard error: 1.",
+            "task own has too few documents for a standard error (1).",
             ("--tasks", "{folder}/one.yaml"),
         ),
     ],
@@ -322,7 +322,7 @@ UNTRUSTED = {
     "class": ({"class": "!function mark.Task"}, "loads Python code with '!function mark.Task'"),
     "metric": ({"metric_list": [{"metric": "./mark.py"}]}, "loads the metric './mark.py'"),
     "evaluate": ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "loads the metric 'acc'"),
-    "escape": ({"doc_to_text": SANDBOX_ESCAPE}, "task own cannot be used: SecurityError"),
+    "escape": ({"doc_to_text": SANDBOX_ESCAPE}, "task own cannot be used (SecurityError"),
 }
 
 
@@ -380,7 +380,7 @@ def test_a_trusted_task_file_runs_its_code(name: str, headscope: Any, folder: Pa
         ("task: a\nnever: 5", "task a cannot be used"),
         ("task: {", "is invalid"),
         ("task: !!python/name:os.system x", "is invalid"),
-        ("group: a\ntask: 5", "the tasks of its group are 5"),
+        ("group: a\ntask: 5", "the key 'task' of a group is 5"),
         ("group: 5\ntask: [a]", "its name is 5, not a string"),
         ("group: a\ntask: [{x: 1}]", "cannot be used"),
         ("group: a\ntask: [5]", "cannot be used"),

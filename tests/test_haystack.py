@@ -192,10 +192,10 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
     ("content", "message"),
     [
         ("{", "line 1 is not JSON"),
-        ('{"name": "a"}', "line 1 needs exactly the keys name, question, opening, fact, and may have cue"),
+        ('{"name": "a"}', "line 1 is not a needle. Write the keys name, question, opening, fact and, optionally, cue"),
         ('{"name": "a", "question": "", "opening": "", "fact": "..."}', "'fact' must contain a word"),
-        ("\n", "holds no needle"),
-        ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "names two needles 'a'"),
+        ("\n", "has no needle"),
+        ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "has two needles named 'a'"),
     ],
 )
 def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, message: str) -> None:

@@ -126,7 +126,11 @@ def test_checkpoint_pattern_expands_to_branches_in_step_order(measure: Command, 
     [
         (3, f"hub model '{MODEL}' has no revision 'step3' (did you mean 'step", ("--model", f"{MODEL}:step3")),
         (3, "no model 'lab/none:step2' on the hub", ("--model", "lab/none:step2")),
-        (2, f"no branch or tag of '{MODEL}' matches 'stop*'; it has 4, e.g.", ("--checkpoints", f"{MODEL}:stop*")),
+        (
+            2,
+            f"no branch or tag of '{MODEL}' matches 'stop*'. Use another pattern; it has 4, e.g.",
+            ("--checkpoints", f"{MODEL}:stop*"),
+        ),
         (3, "hub model 'lab/gated:step2' is gated", ("--model", "lab/gated:step2")),
         (3, "hub model 'lab/gated' is gated", ("--checkpoints", "lab/gated:step*")),
         (3, "no model 'lab/none' on the hub", ("--checkpoints", "lab/none:step*")),

@@ -71,7 +71,7 @@ def test_a_model_whose_layers_are_not_one_list_is_refused_by_name(monkeypatch: p
     model = loaded("jamba")
     layers = model.module.model.layers
     monkeypatch.setattr(model.module.model, "layers", nn.Sequential(*layers))
-    with pytest.raises(UnsupportedModel, match="its decoder layers are not a single module list"):
+    with pytest.raises(UnsupportedModel, match="its decoder layers are not one module list"):
         Replay(model, model.schedule, IDS, memory_bytes=1e9)
 
 

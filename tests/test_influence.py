@@ -24,17 +24,10 @@ from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import context, runner
 from headscope.study.config import build_study
-from probes.influence.analysis import (
-    adjust_p_values,
-    describe_uncertainty,
-    estimate_agreement,
-    gini,
-    set_effects,
-    top_share,
-    unit_effects,
-)
+from probes.influence.analysis import adjust_p_values, estimate_agreement, gini, set_effects, top_share, unit_effects
 from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.gradient_estimate import text_loss
+from probes.influence.labels import describe_uncertainty
 from probes.influence.run import head_influence
 from probes.influence.sweep import Sweep, random_units_by_layer
 
@@ -289,12 +282,14 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
     assert len(run_sweep(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
 
 
-def test_model_that_shares_keys_across_layers_is_refused(tmp_path: Path) -> None:
-    """A layer that is run again would lend the keys of a changed pass to the next."""
+def test_heads_of_layers_that_share_keys_have_an_influence(tmp_path: Path) -> None:
+    """`test_unequal_layers` compares the replay with the whole model."""
     options = families.OTHERS["gemma3n"].options | {"num_kv_shared_layers": 2}
     model = hs.load(families.build("gemma3n_text", options))
-    with pytest.raises(UnsupportedModel, match="its last layers share the keys of earlier ones"):
-        run_sweep(model, tmp_path, components=["zero"], method="estimate", curve=False)
+    rows = run_sweep(model, tmp_path, components=["zero"], method="exact", curve=False).influence
+    units = rows.groupby(["layer", "head"])
+    assert len(units) == model.geometry.layers * model.geometry.heads
+    assert (units["delta_nll"].first().abs() > 1e-4).all()
 
 
 def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_path: Path) -> None:
@@ -312,7 +307,7 @@ def test_reset_to_base_is_refused_if_the_adapter_started_from_base(tmp_path: Pat
 
 def test_verifying_more_units_than_exist_is_refused(learned: Model, tmp_path: Path) -> None:
     message = refusal_of(learned, tmp_path / "runs", top=7, random=2)
-    assert "top 7 and random 2 exceed the 8 units" in message
+    assert "top 7 and random 2 exceed the 8 heads or KV groups" in message
 
 
 def test_sweep_without_components_is_refused(learned: Model, tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_the_cumulative_effect_has_lines_for_top_and_random_units(run: Run) -> N
         if trace.mode == "lines+markers"
     }
     means = set_effects(sets).set_index(["choice", "size"])["mean"]
-    assert list(lines["most influential"].x) == [1, 2, 4, 24]
-    assert lines["most influential"].y[1] == pytest.approx(means["top", 2])
+    assert list(lines["top by influence"].x) == [1, 2, 4, 24]
+    assert lines["top by influence"].y[1] == pytest.approx(means["top", 2])
     assert lines["random, same layers"].y[0] == pytest.approx(means["random", 1])
 
 
@@ -258,7 +258,7 @@ def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None
     groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(answer_run))}
     assert len(groups) == 7 - 3, "groups of both models share a heading"
     forest, histogram, matrix, *_ = groups["Zero ablation (loss of the answer), up to 1,024 tokens"]
-    assert forest.figure.layout.title.text == "Influence on answers, largest units: learned"
+    assert forest.figure.layout.title.text == "Influence on answers, top heads: learned"
     assert forest.caption.startswith("8 trials.")
     assert {trace.name for trace in forest.figure.data} == {"one trial", "mean, exact"}
     assert matrix.figure.data[0].z[1][4] == pytest.approx(1.5)

@@ -85,7 +85,7 @@ def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_untied_head_attends_to_its_own_reset_keys(model: Model, component: Any) -> None:
+def test_a_head_reset_without_its_group_attends_to_its_own_reset_keys(model: Model, component: Any) -> None:
     """By hand: the layer's keys before rotation are turned as the reset adapter turns them, for one head only."""
     geometry, adapter = model.geometry, noisy(model)
     unit = head_units(geometry)[geometry.heads + 1]
@@ -139,7 +139,7 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
         handle.remove()
 
 
-def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model: Model) -> None:
+def test_zero_and_mean_ablation_equal_editing_the_input_of_o_proj(model: Model) -> None:
     unit, schedule = head_units(model.geometry)[-2], resolve_schedule(model, "base")
     zero, mean, uniform, _ = replay_losses(model, schedule, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
     assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)

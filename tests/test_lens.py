@@ -103,10 +103,10 @@ def test_the_row_is_compared_with_other_models(run: Run, monkeypatch: pytest.Mon
     table = blocks_of(open_lens(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[1]
     assert [*table.column_names] == ["token", "distance", "base", "yarn", "yarn − base"]
     rows = {int(row[1]): row[2:] for row in table.rows}
-    assert rows[0] == ["0.500", "0.400", "−0.100"]
+    assert rows[0] == ["0.500", "0.400", "-0.100"]
     assert rows[2] == ["0.125", "0.200", "+0.075"]
-    assert rows[1] == ["0.250", "≤ 0.050", "≤ −0.200"]
-    assert rows[6] == ["≤ 0.063", "0.050", "≥ −0.013"]
+    assert rows[1] == ["0.250", "≤ 0.050", "≤ -0.200"]
+    assert rows[6] == ["≤ 0.063", "0.050", "≥ -0.013"]
     assert [*rows] == [0, 1, 2, 3, 4, 6]
 
 

@@ -40,12 +40,16 @@ def needle_folder(tmp_path: Path) -> Path:
 
 TEXT = [*range(8, 31), 125] * 9
 NEEDLE = Needle("one", "w31 w32", "w38 w39", "w40 w41 w42")
-MANY = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "olmo2")
+MANY = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "gemma3, capped logits", "olmo2")
 
 
 def trial_inputs(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
     tokenizer = words()
-    model = hs.load(families.MEASURABLE[family](), tokenizer=tokenizer)
+    name, _, capped = family.partition(", ")
+    module = families.MEASURABLE[name]()
+    if capped:
+        module.config.final_logit_softcapping = 6.0
+    model = hs.load(module, tokenizer=tokenizer)
     return model, NeedlePromptBuilder(NEEDLE, tokenizer, "prefix"), Haystack("x", TEXT, tokenizer)
 
 
@@ -144,8 +148,8 @@ def test_only_the_planted_head_has_attribution_through_the_needle(planted_run: R
 
 
 def test_model_with_nonadditive_logits_is_refused_for_attribution(needle_folder: Path) -> None:
-    module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
-    module.config.final_logit_softcapping = 3.0
+    module = families.MEASURABLE["llama-gqa"]()
+    module.lm_head.register_forward_hook(lambda _, args, out: out + 0.1 * out.square())
     with pytest.raises(UnsupportedModel, match="its logits are not linear"):
         run_needle_probe(needle_folder, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
     config = LoraConfig(r=8, lora_alpha=64, target_modules=["o_proj"], init_lora_weights=False)
@@ -241,7 +245,7 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
     means = None if ablation_method == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
     edited = ablated_eager(eager[1], heads, means)
     units = [Unit(layer, head // model.geometry.heads_per_group(0), head) for layer, head in heads]
-    reader = PrefixCachedGenerator(model)
+    generator = PrefixCachedGenerator(model)
 
     def assert_greedy_answer(module: Any, ids: Any, tokens: list[int]) -> None:
         with torch.no_grad():
@@ -251,8 +255,8 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
     with ablation.heads_ablated(model, units, ablation.make_ablation(ablation_method, model, text)):
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
             ids = prompter.prompt_with_needle(haystack, 190, depth).ids
-            assert_greedy_answer(edited, ids, generate_answer(reader, ids, prompter, "strict", 3)[0])
-    assert reader.processed_tokens < 2 * 190
+            assert_greedy_answer(edited, ids, generate_answer(generator, ids, prompter, "strict", 3)[0])
+    assert generator.processed_tokens < 2 * 190
     assert_greedy_answer(
         model.module, ids, generate_answer(PrefixCachedGenerator(model), ids, prompter, "strict", 3)[0]
     )
@@ -300,7 +304,7 @@ def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     assert (claim.model, claim.verdict) == ("m", verdict)
 
 
-def test_heads_are_ranked_on_held_out_needles(planted_run: Run) -> None:
+def test_heads_are_ranked_on_the_other_half_of_the_needles(planted_run: Run) -> None:
     run = planted_run
     knocked = run.needle_ablated_heads
     assert set(knocked["half"]) == {0, 1}

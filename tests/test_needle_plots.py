@@ -195,8 +195,8 @@ def test_success_map_shows_the_share_of_each_length_and_depth(run: Run) -> None:
     trials = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
     deepest = trials[trials["depth"] == 1]["success"]
     assert heatmap.z[3][1] == pytest.approx(deepest.mean())
-    assert (heatmap.x[1], heatmap.y[3]) == ("1,024", "100%")
-    assert heatmap.customdata[3][1][0] == len(deepest)
+    assert (heatmap.x[1], heatmap.y[3]) == ("1,024", "100 %")
+    assert heatmap.customdata[3][1][0] == str(len(deepest))
 
 
 def test_ranked_scores_are_in_descending_order(run: Run) -> None:

@@ -45,7 +45,7 @@ def test_notebook_charts_equal_those_of_the_report(run: Run) -> None:
     charts = run.charts("LOSS along")
     assert titles(charts) == titles(loss)
     assert [chart.caption for chart in charts] == [chart.caption for chart in loss]
-    with pytest.raises(BadInput, match=r"no chart .* matches 'lose'.*\. Topics: .*Loss along the context"):
+    with pytest.raises(BadInput, match=r"no chart .* matches 'lose'.*\. Use one of: .*Loss along the context"):
         run.charts("lose")
 
 
@@ -57,7 +57,7 @@ def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:
     assert titles(head) == titles(charts)
     assert len(head.blocks) >= len(head) == len(charts) > 4
     assert run.head(1, 2).title == f"Layer 1, head 2: {HOSTILE}", "the last model, as in the app"
-    with pytest.raises(BadInput, match=r"no head 9 in layer 1\. run\.heads lists"):
+    with pytest.raises(BadInput, match=r"no head 9 in layer 1\. Use a head of run\.heads"):
         run.head(1, 9)
     with pytest.raises(BadInput, match=r"no model 'bass' \(did you mean 'base'\?\)"):
         run.head(1, 2, "bass")
@@ -114,14 +114,14 @@ def test_example_notebook_runs_from_checkpoint_to_figure(executed: tuple[Any, Pa
         for cell in notebook.cells
         if cell.cell_type == "code"
     }
-    for last in ("run", "charts", "chosen"):
+    for last in ("run", "charts", "description"):
         assert outputs[last]["text/html"].startswith("<iframe srcdoc="), last
         assert "https://cdn" not in outputs[last]["text/html"]
-    assert "minus that of base" in outputs['found[found.topic == "Loss"]']["text/html"]
+    assert "minus that of base" in outputs['findings[findings.topic == "Loss"]']["text/html"]
     (run,) = (Run.open(path.parent) for path in folder.glob("runs/*/run.json"))
     heads = run.heads[run.heads["model"] == "base"]
     best = heads.loc[heads["ess2_128"].idxmax()]
-    assert f"<Layer {best['layer']}, head {best['head']}: base: " in outputs["chosen"]["text/plain"]
+    assert f"<Layer {best['layer']}, head {best['head']}: base: " in outputs["description"]["text/plain"]
     assert (folder / "effective-length.pdf").read_bytes().startswith(b"%PDF")
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support import families
 from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
+from headscope.bench.timing import time_calls
 from headscope.errors import Interrupted
 from headscope.forward.patching import PatchingReplay, patched_units
+from headscope.models.loading import load_tokenizer
 from headscope.prompts.pair_sets import file_pairs
 from headscope.report import assembly
 from headscope.runs.run import Run
@@ -21,7 +24,7 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.patching import analysis, findings, plots, report
+from probes.patching import analysis, bench, findings, plots, report
 from probes.patching.run import pair_tokens, select_units
 from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
 
@@ -36,6 +39,10 @@ PAIRS = [
     }
     for number in range(4)
 ]
+SPANS = {"spans": {"subject": "w10"}}
+SUBJEKT = ("--positions", "subjekt")
+SUBJECT_AT_END = ("--positions", "subject", "--align", "end")
+SELECTION = {"top": 2, "random": 2}
 SAME = {**PAIRS[0], "name": "same", "corrupted": PAIRS[0]["clean"]}
 
 
@@ -53,7 +60,7 @@ def study(folder: Path, **section: Any) -> Any:
         {
             "models": {"base": f"{folder}/tiny", "yarn": f"{folder}/tiny@yarn:factor=4"},
             "device": "cpu",
-            "patching": {"pairs": [f"{folder}/pairs.jsonl"], "top": 2, "random": 2, **section},
+            "patching": {"pairs": [f"{folder}/pairs.jsonl"], **({} if "method" in section else SELECTION), **section},
         }
     )
 
@@ -127,10 +134,7 @@ def test_pairs_below_the_bound_are_counted_and_left_out_of_means(exact: Run) -> 
     metrics = analysis.pair_metrics(exact)
     left_out = metrics[~metrics["is_normalised"]]
     assert "same" in set(left_out["pair"])
-    used = metrics[metrics["is_normalised"]].groupby("model").size()
-    effects = analysis.unit_effects(exact)
-    for model, block in effects.groupby("model"):
-        assert set(block["pairs"]) == {used[model]}
+    assert set(analysis.unit_effects(exact)["pairs"]) == {5 - left_out["pair"].nunique()}
     text = next(finding.text for finding in findings.findings(exact))
     count = int((left_out["model"] == "base").sum())
     assert f"{count} pair" in text
@@ -201,6 +205,42 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: Path, tmp_path:
     assert run.table("patching_tokens")["clean"].to_list() == ["w4", "w4"]
 
 
+@pytest.mark.parametrize("method", ["exact", "verify"])
+def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Path, method: str) -> None:
+    file = tmp_path / "spans.jsonl"
+    pairs = [{**pair, "spans": {"subject": [1, 2], "end": "w4"}} for pair in PAIRS]
+    file.write_text("\n".join(map(json.dumps, pairs)))
+    section = {"pairs": [str(file)], "positions": ["subject", "end", "last", "each"], "method": method}
+    section |= SELECTION if method == "verify" else {}
+    run = runner.run_study(study(folder, **section, activations=["z", "k"]), tmp_path / "runs", progress=NoProgress())
+    assert validate(run) == []
+    keys = ["model", "pair", "layer", "kv_group", "head", "activation", "direction", "method"]
+    spans, positions = run.table("patching_spans"), run.table("patching")
+    assert set(spans["span"]) == {"subject", "end", "last"}
+    for name, at in (("subject", 1), ("end", 4), ("last", 4)):
+        rows = spans[spans["span"] == name]
+        assert {*rows["first"], *rows["last"]} == {at}
+        both = rows.merge(positions[positions["position"] == at], on=keys, suffixes=("", "_position"))
+        assert len(both) == len(
+            rows[rows["method"] == "exact"] if method == "exact" else rows[rows["method"] == "estimate"]
+        )
+        np.testing.assert_allclose(both["metric_patched"], both["metric_patched_position"], atol=1e-5)
+    groups = [*report.charts(assembly.render_context(run))]
+    titles = [chart.figure.layout.xaxis.categoryorder or chart.caption for group in groups for chart in group.charts]
+    assert any("one named span" in title for title in titles)
+    assert any("only at the positions of a span" in finding.text for finding in findings.findings(run))
+
+
+def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() -> None:
+    model = hs.load(families.build("llama", {"vocab_size": 49152}), tokenizer=load_tokenizer("smollm2-135m"))
+    rows = time_calls(24, bench.benchmark_variants(model, 24), 1, model.device, warm_up=False)
+    plain, estimate, exact = (row["what"] for row in rows)
+    assert plain == "plain forward with logits"
+    assert estimate.endswith("all heads estimated (bound: 5)")
+    assert exact.endswith("12 heads patched exactly, 3 evenly spaced layers (bound: 7.2)")
+    assert all(row["ratio"] > 0 for row in rows)
+
+
 # Refused inputs ----------------------------------------------------------------------------------------------------
 
 
@@ -214,12 +254,19 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: Path, tmp_path:
         ("line 1: unknown key 'subject'", {"subject": "w1"}, ()),
         ("line 1: it has no wrong answer, which logit_diff needs", {"wrong": ""}, ()),
         ("so q cannot be patched", {"clean": "w1 w1 w1 w1 w1 w4"}, ("--align", "end", "--activation", "q")),
-        ("top 20 and random 2 exceed the 16 units", {}, ("--top", 20, "--random", 2)),
+        ("top 20 and random 2 exceed the 16 heads", {}, ("--top", 20, "--random", 2)),
         ("patching.metric must be", {}, ("--metric", "accuracy")),
         ("patching.activations", {}, ("--activation", "mlp")),
-        ("patching.count must be at least 1", {}, ("--count", 0)),
+        ("line 1: it has no span 'subjekt' (did you mean 'subject'?). Use subject, last, all or each", SPANS, SUBJEKT),
+        (
+            "line 1: span 'subject' starts at token 1, but the prompts correspond only from token 4 on",
+            SPANS,
+            SUBJECT_AT_END,
+        ),
+        ("'random' has no effect here: it selects heads for method verify", {}, ("--method", "exact", "--random", 2)),
+        ("'length' has no effect here: it is for induction and needle", {}, ("--length", 64)),
+        ("'count' has no effect here: every pair of a file is used", {}, ("--count", 8)),
         ("patching.top must be an integer", {}, ("--top", "some")),
-        ("kl cannot be estimated for noising", {}, ("--metric", "kl", "--direction", "noising")),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -227,13 +274,21 @@ def test_bad_input_is_one_line_and_exit_code_2(
     folder: Path,
     tmp_path: Path,
     message: str,
-    line: dict[str, str],
+    line: dict[str, Any],
     flags: tuple[Any, ...],
 ) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps(PAIRS[0] | line))
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
     assert message in refused(2, "patch", *tiny, "--pairs", file, *flags)
+
+
+def test_align_is_refused_without_a_file_of_pairs(refused: Callable[..., str], folder: Path) -> None:
+    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
+    assert "'align' has no effect here" in refused(2, "patch", *tiny, "--pairs", "induction", "--align", "end")
+    assert "patching.count must be at least 1" in refused(2, "patch", *tiny, "--pairs", "induction", "--count", 0)
+    message = refused(2, "patch", *tiny, "--pairs", "induction", "--length", 16, "--positions", "subject")
+    assert "prompt pair 'induction 0': it has no span 'subject'" in message
 
 
 def test_a_set_without_usable_words_and_a_missing_file_are_refused(
@@ -253,7 +308,7 @@ def test_units_that_were_patched_count_as_exact_and_the_others_as_estimates(veri
     assert counts.to_dict() == {(m, k): n for m in ("base", "yarn") for k, n in (("estimate", 12), ("exact", 4))}
     assert effects.loc[effects["method"] == "estimate", "p_adjusted"].isna().all()
     texts = [finding.text for finding in findings.findings(verified)]
-    assert any("4 of 16 units exact, the others estimated" in text for text in texts)
+    assert any("4 of 16 heads exact, the others estimated" in text for text in texts)
     assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
     assert any("yarn against base" in text and "estimated in at least one model" in text for text in texts)
 
@@ -292,7 +347,7 @@ def test_agreement_of_equal_values_is_perfect() -> None:
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []
     groups = [*report.charts(assembly.render_context(synthetic))]
-    assert [len([*group.charts]) for group in groups] == [2, 2, 2, 2, 3] * 2 + [5]
+    assert [len([*group.charts]) for group in groups] == [2, 2, 2, 2, 4] * 2 + [5]
     sentences = [*findings.head_findings(synthetic, "base", 1, 2)]
     assert [sum(f", {prompts}, " in text for text in sentences) for prompts in ("ioi", "induction")] == [5, 5]
     (chart,) = report.head_charts(synthetic, "base", 1, 2)

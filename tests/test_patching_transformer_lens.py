@@ -1,11 +1,13 @@
-"""Activation patching of the real model equals that of transformer-lens, which patches L x L caches."""
+"""Activation and path patching of the real model equal those of transformer-lens, which patches L x L caches."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.prompt_pairs import ioi_pairs
 from torch import Tensor
 from transformer_lens import patching as lens
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -13,8 +15,8 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 import headscope as hs
 from headscope.forward.interventions import Unit
 from headscope.forward.patching import GROUP_ACTIVATIONS, PairTokens, PatchingReplay, patched_units
+from headscope.forward.path_patching import Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import generated_pairs
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -46,16 +48,7 @@ def bridge() -> Any:
 
 @pytest.fixture(scope="module")
 def pairs(smollm2: Model) -> list[PairTokens]:
-    generated = generated_pairs("ioi", smollm2.tokenizer, PAIRS, 0, 0)
-    built = (generated.build(number) for number in range(PAIRS))
-    return [
-        PairTokens(
-            *(torch.tensor([[*prompt, *pair.answer]]).long() for prompt in (pair.clean, pair.corrupted)),
-            *(torch.from_numpy(answer).long() for answer in (pair.answer, pair.wrong)),
-            pair.aligned,
-        )
-        for pair in built
-    ]
+    return ioi_pairs(smollm2, PAIRS)
 
 
 def index_of(unit: Unit, activation: str) -> tuple[int, int]:
@@ -63,15 +56,17 @@ def index_of(unit: Unit, activation: str) -> tuple[int, int]:
     return unit.layer, unit.kv_group if activation in GROUP_ACTIVATIONS else unit.head
 
 
+def logit_difference_of(pair: PairTokens) -> Callable[[Tensor], Tensor]:
+    """The metric of logits [1, L, vocabulary] in transformer-lens."""
+    return lambda logits: logits[0, -1, pair.answer[0]] - logits[0, -1, pair.wrong[0]]
+
+
 def patched_by_lens(bridge: Any, pair: PairTokens, function: Any, index: pd.DataFrame) -> np.ndarray:
     """The logit difference of each row of `index` in transformer-lens."""
     _, cache = bridge.run_with_cache(pair.clean[:, :-1])
 
-    def logit_difference(logits: Tensor) -> Tensor:
-        return logits[0, -1, pair.answer[0]] - logits[0, -1, pair.wrong[0]]
-
     corrupted = pair.corrupted[:, :-1]
-    return function(bridge, corrupted, cache, logit_difference, index_axis_names=None, index_df=index).numpy()
+    return function(bridge, corrupted, cache, logit_difference_of(pair), index_axis_names=None, index_df=index).numpy()
 
 
 def assert_equal(replay: PatchingReplay, values: list[float], expected: np.ndarray) -> None:
@@ -115,3 +110,24 @@ def test_patches_of_one_position_equal_those_of_transformer_lens(
             for _, _, value in replay.patch(activation, "denoising", [unit], [range(position, position + 1)])
         ]
     assert_equal(replay, values, patched_by_lens(bridge, pair, POSITION_FUNCTIONS[activation], index[columns]))
+
+
+@torch.no_grad()
+def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
+    smollm2: Model, bridge: Any, pairs: list[PairTokens]
+) -> None:
+    """transformer-lens recomputes the norm before the receiver, and takes k and v only without KV groups."""
+    sender, heads, layers = (27, 1), smollm2.geometry.heads, smollm2.geometry.layers
+    paths = [Path(sender, (layer, head), "q") for layer in range(sender[0] + 1, layers) for head in range(heads)]
+    for pair in pairs:
+        clean, corrupted = (bridge.run_with_cache(ids[:, :-1])[1] for ids in (pair.clean, pair.corrupted))
+        expected = lens.get_act_patch_direct_path(
+            bridge, pair.corrupted[:, :-1], clean, corrupted, logit_difference_of(pair), *sender, verbose=False
+        )
+        replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
+        with replay.running():
+            patching = PathPatching(replay, inspect_paths(smollm2, pair.clean), "denoising", "recomputed")
+            values = dict(patching.patch(paths))
+        np.testing.assert_allclose(
+            [values[path] for path in paths], [expected[path.receiver] for path in paths], atol=TOLERANCE, rtol=0
+        )

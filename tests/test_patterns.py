@@ -322,7 +322,7 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
     assert "far_keys" not in run.tables
     overview = report.overview(run)
     assert overview is not None
-    assert "no key is 32 or more tokens back" in overview.warnings[0]
+    assert "No key is 32 or more tokens back" in overview.warnings[0]
     assert not [*report.head_findings(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0), *report.findings(run)]
     file = study_folder / "own.txt"
     file.write_text(prompt)

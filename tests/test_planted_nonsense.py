@@ -479,7 +479,7 @@ def known_needle(lab: Lab) -> tuple[Result, str]:
 def equal_depths(lab: Lab) -> tuple[Result, str]:
     run = run_needle_probe(write_needle_files(lab.own), planted_model(), lengths=[60], depths=[0.5, 0.501], seeds=1)
     logged = "\n".join(record.getMessage() for record in lab.caplog.records)
-    return Result(0, logged, run), "needles would be at the place of another depth"
+    return Result(0, logged, run), "needles are left out: they would be at the place of another depth"
 
 
 # Tests -----------------------------------------------------------------------------------------------------------

@@ -78,7 +78,9 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "evaluate",
         "influence",
         "patching",
+        "paths",
         "ablation",
+        "imported",
         "window",
         "scaling",
     ]

@@ -23,7 +23,7 @@ from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study
-from headscope.training.adapter_trainer import held_out_loss
+from headscope.training.adapter_trainer import validation_loss
 from probes.pretrain import report
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
@@ -243,7 +243,7 @@ def test_every_checkpoint_loads_with_its_training_positions(trained: Run, texts:
             model = load(str(folder))
             assert model.scheme.startswith(scheme)
             ids = first_tokens((texts / "held.txt").read_text(), model.tokenizer, 64)
-            losses = held_out_loss(model, model.schedule, [TokenDocument("held", ids)])
+            losses = validation_loss(model, model.schedule, [TokenDocument("held", ids)])
             stored = rows[(rows["adapter"] == training) & (rows["step"] == step)]["nll"].to_numpy()
             assert losses["nll"] == pytest.approx(stored, abs=1e-6)
     assert expand_checkpoints(f"{trained.path}/checkpoints/rope-s0/step-*").keys() >= {"step-000000", "step-000004"}
@@ -271,7 +271,7 @@ def test_monitoring_measures_each_checkpoint_and_leaves_the_weights_unchanged(
     assert [model["step"] for model in heads_run.manifest["models"]] == [0, 4]
     nll = heads_run.nll[heads_run.nll["model"] == "step-4"]
     model = load(str(monitored.path / last))
-    losses = held_out_loss(
+    losses = validation_loss(
         model,
         model.schedule,
         [TokenDocument("held", first_tokens((texts / "held.txt").read_text(), model.tokenizer, 32))],
@@ -288,7 +288,7 @@ def test_losses_are_plotted_relative_to_the_first_training(trained: Run) -> None
     assert list(line.y) == pytest.approx(list(losses["alibi-s0"] - losses["rope-s0"]))
 
 
-def test_held_out_texts_are_not_trained_on(texts: Path) -> None:
+def test_validation_texts_are_not_trained_on(texts: Path) -> None:
     runner = PretrainRunner(small_study(texts).pretrain, StudyContext(small_study(texts)))
     held_out = (texts / "held.txt").read_text()
     assert runner.sampler.documents.keys() == {f"{texts.name}/a.txt", f"{texts.name}/b.txt"}
@@ -315,8 +315,8 @@ def test_checkpoints_are_log_spaced() -> None:
     [
         ({"trainings": ["rop"]}, "invalid training 'rop'"),
         ({"trainings": ["rope:x"]}, "invalid training"),
-        ({"trainings": ["rope", "rope:0"]}, "a training is listed twice"),
-        ({"heads": 3}, "width must be a multiple"),
+        ({"trainings": ["rope", "rope:0"]}, "training 'rope:0' is listed twice"),
+        ({"heads": 3}, r"width \d+ must be a multiple"),
         ({"checkpoints": [7]}, "between 0 and 4"),
     ],
 )

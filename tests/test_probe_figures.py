@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return study.run_study(build_study(plan), tmp_path_factory.mktemp("runs"))
 
 
-def test_both_probes_write_one_valid_run(run: Run) -> None:
+def test_the_window_and_scaling_probes_write_one_valid_run(run: Run) -> None:
     assert set(run.tables) == {"window", "window_pairs", "scaling"}
     assert validate(run) == []
 

@@ -74,6 +74,10 @@ def test_a_file_gives_its_pairs_in_order_without_blank_lines(tmp_path: Path) -> 
         ({**PAIR, "name": "x", "wrong": " w5"}, "line 2: answer and wrong answer are both ' w5'"),
         (PAIR, "line 2: the name 'one' is already used"),
         ({**PAIR, "name": "x"}, "line 2 is a copy of "),
+        ({**PAIR, "name": "x", "spans": "w1"}, "line 2: 'spans' is 'w1'. Write names and texts"),
+        ({**PAIR, "name": "x", "spans": {"end": 3}}, "line 2: span 'end' is 3. Write a text of the clean prompt"),
+        ({**PAIR, "name": "x", "spans": {"end": [2, 2]}}, "line 2: span 'end' is [2, 2]"),
+        ({**PAIR, "name": "x", "spans": {"all": "w1"}}, "line 2: a span cannot be named 'all'"),
         ({**PAIR, "name": "a\nb"}, "line 2: 'a\\nb' contains the control character"),
     ],
 )
@@ -142,6 +146,60 @@ def test_an_answer_that_merges_with_the_end_of_the_prompt_is_refused() -> None:
         tokenize_pair(tokenizer, PromptPair("x", "ab", "ab", "c"), needs_one_token=True, needs_wrong=False)
 
 
+# Spans -------------------------------------------------------------------------------------------------------------
+
+
+def with_spans(tokenizer: Any = None, **spans: Any) -> TokenPair:
+    pair = PromptPair(**PAIR, spans=spans, location="'pairs.jsonl', line 7")
+    tokenizer = tokenizer or tiny_studies.tokenizer()
+    return tokenize_pair(tokenizer, pair, "end", needs_one_token=False, needs_wrong=False)
+
+
+def test_spans_are_texts_or_positions_of_the_clean_prompt_and_every_pair_has_its_last_token() -> None:
+    assert with_spans(start="w1 w2", end=(1, 3)).spans == {"start": range(2), "end": range(1, 3)}
+    assert tokenized(clean="w1 w4 w3").aligned_span("last") == range(2, 3)
+    shifted = with_spans(tokenizers.tokenizer("metaspace"), start="w1").spans["start"]
+    assert shifted.start == 1  # after the leading special token
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ("w9", "line 7: 'w9' of span 'x' occurs 0 times in the clean prompt"),
+        ("w", "line 7: 'w' of span 'x' occurs 3 times in the clean prompt"),
+        ((1, 4), "line 7: span 'x' ends at token 4, but the clean prompt has 3 tokens"),
+    ],
+)
+def test_a_span_that_is_not_in_the_prompt_is_refused(span: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        with_spans(x=span)
+
+
+@ALL_SETS
+def test_spans_of_generated_sets_hold_what_they_name(name: Any) -> None:
+    expected = {
+        "ioi": {"indirect-object": "answer", "subject": "wrong", "second-subject": "wrong"},
+        "greater-than": {},
+        "induction": {"successor": "answer"},
+        "needle": {"answer": "answer"},
+    }[name]
+    for pair in map(generated(name, length=190).build, range(10)):
+        for span, part in expected.items():
+            np.testing.assert_array_equal(
+                pair.clean[slice(pair.spans[span].start, pair.spans[span].stop)], getattr(pair, part)
+            )
+        differ = np.flatnonzero(pair.clean != pair.corrupted)
+        if name == "needle":
+            assert differ[0] in pair.spans["needle"]
+            needle, question = (real_tokenizer().decode(pair.clean[[*pair.spans[s]]]) for s in ("needle", "question"))
+            assert real_tokenizer().decode(pair.answer) in needle
+            assert question.startswith("\n\nQuestion:")
+        if name == "greater-than":
+            assert [*pair.spans["decade"]] == [*differ]
+        if name == "induction":
+            assert pair.clean[pair.spans["earlier-copy"].start] == pair.clean[-1]
+
+
 # Generated sets ----------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +222,22 @@ def test_a_generated_pair_depends_on_the_seed_and_its_number_only(name: Any) -> 
     assert np.array_equal(first.clean, again.clean)
     assert np.array_equal(first.corrupted, again.corrupted)
     assert not np.array_equal(first.clean, other_seed.clean)
+
+
+def test_no_generated_pair_repeats_another_and_too_many_are_refused_with_their_number() -> None:
+    tokenizer = real_tokenizer()
+    pairs = pair_sets.generated_pairs("greater-than", tokenizer, 1500, 40, 0)
+    contents = {
+        (*map(int, pair.clean), int(pair.answer[0]), int(pair.wrong[0])) for pair in map(pairs.build, range(1500))
+    }
+    assert len(contents) == 1500
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_sets, "EVENTS", ["war"])
+        patch.setattr(pair_sets, "CENTURIES", (12,))
+        with pytest.raises(
+            BadInput, match=r"too few different pairs for a count of 600: 490 were found. Use --count 490"
+        ):
+            pair_sets.generated_pairs("greater-than", tokenizer, 600, 40, 0)
 
 
 def test_ioi_has_both_orders_and_all_corruptions_and_the_answer_is_named_once() -> None:
@@ -217,7 +291,7 @@ def test_lengths_that_are_too_short_are_refused_before_any_work() -> None:
         generated("needle", length=20)
 
 
-def test_a_file_set_refuses_its_first_unusable_pair_at_once(tmp_path: Path) -> None:
+def test_a_file_of_pairs_is_refused_at_its_first_unusable_pair(tmp_path: Path) -> None:
     file = write(tmp_path, PAIR, {**PAIR, "name": "two", "corrupted": "w1 w2"})
     with pytest.raises(BadInput, match="line 2: the clean prompt has 3 tokens and the corrupted prompt 2"):
         pair_sets.file_pairs(file, tiny_studies.tokenizer(), "equal", needs_one_token=True, needs_wrong=True)

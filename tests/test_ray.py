@@ -90,6 +90,27 @@ class KillsAfter(NoProgress):
         os.kill(self.killed[0], signal.SIGKILL)
 
 
+class KillsRaylet(NoProgress):
+    """Kills the raylet that runs the workers when the first cell starts."""
+
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        import ray
+
+        ray._private.worker._global_node.all_processes["raylet"][0].process.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_raylet_ends_the_run_in_one_line_and_it_can_be_resumed(
+    folder: Path, local_run: Run, tmp_path: Path
+) -> None:
+    # Before the first test that shares a Ray, which this one would use and end.
+    with pytest.raises(Interrupted, match=r"^Ray's process raylet ended unexpectedly\. .* --resume to continue$"):
+        runner.run_study(study(folder, name="ray", workers=2), tmp_path, progress=KillsRaylet())
+    run = runner.run_study(study(folder), tmp_path, resume=True)
+    assert contents(run) == contents(local_run)
+    assert_clean(tmp_path, run.path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADSCOPE_KILLS", "1"))))
 def test_killing_a_worker_changes_no_byte(
@@ -108,7 +129,7 @@ def test_killing_a_worker_changes_no_byte(
     assert not capfd.readouterr().out
     assert "died" in caplog.text
     assert progress.workers == {"worker 1 of 2", "worker 2 of 2"}
-    assert "no trial that ranks the heads of" in caplog.text  # a warning from a worker
+    assert "no successful trial ranks the heads of" in caplog.text  # a warning from a worker
     assert local_run.manifest["inputs"].items() <= run.manifest["inputs"].items()
     assert run.manifest["models"] == local_run.manifest["models"]
     assert run.manifest["config"] == local_run.manifest["config"]

@@ -152,7 +152,7 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
 
 @pytest.mark.slow
 def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", "yarn"))
+    run = synthetic_run(tmp_path, models=("base", "yarn"), probes=("measure",))
     layers = run.manifest["models"][0]["geometry"]["layers"]
     for model in run.manifest["models"]:
         model["geometry"]["windows"] = [64 if layer % 2 else None for layer in range(layers)]
@@ -175,15 +175,17 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
 @pytest.mark.slow
 def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     labels = [f"step-{10 * n}" for n in range(7)]
-    run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
+    run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3, probes=("measure",))
     (text,) = sentences(run)["Models"]
     assert "show 6 of 7 models; step-30 is omitted." in text
-    assert "Models" not in sentences(synthetic_run(tmp_path / "few", models=labels[:6], lengths=(512,), docs=3))
+    assert "Models" not in sentences(
+        synthetic_run(tmp_path / "few", models=labels[:6], lengths=(512,), docs=3, probes=("measure",))
+    )
 
 
 @pytest.mark.slow
 def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", "other", "unknown"))
+    run = synthetic_run(tmp_path, models=("base", "other", "unknown"), probes=("measure",))
     for model, digest in zip(run.manifest["models"], ("a", "b", None), strict=True):
         model["tokenizer_sha256"] = digest
     losses = sentences(run)["Loss"]
@@ -196,7 +198,7 @@ def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"))
+    run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"), probes=("measure",))
     for model, digest in zip(run.manifest["models"], "aab", strict=True):
         model["texts_sha256"] = {"texts of 512 tokens": digest}
     (text,) = sentences(run)["Models"]
@@ -261,7 +263,7 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str)
 
 @pytest.mark.slow
 def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1)
+    run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1, probes=("measure",))
     models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
     tables = {"attention": run.manifest["tables"]["attention"]}
     parsed = Page(report.render_report([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
@@ -330,9 +332,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def fresh(run: Run) -> Run:
-    """The run without cached results."""
-    return Run.open(run.path)
+def fresh(tmp_path: Path) -> Run:
+    """A run with the tables of two probes and no cached results."""
+    return synthetic_run(tmp_path, models=("base", "yarn", HOSTILE), probes=("measure", "detectors"))
 
 
 @pytest.mark.slow
@@ -416,7 +418,9 @@ def test_the_terminal_shows_models_overviews_and_findings(
 
 @pytest.mark.slow
 def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = synthetic_run(tmp_path, models=[f"model-{index:02}" for index in range(12)], lengths=(512,), docs=1)
+    run = synthetic_run(
+        tmp_path, models=[f"model-{index:02}" for index in range(12)], lengths=(512,), docs=1, probes=("measure",)
+    )
     terminal.print_run_entry(run)
     first, rows = printed(capsys).splitlines()
     assert first.startswith(f"{run.name}  12 models, including model-00, ")
@@ -427,7 +431,7 @@ def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pyt
 @pytest.mark.slow
 def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -> None:
     small, large = (
-        synthetic_run(tmp_path / label, models=(label,), layers=layers)
+        synthetic_run(tmp_path / label, models=(label,), layers=layers, probes=("measure", "needle"))
         for label, layers in (("small", 2), ("large", 4))
     )
     findings = sentences(combine_runs([small, large]))
@@ -443,7 +447,7 @@ def test_model_comparison_fits_80_columns_without_truncation(
     """One line per statistic, or one line per model if there are many models."""
     monkeypatch.setenv("COLUMNS", "80")
     labels = [f"model-{index:02}" for index in range(count)]
-    run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
+    run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3, probes=("measure", "needle"))
     terminal.print_summary(run)
     table = printed(capsys).partition(assembly.collect_overviews(run)[0].title)[0].splitlines()[1:]
     assert "…" not in "".join(table)

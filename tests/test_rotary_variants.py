@@ -155,6 +155,15 @@ def test_attention_factor_undone_by_a_norm_is_not_a_logit_scale() -> None:
     assert largest(sharper - logits(normed, "yarn:factor=8")) <= 1e-4
 
 
+def test_schemes_apply_to_a_config_without_head_dim() -> None:
+    """As Mixtral's config.json."""
+    plain = load(families.build("mixtral", {"head_dim": None, "num_local_experts": 2}))
+    explicit = load(families.build("mixtral", {"head_dim": 16, "num_local_experts": 2}))
+    assert plain.module.config.head_dim is None
+    schedules = [resolve_schedule(model, "yarn:factor=4") for model in (plain, explicit)]
+    assert torch.equal(*(schedule.theta(0) for schedule in schedules))
+
+
 def test_scheme_is_refused_if_frequencies_differ_from_the_config() -> None:
     module = families.SPECS["llama"].build()
     module.model.rotary_emb.inv_freq = module.model.rotary_emb.inv_freq * 0.5
@@ -233,6 +242,30 @@ def test_theta_depends_only_on_the_measured_length(name: str) -> None:
         ess2 = first_ess2.setdefault(length, tables["attention"]["ess2"])
         assert (ess2 == tables["attention"]["ess2"]).all()
         assert torch.equal(theta[0, 0, : model.geometry.pairs], model.rotation.theta[0]) == (length <= limit)
+
+
+@pytest.mark.parametrize("name", families.DYNAMIC)
+def test_opening_and_yarn_leave_the_frequencies_of_the_last_text(name: str) -> None:
+    """A model that has read a long text keeps its frequencies until the next text."""
+    module = families.DYNAMIC[name]()
+    long_text = torch.randint(3, families.VOCAB, (1, module.config.max_position_embeddings + 8))
+    for ids in (long_text[:, :8], long_text):
+        with torch.no_grad():
+            module(ids)
+        rotary = module.model.rotary_emb
+        before = {key: torch.as_tensor(value).clone() for key, value in rotary_state(rotary).items()}
+        model = load(module)
+        with attached(model, "yarn:factor=4"), torch.no_grad():
+            module(long_text)
+        after = rotary_state(rotary)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(value, torch.as_tensor(after[key])) for key, value in before.items())
+
+
+def rotary_state(rotary: Any) -> dict[str, Any]:
+    """Frequencies and lengths that a rotary module keeps between passes."""
+    values = {**dict(rotary.named_buffers()), **vars(rotary)}
+    return {name: value for name, value in values.items() if name.endswith(("inv_freq", "max_seq_len_cached"))}
 
 
 @pytest.mark.parametrize("name", families.DYNAMIC)

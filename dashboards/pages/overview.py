@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dashboards.run_store import current_store
 from dashboards.view_state import Query, ViewState, build_url
@@ -107,5 +108,7 @@ def _runs_link(view: ViewState) -> Links:
     return Links([Link(text + (f"; {len(unfinished)} unfinished" if unfinished else ""), view.link("/runs"))])
 
 
-def _describe_geometry(geometry: dict[str, int]) -> str:
+def _describe_geometry(geometry: dict[str, Any]) -> str:
+    if "layer_heads" in geometry or "layer_kv_groups" in geometry:  # layers differ
+        return f"{geometry['layers']} layers with up to {geometry['heads']} heads in {geometry['kv_groups']} KV groups"
     return f"{geometry['layers']} layers, {geometry['heads']} heads in {geometry['kv_groups']} KV groups each"

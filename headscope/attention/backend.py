@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from headscope.attention import families
-from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
+from headscope.attention.kernel import AttentionVariant, append_key_bias, attend, streaming_attention
 from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, OpaqueMask, encode_mask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
@@ -86,6 +86,10 @@ class AttentionCall:
         """Head outputs z [B, H, Lq, dv] for q, k and v of the call's shapes."""
         return attend(q, k, v, None, self.variant, 0.0, False, self.first_key)[0]
 
+    def attend_streaming(self, sink: int, recent: int) -> Tensor:
+        """Head outputs z [B, H, Lq, dv] if each query sees only the first `sink` and last `recent` keys."""
+        return streaming_attention(self.q, self.k, self.v, self.variant, sink, recent, self.first_key)
+
     def for_heads(self, heads: slice, kv_groups: slice) -> "AttentionCall":
         """The call restricted to some of the layer's heads and their KV groups."""
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
@@ -125,7 +129,7 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
         if families.has_adapter(model):
             model.config._attn_implementation_internal = implementation
         else:
-            model.set_attn_implementation(_for_text_part(model.config, implementation) or implementation)
+            model.set_attn_implementation(for_text_part(model.config, implementation))
         if implementation == BACKEND_NAME:
             with families.using_adapters(model, attention_forward, BACKEND_NAME):
                 yield
@@ -136,8 +140,16 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
             config._attn_implementation_internal = own_implementation
 
 
+def for_text_part(config: Any, implementation: str) -> str | dict[str, Any]:
+    """The value that selects an attention implementation of transformers for the text part of a config.
+
+    Other parts, such as audio towers, choose one that they support.
+    """
+    return _for_text_part(config, implementation) or implementation
+
+
 def _for_text_part(config: Any, implementation: str) -> dict[str, Any] | None:
-    """`implementation` by sub-configuration as transformers takes it; None if the text part is the whole model."""
+    """`implementation` by sub-configuration; None if the text part is the whole model."""
     text = config.get_text_config()
     for key in config.sub_configs:
         part = getattr(config, key)

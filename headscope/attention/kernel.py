@@ -188,6 +188,32 @@ def attend(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
+def streaming_attention(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, sink: int, recent: int, first_key: int = 0
+) -> Tensor:
+    """Attention of the last Lq of Lk keys to the first `sink` keys of the text and the `recent` keys up to each query.
+
+    Returns [B, H, Lq, dv] at a cost of O(Lq (sink + recent)). Keys keep their positions; a window or chunk of the
+    variant hides further keys.
+    """
+    first = k.shape[2] - q.shape[2]
+    outs = []
+    for start in range(0, q.shape[2], ROWS_PER_BLOCK):
+        stop = min(start + ROWS_PER_BLOCK, q.shape[2])
+        low = max(0, first + start - recent + 1)
+        sinks, recents = torch.arange(min(max(0, sink - first_key), low)), torch.arange(low, first + stop)
+        columns = torch.cat((sinks, recents)).to(q.device)
+        i = torch.arange(first + start, first + stop, device=q.device)[:, None]
+        visible = (columns <= i) & ((columns + first_key < sink) | (i - columns < recent))
+        if variant.window is not None:
+            visible &= columns > i - variant.window
+        if variant.chunk_size is not None:
+            visible &= (columns + first_key) // variant.chunk_size == (i + first_key) // variant.chunk_size
+        block = (q[:, :, start:stop], k[:, :, columns], v[:, :, columns], variant)
+        outs.append(_attend_block(*block, False, visible)[0])
+    return torch.cat(outs, 2)
+
+
 def _maskless_cuda_attention(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, first_key: int
 ) -> tuple[Tensor, Tensor] | None:

@@ -21,6 +21,8 @@ QUERY_BIT = 2
 """The key's token is a query of this call."""
 CHUNKED_BIT = 4
 REACH_MULTIPLIER = 8
+PAIRS_PER_TILE = 2**24
+"""Pairs of a query and a key for which a mask function is evaluated at once."""
 UNSUPPORTED_MASK_CODE = -1
 """Only entry of an unsupported mask. The attention function refuses it, so that unused masks do no harm."""
 
@@ -66,7 +68,7 @@ class DecodedMask:
         if encoded_mask is None:
             return cls()
         if encoded_mask.dtype != torch.int32 or encoded_mask.shape[1:3] != (1, 2):
-            raise UnsupportedMask("the model got a custom 4-D attention mask; pass a 2-D padding mask or none")
+            raise UnsupportedMask("the model got a custom 4-D attention mask. Pass a 2-D padding mask or none")
         first = int(encoded_mask[0, 0, 0, 0])
         if first == UNSUPPORTED_MASK_CODE:
             raise UnsupportedModel(
@@ -106,13 +108,22 @@ def encode_mask(
     Raises UnsupportedModel for a model that computes with its mask, and UnsupportedMask for packed sequences.
     """
     is_bidirectional = mask_function is bidirectional_mask_function
-    if not allow_is_causal_skip and q_length > 1 and not is_bidirectional:
-        if mask_function is causal_mask_function:
-            raise UnsupportedModel("it computes with its attention mask, which may change its attention weights")
-        raise UnsupportedMask(
-            "the model got packed sequences or a custom mask function; pass each document as its own row"
+    if not allow_is_causal_skip and q_length > 1 and mask_function is causal_mask_function:
+        raise UnsupportedModel("it computes with its attention mask, which may change its attention weights")
+    if is_bidirectional:
+        reach = UNSUPPORTED_MASK_CODE
+    elif allow_is_causal_skip:
+        reach = _encoded_reach(mask_function, local_size, config, device)
+    else:
+        queries, keys = (
+            torch.arange(start, start + n, device=device)
+            for start, n in ((int(q_offset), q_length), (kv_offset, kv_length))
         )
-    reach = UNSUPPORTED_MASK_CODE if is_bidirectional else _encoded_reach(mask_function, local_size, config, device)
+        if not _equals_causal_mask(mask_function, batch_size, queries, keys, local_size):
+            raise UnsupportedMask(
+                "the model got packed sequences or a custom mask function. Pass each document as its own row"
+            )
+        reach = REACH_MULTIPLIER * (local_size or 0)
     if reach == UNSUPPORTED_MASK_CODE:
         return _pack_mask(torch.full((1, 1), UNSUPPORTED_MASK_CODE), torch.zeros(1))
     offset = int(q_offset)
@@ -161,3 +172,20 @@ def _encoded_reach(mask_function: Callable[..., Any], size: int | None, config: 
         if getattr(config, "attention_chunk_size", None) == size:
             return REACH_MULTIPLIER * size + CHUNKED_BIT
     return UNSUPPORTED_MASK_CODE
+
+
+def _equals_causal_mask(
+    mask_function: Callable[..., Any], batch_size: int, queries: Tensor, keys: Tensor, window: int | None
+) -> bool:
+    """Whether a mask function shows every query exactly the keys up to its own, or those in its window.
+
+    Gemma 4 12B combines the causal mask with one for images, which text leaves empty. All pairs are compared, in tiles:
+    that costs far less than the attention itself.
+    """
+    for rows in torch.split(queries[:, None], max(1, PAIRS_PER_TILE // len(keys))):
+        expected = keys <= rows
+        if window:
+            expected &= keys > rows - window
+        if not all(bool((mask_function(batch, 0, rows, keys) == expected).all()) for batch in range(batch_size)):
+            return False
+    return True

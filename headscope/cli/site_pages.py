@@ -70,7 +70,7 @@ class SitePages:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.heads: list[HeadIndex] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
-        self._pages = [page for page in layout.all_pages() if _shows(page, run)]
+        self._pages = [page for page in layout.all_pages() if _has_content(page, run)]
         self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
         self._app = Flask(__name__)
@@ -168,7 +168,7 @@ class SitePages:
         return Link(link.text, f"{file}#model={quote(other)}" if file and other != model else file)
 
 
-def _shows(page: Page, run: Run) -> bool:
+def _has_content(page: Page, run: Run) -> bool:
     """Whether the page has content for this run."""
     if isinstance(page, ProbePage):
         return has_tables(page.probe, run)

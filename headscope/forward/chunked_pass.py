@@ -17,6 +17,7 @@ from headscope.forward.backbone import backbone, check_input_ids, decoder_layers
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.replay import attention_layer_indices, residual_stream, resumable_layers
+from headscope.forward.shared_keys import shares_keys_across_layers
 from headscope.positions.model import Model
 
 MAX_SINGLE_PASS_TOKENS, TOKENS_PER_CHUNK = {"cpu": 2**14, "cuda": 2**16}, {"cpu": 2**10, "cuda": 2**14}
@@ -37,6 +38,7 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
     if (
         ids.shape[1] <= MAX_SINGLE_PASS_TOKENS.get(device, MAX_SINGLE_PASS_TOKENS["cpu"])
         or not supports_prefix_cache(model)
+        or shares_keys_across_layers(model)
         or None in attention_layer_indices(model, decoder_layers(model))  # their state is not in a KV cache
         or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS])
     ):

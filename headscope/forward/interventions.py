@@ -18,6 +18,7 @@ from torch import Tensor
 from headscope.attention import backend
 from headscope.attention.record import Geometry
 from headscope.positions.schedule import Schedule
+from headscope.streaming import StreamingWindow
 
 Component = Literal["freq", "scale", "joint"]
 WHOLE_GROUP = -1
@@ -49,7 +50,7 @@ def kv_group_units(geometry: Geometry) -> list[Unit]:
 
 def head_units(geometry: Geometry) -> list[Unit]:
     """Every query head, layer by layer."""
-    return [head_unit(geometry, layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
+    return [head_unit(geometry, layer, head) for layer, n in enumerate(geometry.layer_heads) for head in range(n)]
 
 
 def head_unit(geometry: Geometry, layer: int, head: int) -> Unit:
@@ -85,15 +86,15 @@ class PositionReset:
 
     def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
         q, k = call.q, call.k
-        rotates = self.geometry.layer_rotates[unit.layer]
+        rotates, geometry = self.geometry.layer_rotates[unit.layer], self.geometry.at_layer(unit.layer)
         if self.component != "scale" and rotates:
-            q = rotate_pairs(q, self._angle_differences(unit, call.positions), self.geometry)
-            k = rotate_pairs(k, self._angle_differences(unit, key_positions(call)), self.geometry)
+            q = rotate_pairs(q, self._angle_differences(unit, call.positions), geometry)
+            k = rotate_pairs(k, self._angle_differences(unit, key_positions(call)), geometry)
         if self.component != "freq":
             q = (q.float() * self._query_scale_ratio(unit, call.positions)).to(q.dtype)
             factors = [schedule.attention_factor(unit.layer) for schedule in (self.target, self.current)]
             if rotates and factors[0] != factors[1]:
-                before, rotary, after = split_rotary(q, self.geometry)
+                before, rotary, after = split_rotary(q, geometry)
                 scaled = (rotary.float() * (factors[0] / factors[1]) ** 2).to(q.dtype)
                 q = torch.cat((before, scaled, after), -1)
         return call.attend(q, k, call.v)
@@ -112,7 +113,8 @@ class PositionReset:
         for schedule in (self.target, self.current):
             visible = positions + 1
             scale = schedule.query_scale(unit.layer, visible) if schedule.scales_queries else torch.ones(1, 1, 1)
-            scales.append(scale.detach().to(positions.device).expand(-1, self.geometry.heads, -1)[:, heads])
+            layer_heads = self.geometry.layer_heads[unit.layer]
+            scales.append(scale.detach().to(positions.device).expand(-1, layer_heads, -1)[:, heads])
         return (scales[0] / scales[1])[..., None]
 
 
@@ -129,6 +131,49 @@ def mean_ablation(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
 def uniform_attention(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
     """Uniform attention over all visible keys, from queries of zero; the outputs are not zero."""
     return call.attend(torch.zeros_like(call.q), call.k, call.v)
+
+
+@dataclass(frozen=True)
+class StreamingAttention:
+    """Streaming attention: the heads see the first and the most recent tokens only."""
+
+    window: StreamingWindow
+
+    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
+        return call.attend_streaming(self.window.sink, self.window.recent)
+
+
+TOKENS_PER_GROUP = 32
+"""Consecutive tokens whose keys share a scale, as in KIVI."""
+QUANTIZATION_BITS = {"kv-int8": 8, "kv-int4": 4}
+"""Bits of each quantised number, by component."""
+
+
+@dataclass(frozen=True, eq=False)
+class KVQuantization:
+    """Attend to keys and values as a quantised cache would return them (KIVI, Liu et al. 2024).
+
+    Each number is rounded to one of 2^bits levels from minimum to maximum: of a channel over 32 consecutive tokens for
+    keys, of a token over its channels for values.
+    """
+
+    bits: int
+    head_dim: int
+    """Dimensions of a key without those that hold a bias."""
+
+    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
+        keys, bias = call.k[..., : self.head_dim], call.k[..., self.head_dim :]
+        groups = [fake_quantize(group, self.bits, dim=2) for group in torch.split(keys, TOKENS_PER_GROUP, dim=2)]
+        return call.attend(call.q, torch.cat((torch.cat(groups, 2), bias), -1), fake_quantize(call.v, self.bits, dim=3))
+
+
+def fake_quantize(values: Tensor, bits: int, dim: int) -> Tensor:
+    """Round to 2^bits equally spaced levels from the minimum to the maximum along `dim`; shape and dtype stay."""
+    exact = values.float()
+    low, high = exact.amin(dim, keepdim=True), exact.amax(dim, keepdim=True)
+    step = ((high - low) / (2**bits - 1)).clamp(min=torch.finfo(torch.float32).tiny)
+    rounded: Tensor = low + step * ((exact - low) / step).round()
+    return rounded.to(values.dtype)
 
 
 ABLATIONS: dict[str, Intervention] = {"zero": zero_ablation, "mean": mean_ablation, "uniform": uniform_attention}
@@ -170,11 +215,10 @@ class PairZeroAblation:
     geometry: Geometry
 
     def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-        selected = self.pairs[unit.layer].to(call.q.device)
-        dims = (
-            torch.cat((selected, selected)) if self.geometry.rotary_layout == "half" else selected.repeat_interleave(2)
-        )
-        before, rotary, after = split_rotary(call.q, self.geometry)
+        geometry = self.geometry.at_layer(unit.layer)
+        selected = self.pairs[unit.layer, : geometry.pairs].to(call.q.device)
+        dims = torch.cat((selected, selected)) if geometry.rotary_layout == "half" else selected.repeat_interleave(2)
+        before, rotary, after = split_rotary(call.q, geometry)
         return call.attend(torch.cat((before, rotary.masked_fill(dims, 0), after), -1), call.k, call.v)
 
 
@@ -192,21 +236,24 @@ class PairUnrotation:
     def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
         if not self.geometry.layer_rotates[unit.layer]:
             return z
-        theta = unit_theta(self.current, unit)
-        theta = theta * self.pairs[unit.layer].to(theta.device)
-        q = rotate_pairs(call.q, -rotation_angles(theta, call.positions), self.geometry)
-        k = rotate_pairs(call.k, -rotation_angles(theta, key_positions(call)), self.geometry)
+        geometry, theta = self.geometry.at_layer(unit.layer), unit_theta(self.current, unit)
+        theta = theta * self.pairs[unit.layer, : geometry.pairs].to(theta.device)
+        q = rotate_pairs(call.q, -rotation_angles(theta, call.positions), geometry)
+        k = rotate_pairs(call.k, -rotation_angles(theta, key_positions(call)), geometry)
         return call.attend(q, k, call.v)
 
 
 def split_rotary(t: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
-    """Split [..., d] into the dimensions before the rotary ones, the rotary ones, and those after."""
+    """Split [..., d] of a layer with this geometry into the dimensions before the rotary ones, those, and the rest."""
     start, end = geometry.rotary_start, geometry.rotary_start + 2 * geometry.pairs
     return t[..., :start], t[..., start:end], t[..., end:]
 
 
 def rotate_pairs(t: Tensor, angles: Tensor, geometry: Geometry) -> Tensor:
-    """Rotate each pair of q or k [B, heads, L, d] by `angles` [1|B, 1, L, P] in rad, in the direction of RoPE."""
+    """Rotate each pair of q or k [B, heads, L, d] by `angles` [1|B, 1, L, P] in rad, in the direction of RoPE.
+
+    `geometry` is that of the layer.
+    """
     pairs = geometry.pairs
     cos, sin = angles.cos().float(), angles.sin().float() * geometry.rotation_direction
     before, rotary, after = split_rotary(t, geometry)

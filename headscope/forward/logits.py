@@ -64,7 +64,10 @@ def logits_and_targets(model: LoadedModel, ids: Tensor, hidden: Tensor, position
             f"'{model.name}' has no language-model head. Open it as a causal language model, or measure without losses"
         )
     if not calls:
-        raise UnsupportedModel(f"the head of '{model.name}' does not compute logits from the output of its backbone")
+        raise UnsupportedModel(
+            f"the head of '{model.name}' does not compute logits from the output of its backbone. "
+            "Measure without losses"
+        )
     return output.logits[0], ids[0, positions.start + 1 : positions.stop + 1]
 
 

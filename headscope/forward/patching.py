@@ -5,12 +5,13 @@ corrupted run. The patched activation is z (head output before o_proj), q or k (
 attention pattern. An exact effect resumes the forward pass at the head's layer. An estimate is attribution patching
 (Nanda 2023): <dm/dz, z' - z>, summed over positions, where z' is the head's output with the patched activation. z' is
 computed exactly, softmax included, so that a saturated softmax does not bias the estimate (AtP*, Kramar et al. 2024).
+The KL divergence has no first order in the clean run; noising estimates its second order.
 
 Both prompts are followed by the answer's tokens, and metrics read the logits that predict these tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,6 +31,8 @@ MetricName = Literal["logit_diff", "logprob", "kl", "nll"]
 
 GROUP_ACTIVATIONS = ("k", "v")
 """Activations that all query heads of a KV group share."""
+CURVATURE_TOKENS = 8
+"""Next tokens of a second-order estimate, each with a backward pass [ours]."""
 BATCH_TOKENS = 2048
 """Tokens of patched runs that are computed as one batch."""
 
@@ -142,27 +145,27 @@ class PatchingReplay:
                 replay.record_streams()
             clean_logits, corrupted_logits = (replay.target_logits({}) for replay in (self.clean, self.corrupted))
         self.metric = metric_function(metric, pair, clean_logits)
-        self.clean_value, self.corrupted_value = self._value(clean_logits), self._value(corrupted_logits)
+        self.clean_value, self.corrupted_value = self.value(clean_logits), self.value(corrupted_logits)
 
     def running(self) -> AbstractContextManager[Any]:
         """Attach the position scheme and capture the model's layers."""
         return self.clean.running()
 
     def estimate(
-        self, activations: Sequence[Activation], direction: Direction, by_position: bool
+        self, activations: Sequence[Activation], direction: Direction, spans: Sequence[range | None]
     ) -> dict[Activation, Tensor]:
-        """Estimated change of the metric for every unit, float64: [layers, units], or [layers, units, positions].
+        """Estimated change of the metric for every unit and span, float64: [layers, units, spans].
 
-        Positions are the aligned ones of the prompt. Layers with fewer KV groups than others leave zeros.
+        Spans are those of `patch`. Layers with fewer KV groups than others leave zeros.
         """
-        run, source = self._run_and_source(direction)
+        run, source = self.run_and_source(direction)
         positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
         geometry = self.model.geometry
         estimates = {
             activation: torch.zeros(
                 geometry.layers,
                 geometry.kv_groups if activation in GROUP_ACTIVATIONS else geometry.heads,
-                self.pair.aligned if by_position else 1,
+                len(spans),
                 dtype=torch.float64,
             )
             for activation in activations
@@ -171,28 +174,47 @@ class PatchingReplay:
         def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
             run_attention, source_attention = LayerAttention(z, call), LayerAttention(*source.attention(layer))
 
-            def attributions(activation: Activation, span: slice) -> Tensor:
-                """<dm/dz, z' - z> of every head and position, [H, L], float64."""
+            def products(activation: Activation, span: slice) -> Tensor:
+                """<gradient, z' - z> of every objective, head and position, [objectives, H, L], float64."""
                 outputs = patched_outputs(
                     activation, run_attention, source_attention, positions[span], source_positions[span]
                 )
-                return ((outputs.float() - z.float()) * gradients[0].float()).sum(-1)[0].double()
+                change = outputs.float() - z.float()
+                return torch.stack([(change * gradient.float()).sum(-1)[0].double() for gradient in gradients])
 
             for activation, estimate in estimates.items():
-                if not by_position:
-                    changes = attributions(activation, slice(None)).sum(-1, keepdim=True)
-                elif activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
-                    single_positions = (slice(n, n + 1) for n in range(self.pair.aligned))
-                    changes = torch.stack([attributions(activation, span).sum(-1) for span in single_positions], -1)
+                if activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
+                    by_span = [products(activation, _as_slice(span)).sum(-1) for span in spans]
+                    changes = torch.stack(by_span, -1)
+                    changes = changes.view(len(changes), geometry.layer_kv_groups[layer], -1, len(spans)).sum(2)
                 else:
-                    first = positions.start
-                    changes = attributions(activation, slice(None))[:, first : first + self.pair.aligned]
-                if activation in GROUP_ACTIVATIONS:
-                    changes = changes.view(geometry.layer_kv_groups[layer], -1, changes.shape[-1]).sum(1)
-                estimate[layer, : len(changes)] = changes.cpu()
+                    by_position = products(activation, slice(None))[..., positions.start : positions.stop]
+                    changes = torch.stack([by_position[..., _as_slice(span)].sum(-1) for span in spans], -1)
+                estimate[layer, : changes.shape[1]] = combine(changes).cpu()
 
-        run.backpropagate([self.metric], add_layer)
-        return {name: estimate if by_position else estimate[..., 0] for name, estimate in estimates.items()}
+        objectives, combine = self._expansion(direction)
+        run.backpropagate(objectives, add_layer)
+        return estimates
+
+    def _expansion(self, direction: Direction) -> tuple[list[Objective], Callable[[Tensor], Tensor]]:
+        """Objectives to differentiate, and the estimate from their derivatives [objectives, ...].
+
+        First order is the derivative of the metric. The KL divergence from the clean run has none in the clean run, so
+        noising takes its second order, half the Fisher information: the sum over the `CURVATURE_TOKENS` most probable
+        tokens v of p(v) <d log p(v), change>^2 / 2.
+        """
+        if self.metric_name != "kl" or direction == "denoising":
+            return [self.metric], lambda derivatives: derivatives[0]
+        with torch.no_grad():
+            top = self.clean.target_logits({})[0].double().softmax(-1).topk(CURVATURE_TOKENS)
+
+        def log_probability(token: Tensor) -> Objective:
+            return lambda logits, tokens: logits[0].log_softmax(-1)[token]
+
+        weights = top.values[:, None, None]
+        return [
+            log_probability(token) for token in top.indices
+        ], lambda derivatives: (weights * derivatives.square()).sum(0) / 2
 
     def patch(
         self, activation: Activation, direction: Direction, units: Sequence[Unit], spans: Sequence[range | None]
@@ -201,14 +223,14 @@ class PatchingReplay:
 
         A span counts from the first aligned position; None is all aligned positions and the answer's tokens.
         """
-        run, source = self._run_and_source(direction)
+        run, source = self.run_and_source(direction)
         positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
         batch_size = max(1, BATCH_TOKENS // run.ids.shape[1])
         for layer in sorted({unit.layer for unit in units}):
             run_attention, source_attention = (LayerAttention(*replay.attention(layer)) for replay in (run, source))
             layer_units = [unit for unit in units if unit.layer == layer]
             for span in spans:
-                indices = slice(None) if span is None else slice(span.start, span.stop)
+                indices = _as_slice(span)
                 outputs = patched_outputs(
                     activation, run_attention, source_attention, positions[indices], source_positions[indices]
                 )
@@ -217,14 +239,19 @@ class PatchingReplay:
                     head_slices = [unit.head_slice(self.model.geometry) for unit in batch]
                     variants = torch.cat([_with_heads(run_attention.z, outputs, heads) for heads in head_slices])
                     for unit, logits in zip(batch, run.target_logits_of(layer, variants), strict=True):
-                        yield unit, span, self._value(logits)
+                        yield unit, span, self.value(logits)
 
-    def _run_and_source(self, direction: Direction) -> tuple[Replay, Replay]:
+    def unpatched_value(self, direction: Direction) -> float:
+        """The metric of the run that is patched."""
+        return self.corrupted_value if direction == "denoising" else self.clean_value
+
+    def run_and_source(self, direction: Direction) -> tuple[Replay, Replay]:
         """The run that is patched, and the run that the activations come from."""
         runs = (self.corrupted, self.clean)
         return runs if direction == "denoising" else runs[::-1]
 
-    def _value(self, logits: Tensor) -> float:
+    def value(self, logits: Tensor) -> float:
+        """The metric of the logits [n, vocabulary] that predict the answer's tokens."""
         return finite_metric(self.model, self.metric, logits, self.pair.answer)
 
 
@@ -236,6 +263,11 @@ def finite_metric(model: Model, metric: Objective, logits: Tensor, answer: Tenso
             f"the metric of '{model.name}' is {value}: its logits overflow. Check its weights, its adapter and --dtype"
         )
     return value
+
+
+def _as_slice(span: range | None) -> slice:
+    """The span as a slice; None is all positions."""
+    return slice(None) if span is None else slice(span.start, span.stop)
 
 
 def _with_heads(z: Tensor, outputs: Tensor, heads: slice) -> Tensor:

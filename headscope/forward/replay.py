@@ -2,7 +2,8 @@
 
 Works for families whose decoder layers take the residual stream as first argument; hybrid models have decoder layers
 without attention among them. A resumed pass calls the model's own layers with the arguments of the recorded pass, and
-the model's own code for everything after them.
+the model's own code for everything after them. Where layers share keys, a resumed pass starts with the recorded ones,
+and layers that it runs replace them.
 """
 
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import KVSharingDict
 
 from headscope.attention import backend
 from headscope.errors import UnsupportedModel
@@ -25,6 +27,12 @@ from headscope.forward.logits import (
     refuse_non_finite_losses,
     replacing_forward,
     token_losses,
+)
+from headscope.forward.shared_keys import (
+    SharedKeyGradients,
+    SharedKeys,
+    shares_keys_across_layers,
+    with_shared_keys,
 )
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
@@ -82,10 +90,11 @@ class Replay:
         self, model: Model, schedule: FixedSchedule | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1
     ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
-        self.layers = resumable_layers(model)
+        self.layers = _single_layer_list(model)
         self._attention_layers = attention_layer_indices(model, self.layers)
         self.streams = ResidualStreamStore(memory_bytes)
         self._layer_arguments: list[tuple[Any, Any]] = []
+        self._shared_keys = SharedKeys()
         self._further_outputs: tuple[Any, ...] | None = None  # of the last layer; None if it returns a tensor
 
     @contextmanager
@@ -100,6 +109,7 @@ class Replay:
         def record_input(module: nn.Module, args: Any, kwargs: Any) -> None:
             self.streams.append(args[0])
             self._layer_arguments.append((args[1:], kwargs))
+            self._shared_keys.record(kwargs)
 
         def record_last_output(module: nn.Module, args: Any, output: Any) -> None:
             self._further_outputs = None if isinstance(output, Tensor) else tuple(output[1:])
@@ -111,30 +121,41 @@ class Replay:
             stack.callback(self.layers[-1].register_forward_hook(record_last_output).remove)
             check_input_ids(self.model, self.ids)
             hidden = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
+        self._shared_keys.record(self._layer_arguments[-1][1])
         refuse_non_finite(self.model, self.ids, hidden)
 
     def stream(self, layer: int) -> Tensor:
         """The residual stream [1, L, D] before a decoder layer; for the index after the last layer, its output."""
         return self.streams.load(layer)
 
-    def run_layer(self, layer: int, stream: Tensor) -> Tensor:
-        """The output of one decoder layer for a residual stream."""
+    def decoder_layer_of(self, attention_layer: int) -> int:
+        """The decoder layer with this attention layer."""
+        return self._attention_layers.index(attention_layer)
+
+    def run_layer(self, layer: int, stream: Tensor, shared_keys: KVSharingDict | None = None) -> Tensor:
+        """The output of one decoder layer for a residual stream.
+
+        The layer reads keys that layers share from `shared_keys`, by default those of the recorded pass, and writes its
+        own there if it is the one that others use.
+        """
         args, kwargs = self._layer_arguments[layer]
+        kwargs = with_shared_keys(kwargs, self._shared_keys.repeated(1) if shared_keys is None else shared_keys)
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
-    def attention(self, layer: int) -> tuple[Tensor, backend.AttentionCall]:
+    def attention(self, layer: int, streams: Tensor | None = None) -> tuple[Tensor, backend.AttentionCall]:
         """The head outputs z [1, H, L, d] of an attention layer and the call that computed them.
 
-        The rest of the layer is not computed.
+        `streams` [B, L, D] replace the recorded residual stream before the layer. The rest of the layer is not
+        computed.
         """
 
         def stop(z: Tensor, call: backend.AttentionCall) -> Tensor:
             raise _AttentionFinished(z, call)
 
-        decoder_layer = self._attention_layers.index(layer)
+        decoder_layer = self.decoder_layer_of(layer)
         with backend.editing_output(self.model.attention_modules[layer], stop):
             try:
-                self.run_layer(decoder_layer, self.stream(decoder_layer))
+                self.run_layer(decoder_layer, self.stream(decoder_layer) if streams is None else streams)
             except _AttentionFinished as finished:
                 return finished.z, finished.call
         raise AssertionError(f"layer {layer} did not call its attention")
@@ -164,13 +185,20 @@ class Replay:
 
         The B runs are one batch, resumed at this layer.
         """
-        hidden = self._hidden_states({layer: lambda z, call: outputs}, len(outputs))
+        return self._batch_logits(self._hidden_states({layer: lambda z, call: outputs}, len(outputs)))
+
+    def target_logits_after(self, streams: Tensor) -> Tensor:
+        """The same logits [B, L - first_target, vocabulary] for each of B outputs [B, L, D] of the last layer."""
+        return self._batch_logits(self.final_hidden_states(streams))
+
+    def _batch_logits(self, hidden: Tensor) -> Tensor:
+        """The logits [B, L - first_target, vocabulary] of last hidden states [B, L, D]."""
         chunks = [
             logits_and_targets(self.model, self.ids, hidden[number : number + 1, positions], positions)[0].float()
-            for number in range(len(outputs))
+            for number in range(len(hidden))
             for positions in self._predicting_position_slices()
         ]
-        return torch.cat(chunks).view(len(outputs), self.target_count, -1)
+        return torch.cat(chunks).view(len(hidden), self.target_count, -1)
 
     def accuracy(self) -> float:
         """Share of the target tokens that are the unchanged model's top prediction."""
@@ -186,14 +214,16 @@ class Replay:
 
     def _hidden_states(self, output_edits: Mapping[int, backend.OutputEdit], copies: int = 1) -> Tensor:
         """The backbone's last hidden states [copies, L, D], resumed at the lowest edited layer."""
-        lowest = self._attention_layers.index(min(output_edits)) if output_edits else len(self.layers)
-        stream = self.stream(lowest).expand(copies, -1, -1)
+        lowest = self.decoder_layer_of(min(output_edits)) if output_edits else len(self.layers)
+        stream = self.stream(lowest)
+        stream = stream.expand(*stream.shape[:-3], copies, -1, -1)  # Gemma 3n has four streams
+        shared_keys = self._shared_keys.repeated(copies)
         with ExitStack() as stack:
             for layer, edit in output_edits.items():
                 stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))
             for layer in range(lowest, len(self.layers)):
-                stream = self.run_layer(layer, stream)
-        return self._final_hidden_states(stream)
+                stream = self.run_layer(layer, stream, shared_keys)
+        return self.final_hidden_states(stream)
 
     def _predicting_position_slices(self) -> Iterator[slice]:
         """The predicting positions, in chunks."""
@@ -211,27 +241,29 @@ class Replay:
         """
         with torch.enable_grad():
             stream = self.stream(len(self.layers)).detach().requires_grad_()
-            hidden = self._final_hidden_states(stream)
-            cotangents = _gradients(
-                [hidden] * len(objectives), [stream], self._hidden_gradients(hidden.detach(), objectives)
-            )
+            hidden = self.final_hidden_states(stream)
+            seeds = [
+                gradient
+                for (gradient,) in _gradients(
+                    [hidden] * len(objectives), [stream], self.hidden_gradients(hidden.detach(), objectives)
+                )
+            ]
+            shared = SharedKeyGradients(self._shared_keys, len(objectives))
             for layer, attention_layer in reversed([*enumerate(self._attention_layers)]):
                 stream = self.stream(layer).detach().requires_grad_()
-                seeds = [cotangent[0] for cotangent in cotangents]
-                if attention_layer is None:
-                    cotangents = _gradients([self.run_layer(layer, stream)] * len(objectives), [stream], seeds)
-                    continue
-                with _collecting_outputs(self.model.attention_modules[attention_layer]) as calls:
-                    output = self.run_layer(layer, stream)
-                ((z, call),) = calls
-                gradients = _gradients([output] * len(objectives), [stream, z], seeds)
-                q, k, v = (t.detach() for t in (call.q, call.k, call.v))
-                with torch.no_grad():
-                    slopes = [gradient for _, gradient in gradients]
-                    on_layer(attention_layer, z.detach(), replace(call, q=q, k=k, v=v), slopes)
-                cotangents = [(gradient,) for gradient, _ in gradients]
+                attention = () if attention_layer is None else (self.model.attention_modules[attention_layer],)
+                with _collecting_outputs(attention) as calls:
+                    output = self.run_layer(layer, stream, keys := KVSharingDict(shared.leaves))
+                gradients = shared.pull_back(layer, output, keys, [stream, *(z for z, _ in calls)], seeds)
+                seeds = [by_input[0] for by_input in gradients]
+                for z, call in calls:
+                    assert attention_layer is not None
+                    q, k, v = (t.detach() for t in (call.q, call.k, call.v))
+                    with torch.no_grad():
+                        slopes = [gradient for _, gradient in gradients]
+                        on_layer(attention_layer, z.detach(), replace(call, q=q, k=k, v=v), slopes)
 
-    def _hidden_gradients(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
+    def hidden_gradients(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
         """Gradients of the objectives with respect to the backbone's last hidden states."""
         totals = [torch.zeros_like(hidden) for _ in objectives]
         for positions in self._predicting_position_slices():
@@ -243,7 +275,7 @@ class Replay:
                 total[:, positions] = gradient
         return totals
 
-    def _final_hidden_states(self, stream: Tensor) -> Tensor:
+    def final_hidden_states(self, stream: Tensor) -> Tensor:
         """The backbone's last hidden states [B, L, D] from the output of its last layer."""
         output = stream if self._further_outputs is None else (stream, *self._further_outputs)
         with ExitStack() as stack:
@@ -254,15 +286,23 @@ class Replay:
 
 
 def resumable_layers(model: LoadedModel) -> list[nn.Module]:
-    """The decoder layers of a model. Raises UnsupportedModel if layers share keys or are not one list."""
+    """The decoder layers of a model, each of which can run by itself.
+
+    Raises UnsupportedModel if layers share keys or are not one list.
+    """
+    if shares_keys_across_layers(model):
+        raise UnsupportedModel(
+            f"cannot run single layers of {model.name}: its last layers share the keys of earlier ones"
+        )
+    return _single_layer_list(model)
+
+
+def _single_layer_list(model: LoadedModel) -> list[nn.Module]:
+    """The decoder layers of a model. Raises UnsupportedModel if they are not one list."""
     layers = decoder_layers(model)
     if not layers:
         raise UnsupportedModel(
-            f"cannot replay single layers of {model.name}: its decoder layers are not a single module list"
-        )
-    if shares_keys_across_layers(model):
-        raise UnsupportedModel(
-            f"cannot replay single layers of {model.name}: its last layers share the keys of earlier ones"
+            f"cannot resume the forward pass of {model.name} at a layer: its decoder layers are not one module list"
         )
     return layers
 
@@ -273,11 +313,6 @@ def attention_layer_indices(model: LoadedModel, layers: Sequence[nn.Module]) -> 
     return [next((index_of[m] for m in layer.modules() if m in index_of), None) for layer in layers]
 
 
-def shares_keys_across_layers(model: LoadedModel) -> bool:
-    """Whether layers of the model use the keys and values of another layer."""
-    return bool(getattr(model.module.config.get_text_config(), "num_kv_shared_layers", 0))
-
-
 class _AttentionFinished(Exception):
     """Stops a layer after its attention; carries the head outputs and their call."""
 
@@ -286,15 +321,17 @@ class _AttentionFinished(Exception):
 
 
 @contextmanager
-def _collecting_outputs(attention: nn.Module) -> Iterator[list[tuple[Tensor, backend.AttentionCall]]]:
-    """Collect z and its call from every call of an attention module."""
+def _collecting_outputs(attention: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, backend.AttentionCall]]]:
+    """Collect z and its call from every call of attention modules."""
     calls: list[tuple[Tensor, backend.AttentionCall]] = []
 
     def collect(z: Tensor, call: backend.AttentionCall) -> Tensor:
         calls.append((z, call))
         return z
 
-    with backend.editing_output(attention, collect):
+    with ExitStack() as stack:
+        for module in attention:
+            stack.enter_context(backend.editing_output(module, collect))
         yield calls
 
 

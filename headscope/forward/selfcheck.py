@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.attention import backend, families
 from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, Geometry
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
@@ -108,7 +108,7 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
 
 def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
     """The largest difference under each variant of attention, on random heads with the model's shape."""
-    geometry, generator = model.geometry, torch.Generator().manual_seed(0)
+    geometry, generator = model.geometry.at_layer(0), torch.Generator().manual_seed(0)
     scaling = geometry.head_dim**-0.5
     for name, case in RULE_CASES.items():
         largest = 0.0
@@ -173,7 +173,7 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     rows = torch.arange(record.q.shape[1], device=q.device)
     expected = _exact_row_statistics(alpha, distance)
     yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
-    geometry = model.geometry
+    geometry = model.geometry.at_layer(record.layer)
     q_planes, k_planes = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
     visible = record.visible_counts
     moments = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q_planes, k_planes, visible)])
@@ -183,7 +183,7 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     sums = profile_sums(q_planes, k_planes, distances)
     sums = torch.stack([planes_by_head(t, geometry) for t in sums.unbind(-1)], -1)
     for head in range(geometry.heads):
-        q, k = _head_planes(head, q_planes, k_planes, model)
+        q, k = _head_planes(head, q_planes, k_planes, geometry)
         c = torch.einsum("xfi,xfj->fij", q, k)
         visible_c = c.masked_fill(hidden, 0)
         signed, size, squares = visible_c.sum((1, 2)), visible_c.abs().sum((1, 2)), visible_c.square().sum((1, 2))
@@ -204,10 +204,9 @@ def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:
     return torch.stack([ess2, ess2.log(), entropy.exp(), alpha.amax(-1), alpha[..., 0], local_mass, mean_distance])
 
 
-def _head_planes(head: int, q_planes: Tensor, k_planes: Tensor, model: Model) -> tuple[Tensor, Tensor]:
-    """The rotary pairs of one head's queries and keys, both [2, F, L], float64."""
-    geometry = model.geometry
-    group, within = divmod(head, geometry.heads_per_group(0))  # where heads have pairs, all layers are alike
+def _head_planes(head: int, q_planes: Tensor, k_planes: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """The rotary pairs of one head's queries and keys, both [2, F, L], float64; `geometry` is that of the layer."""
+    group, within = divmod(head, geometry.heads // geometry.kv_groups)
     pairs = slice(group * geometry.all_pairs, (group + 1) * geometry.all_pairs)
     return q_planes[:, pairs, within].double(), k_planes[:, pairs, 0].double()
 

@@ -46,7 +46,7 @@ class BinnedRowMeans(ABC):
         visible = count_visible_keys(record, rows + query_range(record).start)
         bins = torch.from_numpy(np.searchsorted(self.edges, visible))
         self.counts[record.layer].index_add_(0, bins, torch.ones_like(bins))
-        self.sums[:, :, record.layer].index_add_(-1, bins, values.double().cpu())
+        self.sums[:, : values.shape[1], record.layer].index_add_(-1, bins, values.double().cpu())
 
     def merge(self, other: "BinnedRowMeans") -> None:
         """Add the sums of another accumulator of the same shape."""
@@ -60,6 +60,7 @@ class BinnedRowMeans(ABC):
         rows = self.counts[layer, bin_]
         means = self.sums[:, :, layer, bin_] / rows
         head, head_layer = torch.arange(heads).repeat(len(layer)), layer.repeat_interleave(heads)
+        exists = head < torch.tensor(self.geometry.layer_heads)[head_layer]
         columns = {
             "layer": torch.tensor(self.geometry.layer_numbers)[head_layer],
             "head": head,
@@ -68,7 +69,7 @@ class BinnedRowMeans(ABC):
             "rows": rows.repeat_interleave(heads),
             **{name: mean.T.reshape(-1) for name, mean in zip(self.statistic_names, means, strict=True)},
         }
-        return {name: column.numpy() for name, column in columns.items()}
+        return {name: column[exists].numpy() for name, column in columns.items()}
 
 
 class LossByPosition:

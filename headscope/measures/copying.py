@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, stack_layers
 
 TokenSpan = tuple[int, int]
 """First token and end (exclusive) of a passage in the prompt."""
@@ -23,7 +23,8 @@ class CopyScores:
     A head copies a token of the span at a step if its top attended token is that token and the model writes it.
     scores [S, layers, H]: share of the span's tokens that the head copied at some step, 0..1. copy_counts
     [S, layers, H]: number of steps at which it copied. span_mass [S, layers, H]: mean weight on the span over the
-    steps, 0..1, 0 without steps. copy_events [n, 5]: span, layer, step, head and key of every copy.
+    steps, 0..1, 0 without steps. copy_events [n, 5]: span, layer, step, head and key of every copy. H is the largest
+    number of heads of a layer; heads that a layer does not have are 0.
     """
 
     scores: Tensor
@@ -74,8 +75,8 @@ class CopyScoreAccumulator:
     def compute(self, prompt: Tensor, answer: Tensor) -> CopyScores:
         """Copy scores for `prompt` [L] over the first T steps, which produced the tokens `answer` [T]."""
         steps = len(answer)
-        top_keys = _stack_steps(self._top_keys)[:, :steps]  # layers, T, H
-        mass = _stack_steps(self._span_mass)[:, :steps].double()  # layers, T, S, H
+        top_keys = _stack_steps(self._top_keys, -1)[:, :steps]  # layers, T, H
+        mass = _stack_steps(self._span_mass, 0)[:, :steps].double()  # layers, T, S, H
         written_tokens = answer[None, :, None]
         scores, counts, events = [], [], []
         for span, (start, end) in enumerate(self.spans.tolist()):
@@ -89,5 +90,5 @@ class CopyScoreAccumulator:
         return CopyScores(torch.stack(scores), torch.stack(counts), mean_mass, torch.cat(events))
 
 
-def _stack_steps(steps_by_layer: list[list[Tensor]]) -> Tensor:
-    return torch.stack([torch.stack(steps).cpu() for steps in steps_by_layer])
+def _stack_steps(steps_by_layer: list[list[Tensor]], fill: float) -> Tensor:
+    return stack_layers([torch.stack(steps).cpu() for steps in steps_by_layer], fill)

@@ -94,11 +94,13 @@ class DistanceProfile:
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        q, k = rotary_planes(record.q, self.geometry), rotary_planes(record.k, self.geometry)
+        geometry = self.geometry.at_layer(record.layer)
+        q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
         queries = query_range(record)
         visible = count_visible_keys(record, np.arange(queries.start, queries.stop))
         sums = profile_sums(q, k, self.distances, visible).double().cpu() * record.scaling
-        self.sums[record.layer] += torch.stack([planes_by_head(t, self.geometry) for t in sums.unbind(-1)], -1)
+        by_head = torch.stack([planes_by_head(t, geometry) for t in sums.unbind(-1)], -1)
+        self.sums[record.layer, : geometry.heads, : geometry.all_pairs] += by_head
         self.counts[record.layer] += torch.from_numpy((visible > self.distances[:, None]).sum(-1))
 
     def merge(self, other: "DistanceProfile") -> None:
@@ -114,7 +116,7 @@ class DistanceProfile:
             indexing="ij",
         )
         counts = self.counts[:, None, None].expand_as(self.sums)
-        is_visible = counts > 0
+        is_visible = (counts > 0) & geometry.has_pair(layer, head, pair)
         columns = {
             "layer": torch.tensor(geometry.layer_numbers)[layer[is_visible]],
             "head": head[is_visible],

@@ -37,8 +37,9 @@ TOKENS_PER_CHUNK = 4096
 def rotary_planes(heads_tensor: Tensor, geometry: Geometry) -> Tensor:
     """Split q [H, L, d] or k [G, L, d] into rotary pairs: [2, G x F, H / G (or 1), L], float32, contiguous.
 
-    The first axis holds the two coordinates of each pair, a 2-D plane. F is d / 2: the rotary pairs first, then the
-    unrotated dimensions, paired in the same layout among themselves.
+    `geometry` is that of the layer (`Geometry.at_layer`). The first axis holds the two coordinates of each pair, a 2-D
+    plane. F is d / 2: the rotary pairs first, then the unrotated dimensions, paired in the same layout among
+    themselves.
     """
     (heads, length, dim), groups = heads_tensor.shape, geometry.kv_groups
     planes = heads_tensor.new_empty(2, groups, geometry.all_pairs, heads // groups, length, dtype=torch.float32)
@@ -68,7 +69,7 @@ def _split_pairs(t: Tensor, layout: str) -> Tensor:
 
 
 def planes_by_head(t: Tensor, geometry: Geometry) -> Tensor:
-    """[G x F, H / G] -> [H, F]: undo the grouping of `rotary_planes`."""
+    """[G x F, H / G] -> [H, F]: undo the grouping of `rotary_planes` with the same geometry of a layer."""
     return t.view(geometry.kv_groups, geometry.all_pairs, -1).transpose(1, 2).reshape(geometry.heads, -1)
 
 
@@ -164,13 +165,15 @@ class RotaryPairs:
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        geometry, layer = self.geometry, record.layer
+        layer = record.layer
+        geometry = self.geometry.at_layer(layer)
+        heads_and_pairs = slice(geometry.heads), slice(geometry.all_pairs)
         document_visible = count_visible_keys(record, np.arange(self.length))
         visible = document_visible[query_range(record)]
         q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
         scale = torch.tensor([record.scaling, record.scaling**2, abs(record.scaling)], dtype=torch.float64)
         sums = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q, k, visible)]).cpu()
-        self.moments[:, layer] += sums * scale[:, None, None]
+        self.moments[:, layer, *heads_and_pairs] += sums * scale[:, None, None]
         self.visible_pair_count[layer] += float(visible.sum())
         rows, weight = self._sample_rows(record, document_visible)
         if not len(rows):
@@ -179,7 +182,7 @@ class RotaryPairs:
         by_power = torch.stack(
             [weight @ means.flatten(1), weight**2 @ means.flatten(1), weight**2 @ means.flatten(1) ** 2]
         )
-        self.weighted_sums[:, layer] += torch.stack(
+        self.weighted_sums[:, layer, *heads_and_pairs] += torch.stack(
             [planes_by_head(t.view(means.shape[1:]), geometry) for t in by_power]
         )
         self.weight_sums[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
@@ -223,4 +226,5 @@ class RotaryPairs:
         )
         number, group = torch.tensor(geometry.layer_numbers)[layer], geometry.kv_group(layer, head)
         keys = {"layer": number, "head": head, "kv_group": group, "pair": pair}
-        return {name: column.reshape(-1).numpy() for name, column in {**keys, **values}.items()}
+        exists = geometry.has_pair(layer, head, pair)
+        return {name: column[exists].numpy() for name, column in {**keys, **values}.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.record import AttentionRecord, Geometry, stack_layers
 from headscope.measures.row_sampling import rows_in_chunk
 
 MIN_FAR_DISTANCE = 32
@@ -126,7 +126,10 @@ class TopKeysAccumulator:
     def _stack_layers(self, field_name: str) -> Tensor:
         """One field of the top keys of all layers, [layers, H, rows, ..]."""
         layers = [self._chunks_by_layer[layer] for layer in sorted(self._chunks_by_layer)]
-        return torch.stack([torch.cat([getattr(chunk, field_name) for chunk in chunks], 1) for chunks in layers])
+        fields = [torch.cat([getattr(chunk, field_name) for chunk in chunks], 1) for chunks in layers]
+        # A head that a layer does not have gets the weight NaN, like a key that a row does not see.
+        fill = torch.nan if fields[0].is_floating_point() else 0
+        return stack_layers([field.movedim(0, -1) for field in fields], fill).movedim(-1, 1)
 
     def _row_columns(self, layer: Tensor, head: Tensor, row: Tensor) -> dict[str, np.ndarray]:
         return {

@@ -25,6 +25,7 @@ from headscope.models import loading, lora, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
+from headscope.models.rotation import preserving_frequencies
 from headscope.models.unsupported import native_context, refuse_by_config
 
 log = logging.getLogger("headscope")
@@ -52,17 +53,16 @@ class Checkpoint:
         self._adapter_digest = lora.adapter_digest(self.module)
         refuse_by_config(self.module.config, self.name)
         _check_values(self.module, self.name)
-        with delegating_attention(self.bridge):
+        with delegating_attention(self.bridge), preserving_frequencies(self.module.modules()):
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
         self.attention_modules = inspection.attention_modules
         self.rotation = inspection.rotation
-        heads, head_dim = inspection.heads, inspection.head_dim
         self.geometry = Geometry(
             layer_numbers=inspection.layer_numbers,
-            heads=heads,
+            heads=max(inspection.layer_heads),
             kv_groups=max(inspection.layer_kv_groups),
-            head_dim=head_dim,
+            head_dim=max(inspection.layer_head_dims),
             pairs=self.rotation.pairs,
             rotary_layout=self.rotation.layout,
             # Without a declared length, the widest window is the farthest that any query was trained to attend.
@@ -72,6 +72,9 @@ class Checkpoint:
             layer_kv_groups=inspection.layer_kv_groups,
             rotary_start=self.rotation.rotary_start,
             rotation_direction=self.rotation.direction,
+            layer_heads=inspection.layer_heads,
+            layer_head_dims=inspection.layer_head_dims,
+            layer_pairs=self.rotation.layer_pairs,
         )
 
     @property

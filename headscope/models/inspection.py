@@ -49,13 +49,13 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 class CheckpointRotation:
     """The checkpoint's own rotation.
 
-    `theta` [layers, pairs] is in rad/token, float32, 0 in layers that do not rotate. `factors` multiply each layer's
-    cos and sin; they are 1 where they change no logit (`factor_scales_logits` is false if q and k are normed after the
-    rotation). `layout` is the order of the pairs in a head; they begin at dimension `rotary_start` and rotate in
-    `direction`. `table_layout` is the order of the entries of cos and sin. `layer_types` names each layer's frequency
-    set, None if the model has one set. `rotary_modules` compute the tables, from other frequencies for texts longer
-    than `frequency_change_length` tokens. `shares_keys`: a layer may attend to keys that another layer rotated.
-    `no_pairs_reason` says why there are no pairs.
+    `theta` [layers, pairs] is in rad/token, float32, 0 in layers that do not rotate; layer n has the first
+    `layer_pairs[n]` pairs. `factors` multiply each layer's cos and sin; they are 1 where they change no logit
+    (`factor_scales_logits` is false if q and k are normed after the rotation). `layout` is the order of the pairs in a
+    head; they begin at dimension `rotary_start` and rotate in `direction`. `table_layout` is the order of the entries
+    of cos and sin. `layer_types` names each layer's frequency set, None if the model has one set. `rotary_modules`
+    compute the tables, from other frequencies for texts longer than `frequency_change_length` tokens. `shares_keys`: a
+    layer may attend to keys that another layer rotated. `no_pairs_reason` says why there are no pairs.
     """
 
     theta: Tensor
@@ -63,6 +63,7 @@ class CheckpointRotation:
     layout: RotaryLayout
     table_layout: TableLayout
     layer_types: tuple[str | None, ...]
+    layer_pairs: tuple[int, ...]
     rotary_start: int = 0
     direction: Literal[1, -1] = 1
     factor_scales_logits: bool = True
@@ -74,22 +75,27 @@ class CheckpointRotation:
     @classmethod
     def without_pairs(cls, layers: int, reason: str) -> "CheckpointRotation":
         """A rotation with no rotary pairs in any layer."""
-        return cls(torch.zeros(layers, 0), (1.0,) * layers, "half", "half", (None,) * layers, no_pairs_reason=reason)
+        no_types, no_pairs = (None,) * layers, (0,) * layers
+        return cls(torch.zeros(layers, 0), (1.0,) * layers, "half", "half", no_types, no_pairs, no_pairs_reason=reason)
 
     @property
     def pairs(self) -> int:
         return self.theta.shape[1]
 
+    def layer_theta(self, layer: int) -> Tensor:
+        """Frequencies of the pairs that one layer has."""
+        return self.theta[layer, : self.layer_pairs[layer]]
+
 
 @dataclass(frozen=True, eq=False)
 class ModelInspection:
-    """Attention modules by layer, their layer numbers, KV groups and windows; `head_dim` is the largest of a layer."""
+    """Attention modules by layer, with their layer numbers, heads, KV groups, head dimensions and windows."""
 
     attention_modules: tuple[nn.Module, ...]
     layer_numbers: tuple[int, ...]
-    heads: int
+    layer_heads: tuple[int, ...]
     layer_kv_groups: tuple[int, ...]
-    head_dim: int
+    layer_head_dims: tuple[int, ...]
     windows: tuple[int | None, ...]
     layer_rotates: tuple[bool, ...]
     rotation: CheckpointRotation
@@ -98,18 +104,15 @@ class ModelInspection:
 def inspect_model(model: PreTrainedModel) -> ModelInspection:
     """Run three tokens through the attention backend and read the geometry. Raises UnsupportedModel with the reason."""
     calls = _record_attention_calls(model)
-    heads = {call.shape[0] for call in calls}
-    if len(heads) > 1:
-        raise unsupported_model_error(model, f"its layers differ in their number of heads {sorted(heads)}")
     modules = tuple(call.module for call in calls)
     numbers = _layer_numbers(model, modules)
     rotation = _base_rotation(model, calls, numbers)
     return ModelInspection(
         attention_modules=modules,
         layer_numbers=numbers,
-        heads=heads.pop(),
+        layer_heads=tuple(call.q.shape[1] for call in calls),
         layer_kv_groups=tuple(call.groups for call in calls),
-        head_dim=max(call.shape[2] for call in calls),
+        layer_head_dims=tuple(call.q.shape[3] for call in calls),
         windows=tuple(call.window for call in calls),
         layer_rotates=tuple(bool(call.rotations) and rotation.pairs > 0 for call in calls),
         rotation=rotation,
@@ -134,10 +137,6 @@ class _AttentionCall:
     window: int | None
     rotations: list[_RotationResult]
     has_key_bias: bool
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return (self.q.shape[1], self.groups, self.q.shape[3])
 
     @property
     def query_rotation(self) -> _RotationResult:
@@ -202,8 +201,6 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         has_alibi = any(call.has_key_bias for call in calls)
         reason = "it uses ALiBi and does not rotate its heads" if has_alibi else "it does not rotate its heads"
         return CheckpointRotation.without_pairs(layers, reason)
-    if len({call.shape for call in calls}) > 1:
-        return CheckpointRotation.without_pairs(layers, "its layers differ in KV groups or head_dim")
     changes = {_change_after_rotation(calls[index]) for index in rotations}
     if "other" in changes:
         return CheckpointRotation.without_pairs(
@@ -211,18 +208,21 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         )
     first = next(iter(rotations.values()))
     starts = {_rotary_start(model, calls[index]) for index in rotations}
-    layouts = {(r.pairs, r.layout, r.table, r.direction) for r in rotations.values()}
+    layouts = {(r.layout, r.table, r.direction) for r in rotations.values()}
     if len(layouts) > 1 or len(starts) > 1:
-        raise unsupported_model_error(model, "its layers differ in rotary dimensions or layout")
-    candidates = list(_frequency_sets(model, first.pairs))
-    theta = torch.zeros(layers, first.pairs)
+        return CheckpointRotation.without_pairs(layers, "its layers differ in the place or order of their rotary pairs")
+    candidates = {pairs: [*_frequency_sets(model, pairs)] for pairs in {r.pairs for r in rotations.values()}}
+    pairs = max(candidates)
+    theta = torch.zeros(layers, pairs)
     layer_types = getattr(model.config.get_text_config(), "layer_types", None)
     frequencies = {
-        index: _closest_frequencies(model, candidates, rotation, layer_types and layer_types[numbers[index]])
+        index: _closest_frequencies(
+            model, candidates[rotation.pairs], rotation, layer_types and layer_types[numbers[index]]
+        )
         for index, rotation in rotations.items()
     }
     for index, frequency_set in frequencies.items():
-        theta[index] = frequency_set.theta
+        theta[index, : len(frequency_set.theta)] = frequency_set.theta
     scales = changes == {"none"} or _factor_scales_logits(model, calls[next(iter(rotations))])
     modules = tuple(dict.fromkeys(frequency_set.module for frequency_set in frequencies.values()))
     frequency_set_by_layer = [frequencies.get(index) for index in range(layers)]
@@ -235,6 +235,10 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         table_layout=first.table,
         layer_types=tuple(
             frequency_set.layer_type if frequency_set else None for frequency_set in frequency_set_by_layer
+        ),
+        layer_pairs=tuple(
+            rotations[index].pairs if index in rotations else min(pairs, call.q.shape[3] // 2)
+            for index, call in enumerate(calls)
         ),
         rotary_start=starts.pop(),
         direction=first.direction,

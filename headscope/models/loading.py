@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from headscope import user_input
+from headscope.attention.backend import for_text_part
 from headscope.errors import (
     BadInput,
     CannotWrite,
@@ -142,10 +143,10 @@ def _auto_class(config: Any) -> Any:
     return AutoModelForCausalLM  # its error says what is wrong
 
 
-def _attention_implementation(auto_class: Any, config: Any) -> str:
+def _attention_implementation(auto_class: Any, config: Any) -> str | dict[str, Any]:
     """The implementation for passes without headscope's backend, whatever the config names."""
     model_class = auto_class._model_mapping.get(type(config), None)
-    return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+    return for_text_part(config, "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager")
 
 
 def _refuse_unsafe_weights(folder: Path, name: str) -> None:
@@ -312,7 +313,7 @@ def _write_converted(gguf: Path, folder: Path) -> None:
         raise
     except Exception as error:  # the gguf reader raises many kinds of errors for a broken file
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadInput(f"cannot read GGUF file '{gguf}' ({reason}). It may be truncated: download it again") from error
+        raise BadInput(f"cannot read GGUF file '{gguf}' ({reason}). It may be truncated. Download it again") from error
     # transformers marks the model as quantized although its weights are dequantized.
     if hasattr(module, "hf_quantizer"):
         del module.hf_quantizer

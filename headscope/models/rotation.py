@@ -61,6 +61,12 @@ class RotationCall:
         names = ("freqs_cis",) if len(self.tables) == 1 else ("cos", "sin")
         return self.function(**{**self.arguments, **dict(zip(names, tables or self.tables, strict=True)), **vectors})
 
+    def has_heads_of(self, groups: int) -> bool:
+        """Whether the heads of each vector divide into this many groups, or are one shared key."""
+        return all(
+            v.shape[self.heads_axis] in (1, v.shape[self.heads_axis] // groups * groups) for v in self.vectors.values()
+        )
+
     def run_per_group(self, tables: tuple[Tensor, ...]) -> Any:
         """Run the function with tables [B, G, L, entries], one per group of heads.
 
@@ -197,6 +203,7 @@ def _table_layout(tables: tuple[Tensor, ...]) -> tuple[int, TableLayout]:
 @contextmanager
 def preserving_frequencies(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the modules' frequencies on leaving: some modules keep those of the longest text so far."""
+    modules = tuple(modules)
     saved = [
         (module, name, value, value.clone() if isinstance(value, Tensor) else value)
         for module in modules
@@ -207,8 +214,13 @@ def preserving_frequencies(modules: Iterable[nn.Module]) -> Iterator[None]:
         yield
     finally:
         for module, name, value, copy in saved:
-            # Some modules replace the tensor, others write into it.
-            setattr(module, name, value.copy_(copy) if isinstance(value, Tensor) else copy)
+            if isinstance(value, Tensor):  # some modules replace the tensor, others write into it
+                value[...] = copy
+            setattr(module, name, value if isinstance(value, Tensor) else copy)
+        kept = {(module, name) for module, name, _, _ in saved}
+        for module in modules:
+            for name in [name for name in vars(module) if name.endswith("inv_freq") and (module, name) not in kept]:
+                delattr(module, name)
 
 
 def cos_sin_tables(

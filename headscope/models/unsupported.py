@@ -19,6 +19,10 @@ def refuse_by_config(config: Any, name: str) -> None:
             "it attends in both directions; headscope measures causal decoders",
         ),
         (layer_types and not any(map(has_attention, layer_types)), "it has no softmax attention"),
+        (
+            any("compressed" in layer_type for layer_type in layer_types),
+            "its layers also attend to keys that stand for whole blocks of tokens",
+        ),
     ]
     for applies, reason in reasons:
         if applies:

@@ -1,6 +1,6 @@
 """A statistic of all heads of a model: a layer x head matrix, its change against a baseline, and its distribution.
 
-`heads` is always the wide per-head table of `headscope.runs.summary.heads`.
+`heads` is always the wide per-head table of `headscope.runs.summary.head_table`.
 """
 
 import numpy as np

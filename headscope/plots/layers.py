@@ -81,7 +81,7 @@ def plot_over_steps(
 
 
 def plot_layers_by_step(heads: pd.DataFrame, statistic_name: str, training_steps: Mapping[str, int]) -> go.Figure:
-    """Plot the median over the heads of each layer by training step as a heat map.
+    """Plot the median over the heads of each layer by training step as a heatmap.
 
     Colours are logarithmic if the statistic has a log scale. `training_steps` maps model labels to steps.
     """

@@ -160,7 +160,7 @@ def _rows_at_longest_context(contributions: pd.DataFrame, layer: int, head: int)
 
 
 def _pair_heatmap(grid: pd.DataFrame) -> dict[str, Any]:
-    """Plotly settings of a heat map of pairs (rows) by distance (columns), with one column per measured distance."""
+    """Plotly settings of a heatmap of pairs (rows) by distance (columns), with one column per measured distance."""
     return {
         "x": list(range(grid.shape[1])),
         "y": list(grid.index),

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headscope import user_input
+from headscope.attention.record import Geometry
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
@@ -50,8 +51,9 @@ def lora_folder_of(adapter_file: Path) -> Path:
 
 
 class AdaRoPE(nn.Module):
-    """A schedule with trainable parameters. T layers, G KV groups, P rotary pairs, H heads.
+    """A schedule with trainable parameters. T layers, G KV groups, P rotary pairs, H heads: the largest of all layers.
 
+    A layer with fewer of them (`geometry`) does not use the rest, which keeps a frequency of 0.
     xi [T, G, P] log rad/token; tau, gamma [T, H]. The `*_init` buffers hold the initial values, and `theta_init` the
     initial frequencies themselves, so that an untrained adapter rotates by exactly those. `rotary_factor` [T]
     multiplies cos and sin: 1 if every dimension rotates (tau then includes YaRN's temperature), otherwise YaRN's
@@ -81,6 +83,7 @@ class AdaRoPE(nn.Module):
         self.reference_length = reference_length
         self.uses_sequence_length = False
         self.lora_folder: Path | None = None
+        self.geometry: Geometry | None = None
         self.metadata = dict(metadata or {})
 
     @classmethod
@@ -93,21 +96,32 @@ class AdaRoPE(nn.Module):
         require_rotation(checkpoint, "adarope")
         require_own_keys(checkpoint)
         geometry = checkpoint.geometry
-        shape = (geometry.kv_groups, geometry.pairs)
-        theta = torch.stack([start.theta(layer).expand(shape) for layer in range(geometry.layers)])
+        theta = torch.zeros(geometry.layers, geometry.kv_groups, geometry.pairs)
+        for layer, groups in enumerate(geometry.layer_kv_groups):
+            theta[layer, :groups, : geometry.layer_pairs[layer]] = start.theta(layer)
         factors = torch.tensor([start.attention_factor(layer) for layer in range(geometry.layers)])
         tau, gamma = start.tau_and_gamma()
-        if 2 * geometry.pairs < geometry.head_dim or any(f != 1 for f in checkpoint.rotation.factors):
+        is_partial = any(2 * n < dim for n, dim in zip(geometry.layer_pairs, geometry.layer_head_dims, strict=True))
+        if is_partial or any(f != 1 for f in checkpoint.rotation.factors):
             tau = torch.ones_like(tau)
         else:
             factors = torch.ones_like(factors)
         metadata = {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.weights_sha256}
-        return cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
+        adarope = cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
+        adarope.geometry = geometry
+        return adarope
 
     def theta(self, layer: int) -> Tensor:
         theta_init, xi_init = torch.as_tensor(self.theta_init)[layer], torch.as_tensor(self.xi_init)[layer]
         # A frequency of 0 has no finite logarithm and stays 0.
-        return theta_init * torch.where(xi_init.isfinite(), self.xi[layer] - xi_init, 0.0).exp()
+        theta = theta_init * torch.where(xi_init.isfinite(), self.xi[layer] - xi_init, 0.0).exp()
+        return self._of_layer(theta, layer)
+
+    def _of_layer(self, by_group_and_pair: Tensor, layer: int) -> Tensor:
+        """The KV groups and pairs that a layer has, of [G, P]."""
+        if self.geometry is None:
+            return by_group_and_pair
+        return by_group_and_pair[: self.geometry.layer_kv_groups[layer], : self.geometry.layer_pairs[layer]]
 
     def attention_factor(self, layer: int) -> float:
         return float(torch.as_tensor(self.rotary_factor)[layer])
@@ -117,11 +131,12 @@ class AdaRoPE(nn.Module):
         if self.uses_sequence_length:
             visible = visible.amax(-1, keepdim=True).expand_as(visible)
         growth = torch.log1p(visible.to(self.tau.dtype).clamp(min=self.reference_length) / self.reference_length)
-        tau, gamma = (t[layer].to(visible.device)[None, :, None] for t in (self.tau, self.gamma))
+        heads = slice(None if self.geometry is None else self.geometry.layer_heads[layer])
+        tau, gamma = (t[layer, heads].to(visible.device)[None, :, None] for t in (self.tau, self.gamma))
         return torch.as_tensor(growth[:, None] ** gamma / tau)
 
     def log_theta_init(self, layer: int) -> Tensor:
-        return torch.as_tensor(self.xi_init)[layer]
+        return self._of_layer(torch.as_tensor(self.xi_init)[layer], layer)
 
     def tau_and_gamma(self) -> tuple[Tensor, Tensor]:
         return self.tau.detach(), self.gamma.detach()
@@ -208,5 +223,6 @@ class AdaRoPE(nn.Module):
         initial_values = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])
         adarope = cls(*initial_values, metadata.pop("reference_length"), metadata)
         adarope.load_state_dict(tensors)
+        adarope.geometry = geometry
         adarope.lora_folder = lora_folder_of(path) if "lora" in metadata else None
         return adarope.to(checkpoint.device)

@@ -103,7 +103,11 @@ def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
         if last is None or last[0] is not state.positions or last[1] is not theta or last[2] != (factor, dtype):
             tables = cos_sin_tables(state.positions, theta, factor, model.rotation.table_layout, dtype)
             last = last_tables = (state.positions, theta, (factor, dtype), tables)
-        return call.run(last[3]) if theta.shape[0] == 1 else call.run_per_group(last[3])
+        if theta.shape[0] == 1:
+            return call.run(last[3])
+        # The heads of an indexer (DeepSeek V3.2, GLM-5) belong to no KV group and keep the checkpoint's rotation. It
+        # chooses all keys of the texts that are measured, so its rotation has no effect.
+        return call.run_per_group(last[3]) if call.has_heads_of(theta.shape[0]) else None
 
     with ExitStack() as stack:
         for layer, module in enumerate(model.attention_modules):
@@ -113,6 +117,7 @@ def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
         for module in model.rotation.rotary_modules:
             stack.callback(module.register_forward_pre_hook(state.record_positions, with_kwargs=True).remove)
         stack.enter_context(intercepting_rotations(model.attention_modules, rotate))
+        stack.enter_context(preserving_frequencies(model.rotation.rotary_modules))
         yield
 
 

@@ -46,12 +46,14 @@ def load_with_key_map(stored: Path | str, key_map_file: Path | str, checkpoint: 
     key_map = _read_key_map(user_input.expand_path(key_map_file, "key map"))
     tensors = _load_tensors(user_input.expand_path(stored, "checkpoint"))
     geometry = checkpoint.geometry
-    by_pair, by_head = (geometry.kv_groups, geometry.pairs), (geometry.heads,)
     adarope = AdaRoPE.from_schedule(checkpoint, FixedSchedule.of_checkpoint(checkpoint), key_map.reference_length)
     with torch.no_grad():
-        for name, shape in {"xi": by_pair, "tau": by_head, "gamma": by_head}.items():
+        for name in ("xi", "tau", "gamma"):
             pattern = getattr(key_map, name)
             for layer in range(geometry.layers if pattern else 0):
+                of_layer = geometry.at_layer(layer)
+                heads, groups, pairs = of_layer.heads, of_layer.kv_groups, of_layer.pairs
+                shape = (groups, pairs) if name == "xi" else (heads,)
                 key = pattern.replace("{layer}", str(geometry.layer_numbers[layer]))
                 if key not in tensors:
                     raise BadInput(
@@ -59,14 +61,14 @@ def load_with_key_map(stored: Path | str, key_map_file: Path | str, checkpoint: 
                     )
                 validate_parameter(tensors[key], name, f"'{key}' of '{stored}'")
                 tensor = tensors[key].float().squeeze()
-                if name == "xi" and tensor.shape == (geometry.heads, geometry.pairs):
-                    tensor = _reduce_to_groups(tensor, geometry.kv_groups, key)
+                if name == "xi" and tensor.shape == (heads, pairs):
+                    tensor = _reduce_to_groups(tensor, groups, key)
                 if tensor.shape != torch.empty(shape).squeeze().shape:
                     raise BadInput(
                         f"'{key}' has shape {tuple(tensors[key].shape)}, but '{checkpoint.name}' needs {shape}. Check "
                         f"{name} in '{key_map_file}'"
                     )
-                getattr(adarope, name)[layer] = tensor.reshape(shape)
+                getattr(adarope, name)[layer][tuple(map(slice, shape))] = tensor.reshape(shape)
     return adarope.to(checkpoint.device)
 
 

@@ -28,14 +28,15 @@ def scaled_schedule(
     rope_type: str,
     *,
     rope_theta: float | None = None,
-    base_factor: float = 1.0,
+    ntk_factor: float | None = None,
     **parameters: float | None,
 ) -> FixedSchedule:
     """Frequencies and attention factors that transformers computes for these RoPE parameters, layer by layer.
 
-    Sliding-window layers keep their own. A checkpoint's existing scaling is replaced, not scaled further, with a
-    warning. Raises UnsupportedModel for a checkpoint without rotation, one in which only sliding-window layers rotate,
-    or one whose config does not determine its frequencies.
+    `ntk_factor` multiplies the base as the scheme ntk does. Sliding-window layers keep their own frequencies. A
+    checkpoint's existing scaling is replaced, not scaled further, with a warning. Raises UnsupportedModel for a
+    checkpoint without rotation, one in which only sliding-window layers rotate, or one whose config does not determine
+    its frequencies.
     """
     require_rotation(checkpoint, rope_type)
     rotation = checkpoint.rotation
@@ -58,7 +59,7 @@ def scaled_schedule(
         own_parameters = _own_rope_parameters(checkpoint, layer_type)
         own_theta, _ = _compute_frequencies(checkpoint, layer_type, own_parameters)
         for layer in layers:
-            inspected = rotation.theta[layer]
+            inspected = rotation.layer_theta(layer)
             if own_theta.shape != inspected.shape or not torch.allclose(own_theta, inspected, rtol=1e-2):
                 reason = "its config does not determine its rotary frequencies"
                 raise unsupported_scheme(checkpoint, rope_type, reason)
@@ -69,7 +70,8 @@ def scaled_schedule(
             )
         rope = {
             "rope_type": rope_type,
-            "rope_theta": (rope_theta or own_parameters["rope_theta"]) * base_factor,
+            "rope_theta": (rope_theta or own_parameters["rope_theta"])
+            * _ntk_base_factor(checkpoint, ntk_factor, 2 * len(own_theta)),
             "original_max_position_embeddings": checkpoint.geometry.native_context,
             **{name: value for name, value in parameters.items() if value is not None},
         }
@@ -82,6 +84,16 @@ def scaled_schedule(
         for layer in layers:
             thetas[layer], factors[layer] = shared_theta, factor if rotation.factor_scales_logits else 1.0
     return FixedSchedule(checkpoint, tuple(thetas), tuple(factors))
+
+
+def _ntk_base_factor(checkpoint: LoadedModel, ntk_factor: float | None, dims: int) -> float:
+    """The factor on the base for NTK-aware interpolation of `dims` rotary dimensions."""
+    if ntk_factor is None:
+        return 1.0
+    if dims == 2:
+        reason = "it has one rotary pair, whose frequency does not depend on the base"
+        raise unsupported_scheme(checkpoint, "ntk", reason)
+    return float(ntk_factor ** (dims / (dims - 2)))
 
 
 def own_schedule_at_length(checkpoint: LoadedModel, length: int) -> FixedSchedule:
@@ -138,6 +150,8 @@ def _text_config(checkpoint: LoadedModel) -> Any:
     if getattr(config, "rope_parameters", None) is None:  # GPT-J and CodeGen, whose code fixes the base
         share = 2 * geometry.pairs / geometry.head_dim
         config.rope_parameters = {"rope_type": "default", "rope_theta": SINUSOIDAL_BASE, "partial_rotary_factor": share}
+    if vars(config).get("head_dim", 0) is None:  # Mixtral; transformers multiplies it
+        config.head_dim = geometry.head_dim
     config.standardize_rope_params()
     return config
 

@@ -15,7 +15,8 @@ QueryScale = Callable[[int, Tensor], Tensor]
 
 
 class Schedule(Protocol):
-    """Positions of one checkpoint. Shapes: T layers, G KV groups, P rotary pairs, H heads."""
+    """Positions of one checkpoint. Shapes: T layers; G KV groups, P rotary pairs and H heads of a layer, or of the
+    layer that has most where layers are stacked."""
 
     @property
     def replaces_rotation(self) -> bool:
@@ -66,7 +67,8 @@ class FixedSchedule:
         """The checkpoint's own rotation, optionally with a query scale."""
         tensor_by_bytes: dict[bytes, Tensor] = {}
         rotation = checkpoint.rotation
-        thetas = tuple(tensor_by_bytes.setdefault(row.numpy().tobytes(), row[None]) for row in rotation.theta)
+        rows = map(rotation.layer_theta, range(len(rotation.theta)))
+        thetas = tuple(tensor_by_bytes.setdefault(row.numpy().tobytes(), row[None]) for row in rows)
         return cls(checkpoint, thetas, rotation.factors, False, query_scale, reference_length)
 
     @property
@@ -123,9 +125,10 @@ def frequencies_by_layer(model: LoadedModel, schedule: Schedule) -> Tensor:
 
 
 def pad_frequencies(model: LoadedModel, thetas: list[Tensor]) -> Tensor:
-    """Stack frequencies by layer, [1|G, P] each, with 0 for unrotated pairs: [layers, G, d/2]."""
+    """Stack frequencies by layer, [1|G, P] each, with 0 for unrotated pairs and for what a layer does not have:
+    [layers, G, d/2]."""
     geometry = model.geometry
     padded = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)
     for layer, theta in enumerate(thetas):
-        padded[layer, :, : geometry.pairs] = theta.cpu()
+        padded[layer, : geometry.layer_kv_groups[layer], : theta.shape[1]] = theta.cpu()
     return padded

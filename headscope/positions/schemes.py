@@ -86,12 +86,7 @@ class NTK:
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         require_rotation(checkpoint, "ntk")
-        dims = 2 * checkpoint.geometry.pairs
-        if dims == 2:
-            raise unsupported_scheme(
-                checkpoint, "ntk", "it has one rotary pair, whose frequency does not depend on the base"
-            )
-        return scaled_schedule(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
+        return scaled_schedule(checkpoint, "linear", factor=1.0, ntk_factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -185,8 +180,10 @@ class ALiBi:
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         unrotated = _keeping_highest_frequencies(checkpoint, "alibi", 0.0)
         geometry = checkpoint.geometry
-        if 2 * geometry.pairs < geometry.head_dim:
+        if any(2 * pairs < dim for pairs, dim in zip(geometry.layer_pairs, geometry.layer_head_dims, strict=True)):
             raise unsupported_scheme(checkpoint, "alibi", "it rotates only a part of each head")
+        if len(set(geometry.layer_heads)) > 1:
+            raise unsupported_scheme(checkpoint, "alibi", "its layers differ in their number of heads")
         thetas = tuple(unrotated.theta(layer) for layer in range(geometry.layers))
         return FixedSchedule(checkpoint, thetas, (1.0,) * geometry.layers, slopes=alibi_slopes(geometry.heads))
 
@@ -195,8 +192,12 @@ def _keeping_highest_frequencies(checkpoint: LoadedModel, scheme: str, share: fl
     """The checkpoint's schedule with the highest `share` of the frequencies kept and the rest set to 0."""
     require_rotation(checkpoint, scheme)
     own = FixedSchedule.of_checkpoint(checkpoint)
-    is_kept = torch.arange(checkpoint.geometry.pairs) < round(share * checkpoint.geometry.pairs)
-    masked = {id(theta): theta * is_kept for theta in own.thetas}  # layers go on sharing tensors
+
+    def keep(theta: Tensor) -> Tensor:
+        pairs = theta.shape[1]
+        return theta * (torch.arange(pairs) < round(share * pairs))
+
+    masked = {id(theta): keep(theta) for theta in own.thetas}  # layers go on sharing tensors
     return FixedSchedule(checkpoint, tuple(masked[id(theta)] for theta in own.thetas), own.attention_factors)
 
 

@@ -46,7 +46,7 @@ class Haystack:
 
     def __init__(self, name: str, ids: Sequence[int], tokenizer: Any):
         special = set(tokenizer.all_special_ids)
-        opening = next((at for at, token in enumerate(ids) if token not in special), len(ids))
+        opening = next((index for index, token in enumerate(ids) if token not in special), len(ids))
         self.name = name
         self.special_prefix = np.array(ids[:opening], np.int32)
         self.ids = np.array(ids[opening:], np.int32)
@@ -54,15 +54,19 @@ class Haystack:
 
     def sentence_start(self, target: int) -> int:
         """The start of the last sentence that begins at or before token `target`."""
-        at = next(at for at in range(target, -1, -1) if at == 0 or self._starts_sentence(at))
-        while at > 0 and self._starts_sentence(at - 1):  # white space belongs to the later sentence
-            at -= 1
-        return at
+        position = next(
+            position for position in range(target, -1, -1) if position == 0 or self._starts_sentence(position)
+        )
+        while position > 0 and self._starts_sentence(position - 1):  # white space belongs to the later sentence
+            position -= 1
+        return position
 
-    def _starts_sentence(self, at: int) -> bool:
-        before = self.ids[max(0, at - BOUNDARY_TOKENS) : at]
+    def _starts_sentence(self, position: int) -> bool:
+        before = self.ids[max(0, position - BOUNDARY_TOKENS) : position]
         preceding_text = decode_tokens(self._tokenizer, before)
-        joined_text = decode_tokens(self._tokenizer, self.ids[max(0, at - BOUNDARY_TOKENS) : at + BOUNDARY_TOKENS])
+        joined_text = decode_tokens(
+            self._tokenizer, self.ids[max(0, position - BOUNDARY_TOKENS) : position + BOUNDARY_TOKENS]
+        )
         if not joined_text.startswith(preceding_text):  # a token boundary within a character
             return False
         spaced = preceding_text[-1:].isspace() or joined_text[len(preceding_text) : len(preceding_text) + 1].isspace()
@@ -82,7 +86,7 @@ class Haystack:
 class NeedlePromptBuilder:
     """Builds the prompts of one needle with one tokenizer and template.
 
-    `needle_ids` [N] are the needle's tokens, of which the first `cue_count` are not scored. `suffix_ids` follow the
+    `needle_ids` [N] are the needle's tokens; the first `cue_count` of them are not scored. `suffix_ids` follow the
     haystack: the question and, for a literal needle, its first `cue_count` tokens. The prompt of an indirect needle
     ends with its cue instead.
     """
@@ -129,28 +133,39 @@ class NeedlePromptBuilder:
 
     def prompt_with_needle(self, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
         """The prompt of exactly `length` tokens with the needle at `depth`."""
-        head, room, at = (
+        prefix, haystack_length, insertion = (
             self.prompt_prefix(haystack),
             self.haystack_length(haystack, length),
             self.insertion_point(haystack, length, depth),
         )
-        ids = np.concatenate([head, haystack.ids[:at], self.needle_ids, haystack.ids[at:room], self.suffix_ids])
-        start, end = len(head) + at + self.cue_count, len(head) + at + len(self.needle_ids)
-        return NeedlePrompt(ids, start, end, at / room)
+        ids = np.concatenate(
+            [
+                prefix,
+                haystack.ids[:insertion],
+                self.needle_ids,
+                haystack.ids[insertion:haystack_length],
+                self.suffix_ids,
+            ]
+        )
+        start, end = len(prefix) + insertion + self.cue_count, len(prefix) + insertion + len(self.needle_ids)
+        return NeedlePrompt(ids, start, end, insertion / haystack_length)
 
     def control_prompts(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[NeedlePrompt]:
         """The control of the same length without the needle, with the span at its position, for every depth."""
-        head, room = self.prompt_prefix(haystack), self.haystack_length(haystack, length) + len(self.needle_ids)
-        ids = np.concatenate([head, haystack.ids[:room], self.suffix_ids])
+        prefix, haystack_length = (
+            self.prompt_prefix(haystack),
+            self.haystack_length(haystack, length) + len(self.needle_ids),
+        )
+        ids = np.concatenate([prefix, haystack.ids[:haystack_length], self.suffix_ids])
         points = [self.insertion_point(haystack, length, depth) for depth in depths]
         return [
             NeedlePrompt(
                 ids,
-                len(head) + at + self.cue_count,
-                len(head) + at + len(self.needle_ids),
-                at / self.haystack_length(haystack, length),
+                len(prefix) + insertion + self.cue_count,
+                len(prefix) + insertion + len(self.needle_ids),
+                insertion / self.haystack_length(haystack, length),
             )
-            for at in points
+            for insertion in points
         ]
 
     def prompt_prefix(self, haystack: Haystack) -> Ids:
@@ -196,7 +211,7 @@ def _split_chat_template(tokenizer: Any, question: str) -> tuple[str, str]:
         prompt_text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a small program and fails as it likes
         raise BadInput(
-            f"the model's chat template fails ({first_line(error)}): use --template prefix or plain"
+            f"the model's chat template fails ({first_line(error)}). Use --template prefix or plain"
         ) from error
     before, between, after = prompt_text.partition(HAYSTACK_PLACEHOLDER)
     if not between or question not in after:

@@ -70,7 +70,7 @@ class NeedleGrid:
     def trials(self, tokenizer: Any) -> list[NeedleTrial]:
         """All trials, in the order in which neighbours share most. Raises BadInput for a grid that cannot be built.
 
-        Depths of which the needle would be inserted at the same place are one trial, of the first such depth.
+        Depths at which the needle would be inserted at the same place are one trial, with the first such depth.
         """
         haystacks, builders = self.prepare(tokenizer)
         trials: list[NeedleTrial] = []
@@ -101,8 +101,8 @@ class NeedleGrid:
         if merged_count and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "%d needles would be at the place of another depth, since a needle starts a sentence; they are left "
-                "out. Use fewer --depths or longer --lengths",
+                "%d needles are left out: they would be at the place of another depth, as a needle starts a sentence. "
+                "Use fewer --depths or longer --lengths",
                 merged_count,
             )
         return sorted(trials, key=lambda trial: trial.order)
@@ -118,5 +118,5 @@ class NeedleGrid:
 
 
 def even_depths(count: int) -> list[float]:
-    """That many depths from 0 to 1, evenly spaced; a single one lies in the middle."""
+    """`count` evenly spaced depths from 0 to 1; a single depth is in the middle."""
     return [0.5] if count == 1 else [number / (count - 1) for number in range(count)]

@@ -125,8 +125,9 @@ INDIRECT_NEEDLES = (
 
 
 def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> list[Needle]:
-    """The first `count` of our needles of that kind, of each if both, or of all those in `file`: one JSON object a line
-    with the fields of `Needle`, of which the cue may be left out.
+    """The first `count` built-in needles of that kind (of each kind if both), or of the needles in `file`.
+
+    The file has one JSON object per line with the fields of `Needle`; the cue is optional.
 
     Raises ResourceMissing if there is no such file, BadInput naming the line for anything else.
     """
@@ -144,9 +145,9 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
         return [needle for needles in sets for needle in needles[:count]]
     needles = [_parse_needle(value, location) for location, value in user_input.read_json_lines(file, "needle file")]
     if not needles:
-        raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_REQUIRED_FIELDS)}")
+        raise BadInput(f"'{file}' has no needle. Write one JSON object per line with {', '.join(_REQUIRED_FIELDS)}")
     if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
-        raise BadInput(f"'{file}' names two needles '{min(repeated)}'; give each its own name")
+        raise BadInput(f"'{file}' has two needles named '{min(repeated)}'. Give each its own name")
     return needles[:count]
 
 
@@ -155,7 +156,7 @@ _REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name != "cue
 
 def _parse_needle(value: Any, location: str) -> Needle:
     if not isinstance(value, dict) or set(value) - {"cue"} != set(_REQUIRED_FIELDS):
-        raise BadInput(f"{location} needs exactly the keys {', '.join(_REQUIRED_FIELDS)}, and may have cue")
+        raise BadInput(f"{location} is not a needle. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, cue")
     if (
         not all(isinstance(text, str) for text in value.values())
         or not value["name"]

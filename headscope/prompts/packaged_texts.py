@@ -107,7 +107,7 @@ def write_texts(folder: Path, held_out_names: set[str]) -> None:
     if missing := [str(path) for path in REQUIRED_PATHS if not path.exists()]:
         sys.exit(f"missing: {', '.join(missing)}. Install the packages named at the top of {__file__}")
     if folder.exists():
-        sys.exit(f"{folder} exists and may contain held-out documents as training texts. Give a new folder")
+        sys.exit(f"{folder} exists and may contain validation documents as training texts. Give a new folder")
     kinds = (plays, essays, dictionary, manuals)
     all_documents = [(kind.__name__, *document) for kind in kinds for document in kind()]
     # Documents below 4,096 characters are shorter than the shortest training context.

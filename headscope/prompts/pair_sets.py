@@ -7,13 +7,15 @@
 - induction: random tokens, repeated; corrupted: another token after the earlier copy.
 - needle: a hidden fact in a long text, queried at its end; corrupted: another fact in the same text.
 
-Names, words and numbers are chosen among those that the tokenizer writes as one token.
+Names, words and numbers are chosen among those that the tokenizer writes as one token. No pair of a set repeats
+another. Named spans: `last` in every set; indirect-object, subject and second-subject (ioi); decade (greater-than);
+earlier-copy and successor, both before the repetition (induction); needle, answer and question (needle).
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +35,10 @@ from headscope.prompts.texts import leading_special_tokens
 
 SetName = Literal["ioi", "greater-than", "induction", "needle"]
 GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
+SETS_OF_ANY_LENGTH: tuple[SetName, ...] = ("induction", "needle")
+"""Sets whose prompts have as many tokens as requested."""
+MAX_REPEATED_DRAWS = 1000
+"""Draws in a row that repeat an earlier pair before a set counts as exhausted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +107,8 @@ def generated_pairs(
     """`count` pairs of a generated set. `length` is the number of tokens of an induction or needle prompt.
 
     `haystacks` are the texts of needle prompts, each at least `length` tokens long. Raises BadInput if the tokenizer
-    writes too few of the set's words as one token, or if `length` is too short.
+    writes too few of the set's words as one token, if `length` is too short, or if there are fewer than `count`
+    different pairs.
     """
     if name == "induction":
         builder = _induction_builder(tokenizer, length)
@@ -111,11 +118,34 @@ def generated_pairs(
         builder = (_ioi_builder if name == "ioi" else _greater_than_builder)(tokenizer)
     number = GENERATED_SETS.index(name)
 
-    def build(index: int) -> TokenPair:
-        return builder(f"{name} {index}", np.random.default_rng([seed, number, index]))
+    def draw(index: int, attempt: int) -> TokenPair:
+        return builder(f"{name} {index}", np.random.default_rng([seed, number, attempt]))
 
-    build(0)  # reports a length that is too short before any work
+    attempts: list[int] = []  # those that gave a new pair
+    contents: set[bytes] = set()
+    attempt = 0
+    while len(attempts) < count:
+        content = _digest(draw(len(attempts), attempt))
+        if content not in contents:
+            contents.add(content)
+            attempts.append(attempt)
+        elif attempt - attempts[-1] > MAX_REPEATED_DRAWS:
+            raise BadInput(
+                f"the set {name} has too few different pairs for a count of {count}: {len(attempts)} were found. Use "
+                f"--count {len(attempts)} or fewer"
+            )
+        attempt += 1
+
+    def build(index: int) -> TokenPair:
+        return draw(index, attempts[index])
+
     return PairSet(name, [f"{name} {index}" for index in range(count)], build, f"{name} {count} {length} {seed}")
+
+
+def _digest(pair: TokenPair) -> bytes:
+    """Identifies the content of a pair."""
+    ids = (pair.clean, pair.corrupted, pair.answer, pair.wrong)
+    return hashlib.sha256(b"|".join(part.astype(np.int32).tobytes() for part in ids)).digest()
 
 
 Builder = Callable[[str, np.random.Generator], TokenPair]
@@ -164,7 +194,13 @@ def _ioi_builder(tokenizer: Any) -> Builder:
         }[corruption]
         clean, group = prompt(recipient, giver, giver), f"{'ABBA' if is_abba else 'BABA'} {corruption}"
         pair = PromptPair(name, clean, corrupted, f" {recipient}", f" {giver}", group)
-        return tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
+        tokens = tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
+        (recipient_at,), (subject_at, repeated_at) = (
+            np.flatnonzero(tokens.clean == answer) for answer in (tokens.answer, tokens.wrong)
+        )
+        return _with_spans(
+            tokens, {"indirect-object": recipient_at, "subject": subject_at, "second-subject": repeated_at}
+        )
 
     return build
 
@@ -190,7 +226,8 @@ def _greater_than_builder(tokenizer: Any) -> Builder:
         pair = PromptPair(
             name, text.format(decade), text.format(0), f"{later}{ending}", f"{earlier}{ending}", str(century)
         )
-        return tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
+        tokens = tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
+        return _with_spans(tokens, {"decade": np.flatnonzero(tokens.clean != tokens.corrupted)[0]})
 
     return build
 
@@ -216,10 +253,11 @@ def _induction_builder(tokenizer: Any, length: int) -> Builder:
         sequence = rng.choice(words, word_count - repeat_count, replace=False)
         wrong = rng.choice(np.setdiff1d(words, sequence))
         clean = np.concatenate([leading, sequence, sequence[:repeat_count]]).astype(np.int32)
-        corrupted = clean.copy()
-        corrupted[len(leading) + repeat_count] = wrong
+        corrupted, successor = clean.copy(), len(leading) + repeat_count
+        corrupted[successor] = wrong
         answer_ids, wrong_ids = (np.array([token], np.int32) for token in (sequence[repeat_count], wrong))
-        return TokenPair(name, "", clean, corrupted, answer_ids, wrong_ids, length)
+        pair = TokenPair(name, "", clean, corrupted, answer_ids, wrong_ids, length)
+        return _with_spans(pair, {"earlier-copy": successor - 1, "successor": successor})
 
     return build
 
@@ -259,14 +297,17 @@ def _needle_builder(tokenizer: Any, length: int, haystacks: Sequence[Haystack]) 
         group, question, opening = NEEDLE_TEMPLATES[rng.integers(len(NEEDLE_TEMPLATES))]
         answer, wrong = rng.choice(words, 2, replace=False)
         haystack, depth = haystacks[int(rng.integers(len(haystacks)))], float(rng.uniform(0.05, 0.95))
-        clean, corrupted = (
+        builders = [
             NeedlePromptBuilder(Needle(group, question, opening, f"{word}."), tokenizer, "prefix")
-            .prompt_with_needle(haystack, length, depth)
-            .ids.astype(np.int32)
             for word in (answer, wrong)
-        )
+        ]
+        prompts = [builder.prompt_with_needle(haystack, length, depth) for builder in builders]
+        clean, corrupted = (prompt.ids.astype(np.int32) for prompt in prompts)
         answer_ids, wrong_ids = (tokenize_plain(tokenizer, f"{opening} {word}")[-1:] for word in (answer, wrong))
-        return TokenPair(name, group, clean, corrupted, answer_ids, wrong_ids, length)
+        pair = TokenPair(name, group, clean, corrupted, answer_ids, wrong_ids, length)
+        spans = {"needle": range(prompts[0].end - len(builders[0].needle_ids), prompts[0].end)}
+        spans["question"] = range(length - len(builders[0].suffix_ids), length)
+        return _with_spans(pair, {"answer": np.flatnonzero(clean != corrupted)[0], **spans})
 
     return build
 
@@ -283,6 +324,12 @@ def one_token_words(tokenizer: Any, words: Sequence[str], needed: int) -> list[s
             f"one token, and {needed} are needed. Use a file of prompt pairs"
         )
     return usable
+
+
+def _with_spans(pair: TokenPair, spans: Mapping[str, Any]) -> TokenPair:
+    """The pair with named spans: ranges, or the position of a single token."""
+    ranges = {name: at if isinstance(at, range) else range(int(at), int(at) + 1) for name, at in spans.items()}
+    return replace(pair, spans=ranges)
 
 
 def _is_one_token(tokenizer: Any, text: str, continuation: str) -> bool:

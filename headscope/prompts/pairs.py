@@ -5,14 +5,14 @@ prompts need the same number of tokens, because an activation at a position of o
 same position of the other run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 
 from headscope import user_input
-from headscope.errors import BadInput
+from headscope.errors import BadInput, nearest
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.texts import leading_special_tokens
 
@@ -28,13 +28,19 @@ METRIC_UNITS = {"logit_diff": "logits", "logprob": "nats", "kl": "nats", "nll": 
 Alignment = Literal["equal", "end"]
 """equal: both prompts have the same number of tokens; end: only their common last tokens correspond."""
 
+RESERVED_SPAN_NAMES = ("all", "each")
+"""Names of positions that are not spans of a pair."""
+LAST_SPAN = "last"
+"""The span that every pair has: the last token of the prompt."""
+
 
 @dataclass(frozen=True)
 class PromptPair:
     """Two prompts as text. `answer` continues `clean`, and `wrong` is the answer that it is compared with.
 
-    Both answers begin with their space, if they have one. `group` names a kind of pair within its set. `location` is
-    where the pair comes from, for messages.
+    Both answers begin with their space, if they have one. `group` names a kind of pair within its set. `spans` names
+    parts of the clean prompt: a text that occurs in it once, or its first token and the one after its last. `location`
+    is where the pair comes from, for messages.
     """
 
     name: str
@@ -43,6 +49,7 @@ class PromptPair:
     answer: str
     wrong: str = ""
     group: str = ""
+    spans: Mapping[str, str | tuple[int, int]] = field(default_factory=dict)
     location: str = field(default="", compare=False)
 
 
@@ -51,7 +58,7 @@ class TokenPair:
     """A prompt pair in the tokens of one model: `clean` [L] and `corrupted` [L'], the answer [n], the wrong answer [m].
 
     `aligned` is the number of last prompt tokens that correspond: L, or with the alignment "end" the length of the
-    common suffix.
+    common suffix. `spans` are named positions of the clean prompt. `location` is for messages.
     """
 
     name: str
@@ -61,6 +68,27 @@ class TokenPair:
     answer: Ids
     wrong: Ids
     aligned: int
+    spans: Mapping[str, range] = field(default_factory=dict)
+    location: str = ""
+
+    def aligned_span(self, name: str) -> range:
+        """The positions of a named span, counted from the first aligned one.
+
+        Raises BadInput if the pair lacks the span, or if the span begins before the aligned positions.
+        """
+        spans = {**self.spans, LAST_SPAN: range(len(self.clean) - 1, len(self.clean))}
+        location = self.location or f"prompt pair '{self.name}'"
+        if name not in spans:
+            raise BadInput(
+                f"{location}: it has no span '{name}'{nearest(name, spans)}. Use {', '.join(spans)}, all or each"
+            )
+        first, span = len(self.clean) - self.aligned, spans[name]
+        if span.start < first:
+            raise BadInput(
+                f"{location}: span '{name}' starts at token {span.start}, but the prompts correspond only from token "
+                f"{first} on. Patch other positions"
+            )
+        return range(span.start - first, span.stop - first)
 
     @property
     def has_equal_lengths(self) -> bool:
@@ -125,7 +153,8 @@ def tokenize_pair(
                 f"{location}: answer {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
                 "token, or --metric nll"
             )
-    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned)
+    spans = _token_spans(tokenizer, pair, len(clean), location)
+    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location)
 
 
 def common_suffix_length(a: Ids, b: Ids) -> int:
@@ -150,20 +179,72 @@ def _parse_pair(content: Any, location: str) -> PromptPair:
     if not isinstance(content, dict):
         raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
     _check_keys(list(content), location)
-    if wrong_type := next((key for key, value in content.items() if not isinstance(value, str)), None):
+    texts = {key: value for key, value in content.items() if key != "spans"}
+    if wrong_type := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise BadInput(f"{location}: '{wrong_type}' is {user_input.quote(content[wrong_type])}. Write a string")
-    pair = PromptPair(**content, location=location)
-    for key, what in (("clean", "clean prompt"), ("corrupted", "corrupted prompt"), ("answer", "answer")):
+    pair = PromptPair(**texts, spans=_parse_spans(content.get("spans", {}), location), location=location)
+    for key, description in (("clean", "clean prompt"), ("corrupted", "corrupted prompt"), ("answer", "answer")):
         if not content[key].strip():
-            raise BadInput(f"{location}: the {what} is empty. Write a text")
+            raise BadInput(f"{location}: the {description} is empty. Write a text")
     if pair.answer == pair.wrong:
         raise BadInput(f"{location}: answer and wrong answer are both {user_input.quote(pair.answer)}. Change one")
     try:
-        for text in (pair.name, pair.group):
+        for text in (pair.name, pair.group, *pair.spans):
             user_input.check_text(text)
     except ValueError as error:
         raise BadInput(f"{location}: {error}") from error
     return pair
+
+
+def _parse_spans(content: Any, location: str) -> dict[str, str | tuple[int, int]]:
+    """The spans in one line of a file. Raises BadInput naming the line and the span."""
+    if not isinstance(content, dict):
+        raise BadInput(
+            f'{location}: \'spans\' is {user_input.quote(content)}. Write names and texts, as in {{"x": " Mary"}}'
+        )
+    spans: dict[str, str | tuple[int, int]] = {}
+    for name, value in content.items():
+        if name in (*RESERVED_SPAN_NAMES, LAST_SPAN) or not name.strip() or "," in name:
+            raise BadInput(f"{location}: a span cannot be named {user_input.quote(name)}. Use another name")
+        is_range = isinstance(value, list) and [type(end) for end in value] == [int, int] and 0 <= value[0] < value[1]
+        if not is_range and not (isinstance(value, str) and value.strip()):
+            raise BadInput(
+                f"{location}: span '{name}' is {user_input.quote(value)}. Write a text of the clean prompt, or its "
+                "first token and the one after its last, as in [3, 5]"
+            )
+        spans[name] = value if isinstance(value, str) else (value[0], value[1])
+    return spans
+
+
+def _token_spans(tokenizer: Any, pair: PromptPair, length: int, location: str) -> dict[str, range]:
+    """The spans of a pair as positions of its clean prompt of `length` tokens."""
+    spans = {}
+    for name, value in pair.spans.items():
+        if isinstance(value, str):
+            text = value.strip()
+            if (occurrences := pair.clean.count(text)) != 1:
+                raise BadInput(
+                    f"{location}: {user_input.quote(text)} of span '{name}' occurs {occurrences} times in the clean "
+                    "prompt. Use a text that occurs once, or tokens, as in [3, 5]"
+                )
+            spans[name] = _text_span(tokenizer, pair.clean, text, length)
+        else:
+            spans[name] = range(*value)
+            if value[1] > length:
+                raise BadInput(
+                    f"{location}: span '{name}' ends at token {value[1]}, but the clean prompt has {length} tokens. "
+                    "Use a lower end"
+                )
+    return spans
+
+
+def _text_span(tokenizer: Any, prompt: str, text: str, length: int) -> range:
+    """The positions of the tokens that hold the first occurrence of a text in a prompt of `length` tokens."""
+    start = prompt.index(text)
+    offsets = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    inside = [at for at, (first, end) in enumerate(offsets) if first < start + len(text) and end > start]
+    leading = length - len(offsets)
+    return range(leading + inside[0], leading + inside[-1] + 1)
 
 
 def _check_keys(keys: Sequence[str], location: str) -> None:

@@ -101,7 +101,7 @@ def load_token_documents(
     needs independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
-        raise BadInput(f"cannot read {count} documents of {length} tokens: both numbers must be at least 1")
+        raise BadInput(f"cannot read {count} documents of {length} tokens. Use at least 1 document and 1 token")
     documents: list[TokenDocument] = []
     copies, overlaps, index = [], [], NearDuplicateIndex()
     longest = Document("", "")
@@ -165,7 +165,7 @@ class NearDuplicateIndex:
 
 
 def find_near_duplicate(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
-    """The first of these documents of which more than 80 % of the 13-grams occur in `ids`; None if there is none."""
+    """The first document with more than 80 % of its 13-grams in `ids`; None if there is none."""
     grams = _ngrams(ids) if documents else set()
     for document in documents:
         document_ngrams = _ngrams(document.ids)
@@ -181,8 +181,8 @@ def _ngrams(ids: Sequence[int]) -> set[bytes]:
 
 def _warn_about_copies(copies: Sequence[str], source: str) -> None:
     if copies:
-        listed = ", ".join(copies[:3]) + (", ..." if len(copies) > 3 else "")
-        log.warning("%s: left out %d copies or near-copies of other documents: %s", source, len(copies), listed)
+        examples = ", ".join(copies[:3]) + (", ..." if len(copies) > 3 else "")
+        log.warning("%s: left out %d copies or near-copies of other documents: %s", source, len(copies), examples)
 
 
 def _warn_about_dependence(documents: Sequence[TokenDocument], overlaps: Sequence[str], source: str) -> None:
@@ -273,7 +273,7 @@ def _glob_files(pattern: str) -> dict[str, Path]:
     matches = [pattern] if is_file else glob.glob(pattern, recursive=True)
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
-        hint = f"It is a folder; use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
+        hint = f"It is a folder. Use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
         raise ResourceMissing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
     parts = Path(pattern).parts
     magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]

@@ -3,10 +3,8 @@
 The haystack is cut 200 tokens short, the prompt is decoded and tokenised again, and the needle's span is the first
 stretch of its length that holds nearly the same set of tokens. An answer runs for up to 50 steps, the line break that
 ends it is scored, an end token does not stop it, and every repeated copy counts again. Three faults of that code are
-not
-reproduced: sentence ends are found as in all other prompts, special tokens appear once at the start, and a span that
-is not
-found raises an error instead of scoring 0. The wording of the prompt is that of the template [ours].
+not reproduced: sentence ends are found as in all other prompts, special tokens appear once at the start, and a span
+that is not found raises an error instead of scoring 0. The wording of the prompt is that of the template [ours].
 """
 
 import numpy as np

@@ -33,7 +33,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class FindingData:
-    """A number with its 95 % confidence interval `low` to `high` over `n` documents, trials, heads or units.
+    """A number with its 95 % confidence interval `low` to `high` over `n` documents, trials, heads or KV groups.
 
     `layer` and `head` are set if it belongs to one head. NaN and None: there is no such number.
     """
@@ -70,7 +70,7 @@ class PaperClaim(Finding):
     """A statement of the paper, the verdict for the run, and the evidence; `text` joins the three.
 
     `verdict` is "supported", "partly supported", "not supported" or "inconclusive", the last one with the reason. The
-    evidence starts with `criterion`, the threshold that is ours, unless the statement names it.
+    evidence ends with `criterion`, the threshold that is ours, unless the statement names it.
     """
 
     topic: str = field(default="Comparison with the paper", init=False)
@@ -83,7 +83,7 @@ class PaperClaim(Finding):
 
     def __post_init__(self) -> None:
         if self.criterion:
-            object.__setattr__(self, "evidence", f"Our criterion: {self.criterion}. {self.evidence}")
+            object.__setattr__(self, "evidence", f"{self.evidence}. Our criterion: {self.criterion}")
             object.__setattr__(self, "criterion", "")
         object.__setattr__(self, "text", f"{self.statement}: {self.verdict}. {self.evidence}.")
 

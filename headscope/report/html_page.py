@@ -46,11 +46,11 @@ def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     CannotWrite if the file cannot be written.
     """
     if not runs:
-        raise BadInput("a report needs at least one run. Name a run directory.")
+        raise BadInput("a report needs at least one run. Name a run directory")
     out = Path(out)
     with _convert_write_errors(out):
         if out.exists() and not out.is_file():
-            raise CannotWrite(f"cannot write {out}: it is a folder or a device. Choose another file with --out.")
+            raise CannotWrite(f"cannot write {out}: it is a folder or a device. Choose another file with --out")
     for run in runs:
         run.check()  # before drawing, and also the tables that no chart uses
     page = render_report(runs)
@@ -70,7 +70,7 @@ def _convert_write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with --out.") from error
+        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with --out") from error
 
 
 def render_report(runs: Sequence[Run]) -> str:

@@ -103,7 +103,7 @@ def charts(run: Run, topic: str = "") -> NotebookCharts:
     if topic and not blocks:
         topics = [*assembly.collect_chapters(context)]
         topic_list = "; ".join(topics) or "none"
-        raise BadInput(f"no chart of {run.name} matches '{topic}'{nearest(topic, topics)}. Topics: {topic_list}.")
+        raise BadInput(f"no chart of {run.name} matches '{topic}'{nearest(topic, topics)}. Use one of: {topic_list}")
     return NotebookCharts(topic or run.name, [], blocks)
 
 
@@ -115,10 +115,10 @@ def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
     model = model or next(reversed(run.models), "")
     if model not in run.models:
         raise BadInput(
-            f"{run.name} has no model '{model}'{nearest(model, run.models)}. Models: {', '.join(run.models)}."
+            f"{run.name} has no model '{model}'{nearest(model, run.models)}. Use one of: {', '.join(run.models)}"
         )
     if not head_mask(run.heads, layer, head).any():
-        raise BadInput(f"{run.name} has no head {head} in layer {layer}. run.heads lists its heads.")
+        raise BadInput(f"{run.name} has no head {head} in layer {layer}. Use a head of run.heads")
     first, more = assembly.head_sentences(run, model, layer, head)
     blocks = [*assembly.head_blocks(run, model, layer, head)]
     return NotebookCharts(f"Layer {layer}, head {head}: {model}", [*first, *more], blocks)

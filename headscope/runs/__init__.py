@@ -1,0 +1,1 @@
+"""Runs: declared tables and columns, the writer, the reader, and the wide per-head table."""

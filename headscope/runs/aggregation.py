@@ -119,10 +119,11 @@ def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     blocks = []
     for model in models:
         geometry = model["geometry"]
-        heads = np.arange(geometry["heads"])
         numbers = geometry.get("numbers", range(geometry["layers"]))
+        head_counts = geometry.get("layer_heads", [geometry["heads"]] * len(numbers))
         group_counts = geometry.get("layer_kv_groups", [geometry["kv_groups"]] * len(numbers))
-        for layer, groups in zip(numbers, group_counts, strict=True):
+        for layer, count, groups in zip(numbers, head_counts, group_counts, strict=True):
+            heads = np.arange(count)
             group = heads // (len(heads) // groups)
             keys = {"model": model["label"], "layer": layer, "kv_group": group, "member": heads}
             blocks.append(pd.DataFrame(keys))

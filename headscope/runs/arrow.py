@@ -119,11 +119,11 @@ def read(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVI
 
 
 def select_declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
-    """The columns that the table declares. Raises BadRun for one that `stored` has not, or has of another type."""
+    """The columns that the table declares. Raises BadRun if `stored` lacks one or has it in another type."""
     for field in table.arrow:
-        at = stored.schema.get_field_index(field.name)
-        if at < 0 or not stored.schema.field(at).equals(field):
-            actual = "missing" if at < 0 else str(stored.schema.field(at).type)
+        index = stored.schema.get_field_index(field.name)
+        if index < 0 or not stored.schema.field(index).equals(field):
+            actual = "missing" if index < 0 else str(stored.schema.field(index).type)
             raise BadRun(
                 f"{file} has another schema: its column '{field.name}' is {actual}, not {field.type}. "
                 "Measure the run again, or open it with the headscope version that wrote it"

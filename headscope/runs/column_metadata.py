@@ -89,11 +89,11 @@ def is_statistic(name: str) -> bool:
 
 def statistic(name: str) -> Statistic:
     """The metadata of column `name`, with its length in the label. Raises BadInput for an undeclared column."""
-    parts, known = parse_column(name), statistics()
-    entry = known.get(name) or known.get(parts.stem)
+    parts, declared = parse_column(name), statistics()
+    entry = declared.get(name) or declared.get(parts.stem)
     if entry is None:
-        raise BadInput(f"unknown statistic '{name}'{nearest(name, known)}. Use a column of run.heads")
-    if parts.length is None or name in known:
+        raise BadInput(f"unknown statistic '{name}'{nearest(name, declared)}. Use a column of run.heads")
+    if parts.length is None or name in declared:
         return entry
     against = " against the first model" if parts.is_difference else ""
     label = f"{entry.label}{against} at {parts.length:,}"

@@ -79,7 +79,7 @@ class Table:
 
 
 def key(name: str, kind: Kind, unit: str, meaning: str, low: float | None = 0, high: float | None = None) -> Column:
-    """A column that is part of what names a row."""
+    """A key column: the key columns together identify a row."""
     return Column(name, kind, unit, meaning, low, high, key=True)
 
 

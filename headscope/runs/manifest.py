@@ -72,7 +72,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
     """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of a newer
     format."""
     if not os.path.isfile(run / "run.json"):
-        raise BadRun(f"{run} is not a run directory: it has no run.json")
+        raise BadRun(f"{run} is not a run directory: it has no run.json. Name a folder that headscope run wrote")
     manifest = read_json(run / "run.json")
     version: Any = manifest.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:
@@ -80,15 +80,15 @@ def read_manifest(run: Path) -> dict[str, Any]:
             f"{run} has format {version}, but this headscope reads formats up to {FORMAT_VERSION}. Upgrade headscope"
         )
     if not {"tables", "models"} <= manifest.keys():
-        raise BadRun(f"{run} is not a finished run: its run.json has no tables or no models")
+        raise BadRun(f"{run} is not a finished run: its run.json has no tables or no models. Name a finished run")
     for fault in _shape_errors(manifest, MANIFEST_SHAPE, ""):
-        raise BadRun(f"{run / 'run.json'} is damaged: {fault}; {REPAIR_ADVICE}")
+        raise BadRun(f"{run / 'run.json'} is damaged: {fault}. {REPAIR_ADVICE}")
     if version >= FIRST_DIGEST_VERSION and manifest.get("digest") != _manifest_digest(manifest):
         raise BadRun(f"{run / 'run.json'} is damaged: its digest differs from the recorded one. {REPAIR_ADVICE}")
     labels = [model["label"] for model in manifest["models"]]
     if repeated := [label for label in labels if labels.count(label) > 1]:
         raise BadRun(
-            f"{run / 'run.json'} is damaged: two of its models have the label '{repeated[0]}'; {REPAIR_ADVICE}"
+            f"{run / 'run.json'} is damaged: two of its models have the label '{repeated[0]}'. {REPAIR_ADVICE}"
         )
     return translate_manifest(manifest) if version == 1 else manifest
 
@@ -102,8 +102,8 @@ def _shape_errors(value: Any, shape: Any, json_path: str) -> Iterator[str]:
         if not isinstance(value, list):
             yield f"{json_path} is not a list"
             return
-        for at, item in enumerate(value):
-            yield from _shape_errors(item, shape[0], f"{json_path}[{at}]")
+        for index, item in enumerate(value):
+            yield from _shape_errors(item, shape[0], f"{json_path}[{index}]")
     elif not isinstance(value, dict):
         yield f"{json_path} is not an object"
     else:

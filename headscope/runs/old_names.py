@@ -73,7 +73,7 @@ def renaming_message(path: Sequence[str], value: Any = None) -> str | None:
 
 
 def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The run.json of a format 1 run with present names; a renaming_message table keeps its `file`."""
+    """The run.json of a format 1 run with present names; a renamed table keeps its `file`."""
     tables = {
         TABLES.get(name, name): {**entry, "file": name} if name in TABLES else entry
         for name, entry in manifest["tables"].items()
@@ -130,8 +130,8 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
         from headscope.runs.columns import all_tables
 
         field = all_tables()[name].arrow.field("achieved_depth")
-        at = table.schema.get_field_index("span_start")
-        table = table.add_column(at, field, pa.array([-1.0] * table.num_rows, field.type))
+        index = table.schema.get_field_index("span_start")
+        table = table.add_column(index, field, pa.array([-1.0] * table.num_rows, field.type))
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)

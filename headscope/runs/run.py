@@ -21,6 +21,8 @@ from headscope.runs.run_tables import RunTables
 
 NOTEBOOK_MODULE = "headscope.report.notebook"
 """Renders a run in a notebook. It lies in a higher layer, so it is named here and imported on use."""
+SCORES_MODULE = "headscope.scores"
+"""Exports scores; also in a higher layer."""
 
 
 class Run(RunTables):
@@ -32,7 +34,7 @@ class Run(RunTables):
 
     @cached_property
     def heads(self) -> pd.DataFrame:
-        """One row per (model, layer, head): see `headscope.runs.summary.heads`."""
+        """One row per (model, layer, head): see `headscope.runs.summary.head_table`."""
         return summary.head_table(self)
 
     @property
@@ -67,6 +69,16 @@ class Run(RunTables):
         digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
         return HeadSet.top(self.heads, statistic, count, label, digest)
 
+    def export(
+        self, file_format: str, out: Path | str, score: str | None = None, model: str | None = None, **options: Any
+    ) -> Path:
+        """Write a score of all heads of `model` in the file format of another tool: see
+        `headscope.scores.export_scores`."""
+        path: Path = importlib.import_module(SCORES_MODULE).export_scores(
+            self, file_format, out, score, model, **options
+        )
+        return path
+
     def _repr_html_(self) -> str:
         html: str = importlib.import_module(NOTEBOOK_MODULE).run_html(self)
         return html
@@ -87,10 +99,12 @@ class CombinedRun(Run):
             for name in all_tables()
             if any(name in run.tables for run in runs)
         }
-        first: dict[str, Any] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for model in models:
-            first.setdefault(model["label"], model)
-        super().__init__(runs[0].path, {"models": [*first.values()], "tables": rows})
+            entry = entries.setdefault(model["label"], model)
+            for name in ("documents_sha256", "texts_sha256"):
+                entry[name] = {**(model.get(name) or {}), **(entry.get(name) or {})}
+        super().__init__(runs[0].path, {"models": [*entries.values()], "tables": rows})
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 
@@ -110,12 +124,12 @@ class CombinedRun(Run):
 
         Tables without a model may repeat each other, and an adapter may have been trained again under its old name.
         """
-        counted = {}
+        row_counts = {}
         for name in filter(self._may_repeat, self.tables):
             rows = self.arrow_table(name).to_pandas().drop_duplicates()
             if duplicate_count := int(rows.duplicated(all_tables()[name].keys).sum()):
-                counted[name] = duplicate_count
-        return counted
+                row_counts[name] = duplicate_count
+        return row_counts
 
     def _may_repeat(self, name: str) -> bool:
         """Whether two runs can have rows with the same key. A model that was measured twice became two models."""
@@ -128,8 +142,8 @@ class CombinedRun(Run):
 def combine_runs(runs: Sequence[Run]) -> Run:
     """Combine several runs into one.
 
-    A label that several runs share stays one model if weights, positions, configuration, dtype and tokenizer are equal
-    and no table was measured twice.
+    A label that several runs share stays one model if weights, positions, configuration, dtype and tokenizer are equal,
+    documents of one name are the same text, and no table was measured twice.
     Otherwise it becomes one model per run, "base \u00b7 first" and "base \u00b7 second".
     """
     return runs[0] if len(runs) == 1 else CombinedRun(runs)
@@ -152,7 +166,7 @@ def short_names(names: Sequence[str]) -> list[str]:
             short = [match.expand(template) for match in matches if match]
             if len({*short}) == len(short):
                 return short
-    return [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
+    return [f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, 1)]
 
 
 def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -173,8 +187,10 @@ def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured the same model without measuring any table twice."""
     facts = [_model_facts(run, model) for run, model in entries]
     has_same_facts = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
+    documents = {item for _, model in entries for item in (model.get("documents_sha256") or {}).items()}
+    has_same_texts = len(documents) == len({name for name, _ in documents})
     measured = [name for run, _ in entries for name in run.tables if name not in tables_of_every_run()]
-    return has_same_facts and len(measured) == len(set(measured))
+    return has_same_facts and has_same_texts and len(measured) == len(set(measured))
 
 
 def _model_facts(run: Run, model: Mapping[str, Any]) -> list[str | None]:
@@ -212,8 +228,8 @@ def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
 
 def unfinished_runs(directory: Path | str) -> dict[str, int]:
     """Number of stored cells of each interrupted or running run in `directory`, by its future name."""
-    counted: dict[str, int] = {}
+    cell_counts: dict[str, int] = {}
     for cells in sorted(Path(directory).glob(".*.partial/cells")):
         with suppress(OSError):  # the run was committed just now
-            counted[cells.parent.stem[1:]] = len(os.listdir(cells))
-    return counted
+            cell_counts[cells.parent.stem[1:]] = len(os.listdir(cells))
+    return cell_counts

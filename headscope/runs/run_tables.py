@@ -47,7 +47,7 @@ class RunTables:
         Raises BadRun if the run has no such table, or its file is damaged or has another schema.
         """
         if name not in self.tables:
-            raise BadRun(f"{self.name} has no table '{name}'. It has: {', '.join(self.tables)}")
+            raise BadRun(f"{self.name} has no table '{name}'. Use one of: {', '.join(self.tables)}")
         if name not in self._frames:
             self._frames[name] = self._read(name)
         return self._frames[name]

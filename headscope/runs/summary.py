@@ -1,8 +1,7 @@
 """The wide tables that reports, app and notebooks share: one row per head, and one row per model.
 
 Every probe adds its columns; this module joins them. A statistic is computed within each document and then averaged
-over documents
-(see `aggregation`).
+over documents (see `aggregation`).
 """
 
 import json

@@ -1,6 +1,6 @@
 """Synthetic runs of any size with plausible numbers in every table, to test and time the code that reads runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -64,10 +64,14 @@ def synthetic_run(
     lengths: Sequence[int] = (256, 1024),
     docs: int = 3,
     seed: int = 0,
+    probes: Collection[str] = (),
 ) -> Run:
-    """Write a run under `out` whose heads range from retrieving (growth 0) to aggregating (growth 0.95)."""
+    """Write a run under `out` whose heads range from retrieving (growth 0) to aggregating (growth 0.95).
+
+    It has the tables of these probes, by default of all.
+    """
     config = {"models": list(models), "lengths": list(lengths), "docs": docs, "seed": seed, "layers": layers}
-    config |= {"heads": heads, "groups": groups, "pairs": pairs}
+    config |= {"heads": heads, "groups": groups, "pairs": pairs, "probes": [*probes]}
     units = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
     units["kv_group"] = units["head"] // (heads // groups)
     units["growth"] = (np.arange(len(units)) * 0.618) % 1
@@ -78,7 +82,7 @@ def synthetic_run(
         cells[f"{model}/positions"] = _position_parameters(
             model, units, pairs, shift=0.0 if is_start else -0.1 * number
         )
-        for probe, rows in plugins.call_parts("synthetic_rows", sizes, model, number):
+        for probe, rows in plugins.call_parts("synthetic_rows", sizes, model, number, only=probes):
             cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
     with RunWriter.open(out, "synthetic", config) as writer:
         for cell, tables in cells.items():

@@ -1,8 +1,7 @@
 """Writes a run cell by cell and commits it by one rename.
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one folder per finished cell.
-Every
-step is a rename, so a kill at any moment leaves either the state before or the state after.
+Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
 
 import errno
@@ -97,7 +96,9 @@ class RunWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Keep the finished cells of an uncommitted run; remove the folder if there are none."""
         with uninterrupted():
             if self._lock is not None:
@@ -175,8 +176,7 @@ class RunWriter:
         """Store the rows of one finished cell, all or nothing.
 
         Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
-        unknown
-        columns, NaN, a key out of range. Raises CannotWrite if the disk is full.
+        unknown columns, NaN, a key out of range. Raises CannotWrite if the disk is full.
         """
         ready = {name: to_arrow(all_tables()[name], rows) for name, rows in tables.items()}
         staging = self.partial_path / "staging"

@@ -36,10 +36,10 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
             any_base = ANY_WEIGHTS if lora_glob.endswith(ANY_WEIGHTS) else ""
             if folders := _folders_with_file("adapter_config.json", lora_glob.removesuffix(ANY_WEIGHTS)):
                 return _specs_by_step(folders, base, f"{any_base}{scheme}")
-    glob, at, scheme = pattern.partition("@")
+    glob, at_sign, scheme = pattern.partition("@")
     repository, colon, revision_glob = glob.partition(":")
     if colon and repository.count("/") == 1 and not user_input.is_folder(repository):
-        return _revision_specs(repository, revision_glob, f"{at}{scheme}")
+        return _revision_specs(repository, revision_glob, f"{at_sign}{scheme}")
     raise BadInput(f"no checkpoint folder (with a config.json) and no LoRA matches '{pattern}'. Check the pattern")
 
 
@@ -77,7 +77,10 @@ def _revision_specs(repository: str, pattern: str, scheme: str) -> dict[str, str
     matches = [name for name in names if fnmatchcase(name, pattern)]
     if not matches:
         examples = ", ".join([*names][:5])
-        raise BadInput(f"no branch or tag of '{repository}' matches '{pattern}'; it has {len(names)}, e.g. {examples}")
+        raise BadInput(
+            f"no branch or tag of '{repository}' matches '{pattern}'. Use another pattern; it has {len(names)}, "
+            f"e.g. {examples}"
+        )
     steps = {name: step_of_name(name) for name in matches}
     ordered = sorted(matches, key=lambda name: (steps[name] is None, steps[name] or 0, name))
     return {name: f"{repository}:{name}{scheme}" for name in ordered}

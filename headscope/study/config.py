@@ -142,7 +142,10 @@ class Study(Options):
                 raise ValueError("no model. Give at least one, e.g. --model base=smollm2-135m")
             specs = [ModelSpec.parse(spec) for spec in self.models.values()] if "model" in takes else []
             if "model" in takes and [spec.scheme.text for spec in specs] != ["base"]:
-                raise ValueError(f"{name} takes one checkpoint without a scheme")
+                requested = ", ".join(self.models.values()) or "no model"
+                raise ValueError(
+                    f"{name} takes one checkpoint without a scheme, not {requested}. Use --model CHECKPOINT"
+                )
         return self
 
     @property

@@ -171,12 +171,13 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
 
 
 def describe_geometry(model: Model) -> dict[str, Any]:
-    """The geometry in run.json. Equal geometries of older runs have no `layer_kv_groups`, so it is left out if all
-    layers are alike."""
+    """The geometry in run.json. Equal geometries of older runs do not have all fields with an entry per layer, so each
+    is left out if all layers are alike."""
     geometry = model.geometry
     fields = {GEOMETRY_KEYS.get(name, name): value for name, value in asdict(geometry).items()}
-    if len(set(geometry.layer_kv_groups)) == 1:
-        del fields["layer_kv_groups"]
+    for name in ("layer_kv_groups", "layer_heads", "layer_head_dims", "layer_pairs"):
+        if len(set(fields[name])) == 1:
+            del fields[name]
     return {"layers": geometry.layers, **fields}
 
 

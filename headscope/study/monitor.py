@@ -89,12 +89,12 @@ class TrainingMonitor:
         Returns the medians over heads, the loss, and the share of the time since the start that measuring took.
         """
         start_time = time.monotonic()
-        opened = model if isinstance(model, Model) else load(model, tokenizer=self.tokenizer)
+        opened_model = model if isinstance(model, Model) else load(model, tokenizer=self.tokenizer)
         label = f"step-{step}"
         folder, unfinished = self._step_runs / f"{step:012d}", self._step_runs / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         with torch.random.fork_rng():
-            run_study(self._build_study(label, opened.spec), unfinished, in_memory_models={label: opened})
+            run_study(self._build_study(label, opened_model.spec), unfinished, in_memory_models={label: opened_model})
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
         step_run = Run.open(*folder.iterdir())

@@ -40,7 +40,7 @@ class ProgressBar:
     """A live bar on standard error."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), TextColumn("left"))
+        columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(), TextColumn("left"))
         self._bar = Bar(
             *columns,
             TimeRemainingColumn(),
@@ -73,7 +73,7 @@ class ProgressLines:
         self._start_time = time.monotonic()
 
     def set_activity(self, activity: str, worker: str = "") -> None:
-        share = f"{self._completed / self._total:4.0%}"
+        share = f"{100 * self._completed / self._total:3.0f} %"
         print(f"{share}  {_activity_text(activity, worker)}{self._time_left_text()}", file=sys.stderr, flush=True)
 
     def advance(self, cost: float) -> None:

@@ -10,8 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import psutil  # type: ignore[import-untyped]
 
 from headscope import user_input
 from headscope.errors import BadInput, Interrupted
@@ -23,6 +26,10 @@ ADDRESS_TIMEOUT = 8.0
 """Seconds in which an address must answer."""
 MAX_START_ATTEMPTS = 3
 """How often headscope tries to start Ray."""
+NEEDED_PROCESSES = {"raylet", "gcs_server"}
+"""Processes of a node without which no job can run; a node also has a monitor and a dashboard."""
+TEMP_FOLDER_PREFIX = f"headscope-ray-{socket.gethostname()}-"
+"""Start of the name of Ray's temporary folder; the process that created it follows. Machines may share the folder."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ def connect_to_ray(options: EngineOptions, device: str) -> Iterator[WorkerResour
         if options.address is not None:
             _connect_to_address(options.address)
         else:
-            temp_folder = tempfile.mkdtemp(prefix="headscope-ray-")
+            _remove_abandoned_folders()
+            temp_folder = tempfile.mkdtemp(prefix=f"{TEMP_FOLDER_PREFIX}{os.getpid()}-")
             _start_local_ray(max(os.cpu_count() or 1, options.workers or 1), temp_folder)
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():  # Ray's handlers would end this process
@@ -103,6 +111,26 @@ def _init_ray_with_retries(**options: Any) -> None:
                 raise Interrupted(
                     f"Ray does not start ({reason} ...). Try again on a less busy machine, or use --engine plain"
                 ) from error
+
+
+def check_local_ray() -> None:
+    """Raise Interrupted if a process that the Ray on this machine needs ended: Ray itself would wait without end."""
+    import ray
+
+    node = ray._private.worker._global_node
+    if node is not None and (dead := sorted({name for name, _ in node.dead_processes()} & NEEDED_PROCESSES)):
+        raise Interrupted(
+            f"Ray's process {', '.join(dead)} ended unexpectedly. Finished work items are kept; add "
+            "--resume to continue"
+        )
+
+
+def _remove_abandoned_folders() -> None:
+    """Remove the temporary folders of processes that were killed before they could do so."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMP_FOLDER_PREFIX}*-*"):
+        owner = folder.name.removeprefix(TEMP_FOLDER_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_address(address: str) -> None:

@@ -17,7 +17,7 @@ from headscope.study.cells import Job
 from headscope.study.config import EngineOptions
 from headscope.study.executor import CellExecutor, CellResult, Results
 from headscope.study.progress import Progress
-from headscope.study.ray_cluster import WorkerResources, check_address, connect_to_ray
+from headscope.study.ray_cluster import WorkerResources, check_address, check_local_ray, connect_to_ray
 from headscope.study.ray_worker import RayWorker
 from headscope.study.scheduler import Scheduler
 
@@ -83,7 +83,10 @@ class _WorkerPool:
         self._workers = [self._start(number) for number in range(1, resources.workers + 1)]
 
     def results(self) -> Results:
-        """Yield every job that can be done with its result. Raises Interrupted at the end if some could not."""
+        """Yield every job that can be done with its result.
+
+        Raises Interrupted at the end if some could not, or at once if a process of the local Ray ended.
+        """
         import ray
 
         last_answer = time.monotonic()
@@ -95,6 +98,7 @@ class _WorkerPool:
                 break
             pending = {reference: worker for worker in self._workers for reference in worker.pending}
             finished, _ = ray.wait(list(pending), timeout=1.0)
+            check_local_ray()
             for reference in finished:
                 last_answer = time.monotonic()
                 yield from self._process_answer(pending[reference], reference)
@@ -211,7 +215,7 @@ class _WorkerPool:
         self._workers[self._workers.index(worker)] = self._start(worker.number)
 
     def _compare_inputs(self, result: CellResult) -> None:
-        """Raise InputChanged if a worker read something else than this process has."""
+        """Raise InputChanged if the inputs of a worker differ from those of this process."""
         for label, digests in result.input_digests.items():
             recorded_digests = self.executor.context.input_digests[label]
             if differing := [name for name, digest in digests.items() if recorded_digests.get(name, digest) != digest]:

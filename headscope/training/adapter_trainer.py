@@ -46,14 +46,14 @@ def warn_if_warmup_too_long(steps: int, warmup: int) -> None:
         highest = max(wsd_rate_factor(step, steps, warmup) for step in range(steps))
         log.warning(
             "the training ends during warm-up: %s steps, %s warm-up steps. "
-            "The learning rates reach at most %.0f %% of their values; use a smaller --warmup",
+            "The learning rates reach at most %.0f %% of their values. Use a smaller --warmup",
             steps,
             warmup,
             100 * highest,
         )
 
 
-def held_out_loss(
+def validation_loss(
     model: Model, scheme: str | FixedSchedule | AdaRoPE, documents: Sequence[TokenDocument]
 ) -> dict[str, Any]:
     """Loss by position of documents of one length: the columns of table `validation` from `context_length` on."""

@@ -27,29 +27,29 @@ MAX_DOCUMENT_TOKENS = 2**31
 """More tokens than any document has."""
 
 
-def exclude_held_out(held_out_digests: Mapping[str, str], source: str) -> Iterator[Document]:
-    """The documents of a source without the held-out texts (name -> digest), whatever they are named there."""
-    digests = {*held_out_digests.values()}
+def exclude_validation_texts(validation_digests: Mapping[str, str], source: str) -> Iterator[Document]:
+    """The documents of a source without the validation texts (name -> digest), whatever their names are there."""
+    digests = {*validation_digests.values()}
     return (document for document in read_documents(source) if document.digest not in digests)
 
 
 class SequenceSampler:
-    """Sampler over the documents of some sources, without the held-out ones (name -> digest), in tokens.
+    """Sampler over the documents of some sources, without the validation documents (name -> digest), in tokens.
 
     A document's probability is proportional to the number of slices it has, so that all tokens are about equally
     likely. With `uniform_over_sources` a source is drawn first, uniformly. Documents are neither joined nor padded.
     Every slice begins with the special tokens that the tokenizer puts before a text. Documents that contain most of
-    one of `held_out_documents` are left out with a warning. Raises BadInput if no document is left.
+    one of `validation_documents` are left out with a warning. Raises BadInput if no document is left.
     """
 
     def __init__(
         self,
         sources: Sequence[str],
         tokenizer: Any,
-        held_out_digests: Mapping[str, str],
+        validation_digests: Mapping[str, str],
         seed: int,
         uniform_over_sources: bool = False,
-        held_out_documents: Sequence[TokenDocument] = (),
+        validation_documents: Sequence[TokenDocument] = (),
     ):
         self.seed = seed
         self.opening_ids: list[int] = []
@@ -57,12 +57,14 @@ class SequenceSampler:
         self.digests: dict[str, str] = {}
         names_by_source: dict[str, list[str]] = {source: [] for source in sources}
         for source in sources:
-            for document in exclude_held_out(held_out_digests, source):
-                if {**held_out_digests, **self.digests}.get(document.name, document.digest) != document.digest:
-                    raise BadInput(f"two different texts have the name {document.name}: rename or remove one of them")
+            for document in exclude_validation_texts(validation_digests, source):
+                if {**validation_digests, **self.digests}.get(document.name, document.digest) != document.digest:
+                    raise BadInput(f"two different texts have the name {document.name}. Rename or remove one of them")
                 ids = first_tokens(document.text, tokenizer, MAX_DOCUMENT_TOKENS)
-                if held_out := find_near_duplicate(held_out_documents, ids):
-                    log.warning("%s is not used for training: it is a near-copy of %s", document.name, held_out.name)
+                if validation_document := find_near_duplicate(validation_documents, ids):
+                    log.warning(
+                        "%s is not used for training: it is a near-copy of %s", document.name, validation_document.name
+                    )
                     continue
                 self.documents[document.name] = ids
                 self.digests[document.name] = document.digest

@@ -10,7 +10,7 @@ PROBE = Probe(
     order=46,
     command="ablate",
     function="ablate",
-    takes=("models", "text"),
+    takes=("models", "text", "docs"),
     example="headscope ablate --model base=smollm2-135m --prompt 'The capital of France is' --answer ' Paris'",
     options="probes.ablation.schema:AblationOptions",
     runner="probes.ablation.run:AblationRunner",

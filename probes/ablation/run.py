@@ -1,7 +1,9 @@
 """Runner of the ablation probe: every head ablated by itself, and named heads together, on one prompt per cell."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,26 +11,35 @@ import pandas as pd
 import torch
 
 from headscope.attention.backend import OutputEdit
+from headscope.errors import BadInput
 from headscope.forward.ablation import (
-    Heads,
+    AblationKind,
     ablation_edit,
     heads_by_layer,
     reference_outputs,
     reference_tokens,
+    replacement_edit,
 )
 from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
+from headscope.heads import HeadSet
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
+from headscope.prompts.haystack import Haystack
+from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
 from headscope.runs.arrow import Rows
+from headscope.runs.head_sources import read_heads
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
 
 STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
+
+
+EditOfHeads = Callable[[int, list[int]], OutputEdit]
+"""(attention layer, heads) -> the edit of that layer's head outputs that ablates these heads."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,9 @@ class AblationRunner:
     def __init__(self, options: AblationOptions, context: StudyContext):
         self.options, self.context = options, context
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self._by_length: dict[tuple[str, str], dict[tuple[int, int], list[int]]] = {}
         self._reference: tuple[str, dict[int, torch.Tensor]] | None = None
+        self._named_heads: HeadSet | None = None
 
     def cells(self) -> list[Cell]:
         sources = self.options.pairs or [PROMPT_SET]
@@ -51,57 +64,111 @@ class AblationRunner:
         for label in self.context.labels:
             sets = [self._pair_set(label, source) for source in sources]
             check_set_names(sets)
-            if self.options.kinds != ["zero"]:
+            if "mean" in self.options.kinds:
                 self._reference_ids(label)  # recorded before the work begins, and reports a text that is too short
+            if "resample" in self.options.kinds:
+                for source in sources:
+                    self._check_other_prompts(label, source)
             head_count = sum(map(len, self._heads(self.context.model(label)).values()))
-            cost = (1 + 0.5 * head_count * len(self.options.kinds)) * pass_cost(32)
             cells += [
-                Cell(f"{label}: {pairs.name}, {name}", label, cost, _AblationTask(source, index))
+                Cell(f"{label}: {pairs.name}, {name}", label, self._cost(source, head_count), _AblationTask(source, n))
                 for source, pairs in zip(sources, sets, strict=True)
-                for index, name in enumerate(pairs.pair_names)
+                for n, name in enumerate(pairs.pair_names)
             ]
         return cells
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         pairs = self._pair_set(cell.model, cell.task.prompts)
-        pair = pairs.build(cell.task.index)
+        pair, heads = pairs.build(cell.task.index), self._heads(model)
         replay = _AnswerReplay(model, pair, self.options.metric)
+        single_heads: list[dict[str, Any]] = []
+        all_heads: list[dict[str, Any]] = []
+        for kind in self.options.kinds:
+            draws = [self._draw(replay, heads, edits) for edits in self._edits(kind, cell, model)]
+            means = np.mean(draws, axis=0)
+            units = [_head_columns(model, layer, head) for layer, members in heads.items() for head in members]
+            single_heads += [
+                {"kind": kind, **unit, "metric_after": value} for unit, value in zip(units, means[:-1], strict=True)
+            ]
+            all_heads.append({"kind": kind, "size": len(units), "metric_after": means[-1]})
         keys: dict[str, Any] = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
         keys |= {"metric": self.options.metric, "metric_before": replay.value({})}
-        tables = {ABLATION.name: _columns(keys, self._single_heads(replay, cell.model, model))}
-        if self.options.heads != ["all"]:
-            tables[ABLATION_SETS.name] = _columns(keys, self._all_heads(replay, cell.model, model))
+        tables = {ABLATION.name: pd.DataFrame(single_heads).assign(**keys)}
+        if self._are_heads_named:
+            tables[ABLATION_SETS.name] = pd.DataFrame(all_heads).assign(**keys)
         return tables
 
-    def _single_heads(self, replay: "_AnswerReplay", label: str, model: Model) -> Iterator[dict[str, Any]]:
-        """One row per kind and head, ablated by itself."""
-        for kind in self.options.kinds:
-            for layer, members in self._heads(model).items():
-                edits = [self._edit(kind, label, model, layer, [head]) for head in members]
-                for head, value in zip(members, replay.values_of(layer, edits), strict=True):
-                    group = model.geometry.kv_group(layer, head)
-                    number = model.geometry.layer_numbers[layer]
-                    yield {"kind": kind, "layer": number, "head": head, "kv_group": group, "metric_after": value}
+    @property
+    def _are_heads_named(self) -> bool:
+        return self.options.heads != ["all"]
 
-    def _all_heads(self, replay: "_AnswerReplay", label: str, model: Model) -> Iterator[dict[str, Any]]:
-        """One row per kind with all heads ablated together."""
-        heads = self._heads(model)
-        for kind in self.options.kinds:
-            edits = {layer: self._edit(kind, label, model, layer, members) for layer, members in heads.items()}
-            yield {"kind": kind, "size": sum(map(len, heads.values())), "metric_after": replay.value(edits)}
+    def _cost(self, source: str, head_count: int) -> float:
+        """The cost of a prompt, in forward passes: half of one per head and draw."""
+        kinds = self.options.kinds
+        draws = len(kinds) + (self.options.draws - 1 if "resample" in kinds else 0)
+        length = self.options.length if source in SETS_OF_ANY_LENGTH else 32
+        return (1 + 0.5 * head_count * draws) * pass_cost(length)
 
-    def _edit(self, kind: Any, label: str, model: Model, layer: int, heads: list[int]) -> OutputEdit:
-        """The ablation of heads of one layer; resample draws the same positions for every prompt."""
-        reference = None if kind == "zero" else self._reference_outputs(label, model)[layer]
-        return ablation_edit(kind, heads, reference, torch.Generator().manual_seed(self.context.seed))
+    def _draw(self, replay: "_AnswerReplay", heads: Mapping[int, list[int]], edits: EditOfHeads) -> list[float]:
+        """The metric with each head ablated by itself, then with all named heads ablated together (else NaN)."""
+        values = [
+            value
+            for layer, members in heads.items()
+            for value in replay.values_of(layer, [edits(layer, [head]) for head in members])
+        ]
+        together = {layer: edits(layer, members) for layer, members in heads.items()}
+        return [*values, replay.value(together) if self._are_heads_named else np.nan]
+
+    def _edits(self, kind: AblationKind, cell: Cell, model: Model) -> Iterator[EditOfHeads]:
+        """The ablations of a kind: one, or for resample one per other prompt."""
+        assert cell.model is not None
+        if kind != "resample":
+            outputs = self._reference_outputs(cell.model, model) if kind == "mean" else {}
+            yield lambda layer, heads: ablation_edit(kind, heads, outputs.get(layer), torch.Generator())
+            return
+        for pair in self._other_prompts(cell.model, cell.task):
+            with attached(model):
+                other = reference_outputs(model, [*self._heads(model)], [*pair.clean.tolist(), *pair.answer.tolist()])
+            yield lambda layer, heads, other=other: replacement_edit(heads, other[layer])  # type: ignore[misc]
+
+    def _other_prompts(self, label: str, task: _AblationTask) -> Iterator[TokenPair]:
+        """At most `draws` other prompts of the same number of tokens, drawn with the study's seed."""
+        pairs = self._pair_set(label, task.prompts)
+        others = self._indices_by_length(label, task.prompts)[_lengths(pairs.build(task.index))]
+        rng = np.random.default_rng([self.context.seed, task.index])
+        drawn = rng.permutation([index for index in others if index != task.index])
+        return (pairs.build(int(index)) for index in drawn[: self.options.draws])
+
+    def _indices_by_length(self, label: str, source: str) -> dict[tuple[int, int], list[int]]:
+        """The prompts of a set by their number of tokens and that of their answer."""
+        if (label, source) not in self._by_length:
+            pairs, indices = self._pair_set(label, source), defaultdict[tuple[int, int], list[int]](list)
+            for index in range(len(pairs)):
+                indices[_lengths(pairs.build(index))].append(index)
+            self._by_length[label, source] = indices
+        return self._by_length[label, source]
+
+    def _check_other_prompts(self, label: str, source: str) -> None:
+        """Raise BadInput for a prompt that has no other one to take outputs from."""
+        pairs = self._pair_set(label, source)
+        for (prompt_length, _), indices in self._indices_by_length(label, source).items():
+            if len(indices) == 1:
+                raise BadInput(
+                    f"resample needs another prompt of the same number of tokens, and '{pairs.pair_names[indices[0]]}' "
+                    f"is the only one of {prompt_length} in the set '{pairs.name}'. Use more prompts, or another kind"
+                )
 
     def _heads(self, model: Model) -> dict[int, list[int]]:
         """The heads to ablate by index of their attention layer."""
-        names: Heads = self.options.heads
-        if self.options.heads == ["all"]:
-            names = {number: range(model.geometry.heads) for number in model.geometry.layer_numbers}
-        return heads_by_layer(model, names)
+        if not self._are_heads_named:
+            return heads_by_layer(
+                model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))
+            )
+        if self._named_heads is None:
+            self._named_heads = read_heads(self.options.heads)
+            self.context.record_input("heads", [",".join(self._named_heads.identifiers).encode()])
+        return heads_by_layer(model, self._named_heads)
 
     def _reference_outputs(self, label: str, model: Model) -> dict[int, torch.Tensor]:
         """Head outputs of every layer on the reference text, under the model's position scheme; kept for its cells."""
@@ -117,6 +184,12 @@ class AblationRunner:
         self.context.record_input(f"reference text of '{label}'", [ids])
         return ids
 
+    def _haystacks(self, label: str) -> list[Haystack]:
+        """The documents of the study as texts for needles."""
+        tokenizer = self.context.tokenizer(label)
+        documents = self.context.documents(label, self.options.length)
+        return [Haystack(document.name, document.ids, tokenizer) for document in documents]
+
     def _pair_set(self, label: str, source: str) -> PairSet:
         """A set of prompts in the tokens of a model."""
         if (label, source) not in self._pair_sets:
@@ -127,7 +200,7 @@ class AblationRunner:
                 pairs = load_pair_set(
                     source,
                     tokenizer,
-                    list,
+                    partial(self._haystacks, label),
                     count=options.count,
                     length=options.length,
                     seed=self.context.seed,
@@ -181,5 +254,11 @@ class _AnswerReplay:
         return finite_metric(self._replay.model, self._metric, logits, self.answer)
 
 
-def _columns(keys: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Rows:
-    return pd.DataFrame([*map(dict, rows)]).assign(**keys)
+def _head_columns(model: Model, layer: int, head: int) -> dict[str, int]:
+    geometry = model.geometry
+    return {"layer": geometry.layer_numbers[layer], "head": head, "kv_group": geometry.kv_group(layer, head)}
+
+
+def _lengths(pair: TokenPair) -> tuple[int, int]:
+    """The number of tokens of the prompt and of the answer."""
+    return len(pair.clean), len(pair.answer)

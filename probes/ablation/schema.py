@@ -31,19 +31,25 @@ class AblationOptions(Options):
         None,
         min_length=1,
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
-        "induction, or a JSON lines file",
+        "induction, needle, or a JSON lines file",
     )
     heads: list[str] = Field(
         ["all"],
         min_length=1,
-        description="heads to ablate one at a time, such as L18H6; all: every head. Named heads are also ablated "
-        "together",
+        description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
+        "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run. Named heads are also ablated together",
     )
     kinds: list[Literal["zero", "mean", "resample"]] = Field(
         ["zero"],
         min_length=1,
-        description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text; resample: z is that of "
-        "random positions of these tokens",
+        description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text; resample: z is that of the "
+        "same positions in another prompt of the set, drawn among those of the same number of tokens",
+    )
+    draws: int = Field(
+        4,
+        ge=1,
+        le=1000,
+        description="for resample: number of other prompts, over which the metric is averaged; all if there are fewer",
     )
     metric: Literal["logprob", "logit_diff", "nll"] = Field(
         "logprob",
@@ -51,7 +57,7 @@ class AblationOptions(Options):
         "answer; nll: mean loss of the answer's tokens",
     )
     count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
-    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the set induction")
+    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "AblationOptions":
@@ -67,8 +73,17 @@ class AblationOptions(Options):
             raise ValueError(
                 f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change metric"
             )
-        if self.pairs is not None and "needle" in self.pairs:
-            raise ValueError("the set needle is for patching only. Use: headscope influence --objective answer")
+        return self
+
+    @model_validator(mode="after")
+    def _check_draws(self) -> "AblationOptions":
+        if "resample" not in self.kinds and "draws" in self.model_fields_set:
+            raise ValueError(f"'draws' is for the kind resample, not {self.kinds[0]}. Remove 'draws', or change kinds")
+        if "resample" in self.kinds and self.prompt is not None:
+            raise ValueError(
+                "resample takes head outputs from other prompts of a set, and there is only one prompt. Use 'pairs', "
+                "or the kinds zero and mean"
+            )
         return self
 
 
@@ -77,11 +92,13 @@ _KEYS = (
     key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None),
     key("pair", "label", "", "name of the prompt within its set", None),
 )
-_KIND = key("kind", "label", "", "ablation: zero, mean (over a reference text) or resample (positions of it)", None)
+_KIND = key(
+    "kind", "label", "", "ablation: zero, mean (over a reference text) or resample (other prompts of the set)", None
+)
 _METRIC = key("metric", "label", "", "logprob, logit_diff or nll", None)
 _VALUES = (
     Column("metric_before", "value", "logits, nats", "metric of the unchanged run"),
-    Column("metric_after", "value", "logits, nats", "metric of the run with the ablation"),
+    Column("metric_after", "value", "logits, nats", "metric of the run with the ablation; resample: mean over draws"),
 )
 ABLATION = Table(
     "ablation",

@@ -1,8 +1,8 @@
 """The paper's claims about trained AdaRoPE adapters, tested on a run.
 
 The run needs a checkpoint under its own positions and under an adapter; claims about YaRN also need YaRN with and
-without its factor. All thresholds are ours. A claim is supported if the whole 95 % interval is on its side of the
-threshold: over documents for losses, over heads or KV groups of the one trained model for everything else.
+without its factor. All thresholds are ours. A claim is supported if the whole 95 % confidence interval is on its side
+of the threshold: over documents for losses, over heads or KV groups of the one trained model for everything else.
 """
 
 import math
@@ -116,13 +116,13 @@ def _loss_claims(run: Run, adarope: str, yarn: str) -> Iterator[PaperClaim]:
     below, last_bin = table["mean"] < 0, table.iloc[-1]
     verdict = judge_all([judge_below(low, high) for low, high in zip(table["low"], table["high"], strict=True)])
     is_long, reason = _is_long_context(int(run.nll["context_length"].max()), _native_context(run, adarope))
-    certainty = f"{(table['high'] < 0).sum()} with a 95 % confidence interval below 0"
-    certainty = certainty if table["high"].notna().any() else "too few documents for intervals"
+    certainty = f"in {(table['high'] < 0).sum()} of them with a 95 % confidence interval below 0"
+    certainty = certainty if table["high"].notna().any() else "with too few documents for intervals"
     yield PaperClaim(
         "AdaRoPE has a lower loss than YaRN at every position of the extended context",
         verdict if is_long else "inconclusive",
-        f"Loss below YaRN's in {below.sum()} of {len(table)} position bins, {certainty}; "
-        f"{last_bin['mean']:+.3f} nats/token{format_interval(last_bin)} in the last bin{reason}",
+        f"the loss is below YaRN's in {below.sum()} of {len(table)} position bins, {certainty}; in the last bin the "
+        f"difference is {last_bin['mean']:+.3f} nats/token{format_interval(last_bin)}{reason}",
     )
 
 
@@ -138,9 +138,9 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     yield PaperClaim(
         "Frequencies change mostly in the low-frequency pairs",
         judge(low, high, MIN_SLOW_SHARE),
-        f"The slower half of the pairs accounts for {format_percent(share)} of the squared change of the "
-        f"log-frequencies{_format_bounds(low, high, format_percent)} (RMS {rms['slow']:.3f}; {rms['fast']:.3f} in the "
-        "faster half)",
+        f"the slower half of the pairs accounts for {format_percent(share)} of the squared change of the "
+        f"log-frequencies{_format_bounds(low, high, format_percent)}; the RMS change is {rms['slow']:.3f} there and "
+        f"{rms['fast']:.3f} in the faster half",
         criterion="more than two thirds",
         data=FindingData(share, low, high, len(every)),
     )
@@ -154,7 +154,7 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     yield PaperClaim(
         "Early layers move to lower frequencies, deeper layers to higher ones",
         judge_all([judge_below(*bounds[0]), judge(*bounds[1])]),
-        f"The mean change of the log-frequency is {early.mean():+.4f}{_format_bounds(*bounds[0], '{:+.4f}'.format)} in "
+        f"the mean change of the log-frequency is {early.mean():+.4f}{_format_bounds(*bounds[0], '{:+.4f}'.format)} in "
         f"the first third of the layers and {late.mean():+.4f}{_format_bounds(*bounds[1], '{:+.4f}'.format)} in the "
         f"last third; its rank correlation with depth is {depth_correlation:+.2f}",
     )
@@ -179,18 +179,19 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
     yield PaperClaim(
         "tau concentrates near 1 with a mild right tail",
         judge_below(low, high, MAX_TAU_DISTANCE),
-        f"Median {tau.median():.3f}, its distance to 1 {abs(tau.median() - 1):.3f}"
-        f"{_format_bounds(low, high, '{:.3f}'.format)}, 10 % to 90 % quantile {tau.quantile(0.1):.3f} to "
-        f"{tau.quantile(0.9):.3f}; {format_percent(near_one)} of heads within 0.1 of 1"
+        f"the median is {tau.median():.3f}, at a distance of {abs(tau.median() - 1):.3f} from 1"
+        f"{_format_bounds(low, high, '{:.3f}'.format)}; the 10 % and 90 % quantiles are {tau.quantile(0.1):.3f} and "
+        f"{tau.quantile(0.9):.3f}; {format_percent(near_one)} of heads are within 0.1 of 1"
         + (f". Training starts from YaRN's temperature, tau = {yarn_tau:.3f}, and not from 1" if yarn_tau else ""),
     )
     low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
     yield PaperClaim(
         "gamma is mostly positive",
         judge(low, high, MIN_POSITIVE_SHARE),
-        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads{_format_bounds(low, high, format_percent)}, median "
-        f"{gamma.median():+.4f}. Up to the reference length L_ref, gamma only rescales the logits (by (ln 2)^gamma), "
-        "so its sign reflects both the temperature up to L_ref and the growth beyond it",
+        f"gamma is positive in {(gamma > 0).sum()} of {len(gamma)} heads"
+        f"{_format_bounds(low, high, format_percent)}, with median {gamma.median():+.4f}. Up to the reference "
+        "length L_ref, gamma only rescales the logits (by (ln 2)^gamma), so its sign reflects both the temperature up "
+        "to L_ref and the growth beyond it",
         criterion=f"more than {format_percent(MIN_POSITIVE_SHARE)}",
         data=FindingData(float((gamma > 0).mean()), low, high, len(gamma)),
     )
@@ -213,11 +214,14 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
         changes = [log_ratio[mask.reindex(log_ratio.index)].to_numpy() for mask in (small, large)]
         bounds = [statistic_interval(lambda values: np.median(values, -1), change) for change in changes]
         texts = [
-            f"× {np.exp(np.median(change)):.2f}"
-            f"{_format_bounds(math.exp(low), math.exp(high), '{:.2f}'.format)} for {size}-ESS heads"
+            f"{np.exp(np.median(change)):.2f}"
+            f"{_format_bounds(math.exp(low), math.exp(high), '{:.2f}'.format)} in {size}-ESS heads"
             for size, change, (low, high) in zip(("small", "large"), changes, bounds, strict=True)
         ]
-        evidence = f"Effective length {', '.join(texts)} ({length:,} tokens){note}{reason}"
+        evidence = (
+            f"at {length:,} tokens the median ratio of effective lengths to {models.base} is {' and '.join(texts)}"
+            f"{note}{reason}"
+        )
         return PaperClaim(statement, judge_changes(*bounds) if is_long else "inconclusive", evidence)
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
@@ -264,10 +268,11 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
         yield PaperClaim(
             "AdaRoPE uses the rotary pairs more evenly (lower CoV; the paper's claim is about pretraining)",
             judge_below(low, high, MAX_COV_RATIO),
-            "Median CoV "
-            + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index))
+            "the median CoV is "
+            + ", ".join(f"{medians[label]:.3f} in {label}" for label in map(str, medians.index))
             + (
-                f"; training started from {models.yarn}, ratio {medians[models.adarope] / medians[models.yarn]:.3f}"
+                f"; the training started from {models.yarn}, and the ratio to it is "
+                f"{medians[models.adarope] / medians[models.yarn]:.3f}"
                 f"{_format_bounds(low, high, '{:.3f}'.format)}"
                 if models.yarn is not None and models.yarn in medians
                 else "; the start of the training is unknown"
@@ -281,9 +286,9 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
     yield PaperClaim(
         "The effective base grows with depth (the paper's claim is about pretraining)",
         judge(low, high, MIN_DEPTH_CORRELATION),
-        f"Rank correlation with the layer {float(rank_correlations(groups)):+.2f}"
-        f"{_format_bounds(low, high, '{:+.2f}'.format)}; range {finite['effective_base'].min():,.0f} to "
-        f"{finite['effective_base'].max():,.0f}",
+        f"the rank correlation with the layer is {float(rank_correlations(groups)):+.2f}"
+        f"{_format_bounds(low, high, '{:+.2f}'.format)}; the values range from "
+        f"{finite['effective_base'].min():,.0f} to {finite['effective_base'].max():,.0f}",
         criterion=f"above {MIN_DEPTH_CORRELATION}",
         data=FindingData(float(rank_correlations(groups)), low, high, groups.shape[1]),
     )

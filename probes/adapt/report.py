@@ -10,7 +10,7 @@ from probes.adapt.claims import adaptation_claims
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The loss of the training batches and of the held-out documents."""
+    """The loss of the training batches and of the validation documents."""
     yield ChartGroup("During training", "Training", _loss_charts(context), app_pages="/checkpoints")
 
 
@@ -25,14 +25,14 @@ def _loss_charts(context: RenderContext) -> Iterator[Chart]:
         )
     if "validation" in run.tables:
         yield Chart(
-            plots.plot_held_out_loss(run.validation),
+            plots.plot_validation_loss(run.validation),
             "Validation documents are never trained on. The line is the mean over documents; the band spans the "
-            "documents, from the largest to the smallest improvement. Below zero, the loss is lower than at step 0.",
+            "documents, from the largest to the smallest improvement. Below 0, the loss is lower than at step 0.",
             half_width=True,
         )
         for adapter in run.validation["adapter"].unique():
             yield Chart(
-                plots.plot_held_out_loss_by_position(run.validation, str(adapter)),
+                plots.plot_validation_loss_by_position(run.validation, str(adapter)),
                 "The same documents by position: change of the loss since step 0, one line per saved adapter.",
                 half_width=True,
             )
@@ -54,7 +54,7 @@ def _training_findings(run: Run) -> Iterator[Finding]:
         best = by_step.sort_values("loss").iloc[0]
         yield Finding(
             "Training",
-            f"{label}: the validation loss is {start:.4f} nats/token at step 0 and {last['loss']:.4f} "
+            f"The validation loss of {label} is {start:.4f} nats/token at step 0 and {last['loss']:.4f} "
             f"({last['loss'] - start:+.4f}) after {last['step']} steps; it is lowest at step {best['step']} "
             f"({best['loss']:.4f}).",
         )

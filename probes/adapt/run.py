@@ -1,7 +1,7 @@
 """Runner of the adapt probe: trains AdaRoPE, and optionally a LoRA (paper, 'AdaRoPE in Context Extension').
 
 A cell is a segment of optimiser steps. It restores the state at the end of the previous segment, saves the adapter as
-adapters/step-NNNN.safetensors in the run, and measures the validation loss by position on the held-out documents.
+adapters/step-NNNN.safetensors in the run, and measures the validation loss by position on the validation documents.
 """
 
 import json
@@ -31,7 +31,7 @@ from headscope.training.adapter_trainer import (
     AdapterTrainer,
     adding_lora,
     frozen_weights,
-    held_out_loss,
+    validation_loss,
     warn_if_warmup_too_long,
     wsd_rate_factor,
 )
@@ -56,11 +56,11 @@ class AdaptRunner:
         (self.model_label,) = context.labels
         if options.adapter is not None:
             context.record_input("adapter to start from", [digest_adapter(options.adapter)])
-        self.held_out_documents = context.documents(self.model_label, options.validation_length)
-        held_out = {document.name: document.digest for document in self.held_out_documents}
+        self.validation_documents = context.documents(self.model_label, options.validation_length)
+        validation_digests = {document.name: document.digest for document in self.validation_documents}
         tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.mix == "sources"
         self.sampler = SequenceSampler(
-            options.train, tokenizer, held_out, context.seed, uniform_over_sources, self.held_out_documents
+            options.train, tokenizer, validation_digests, context.seed, uniform_over_sources, self.validation_documents
         )
         documents = self.sampler.documents.items()
         context.record_input("training texts", (part for name, ids in documents for part in (name, ids)))
@@ -72,7 +72,7 @@ class AdaptRunner:
 
     def cells(self) -> list[Cell]:
         segment_steps, steps = self.options.save_every, self.options.total_steps
-        validation = pass_cost(self.options.validation_length) / 3 * len(self.held_out_documents)
+        validation = pass_cost(self.options.validation_length) / 3 * len(self.validation_documents)
         segments = [
             _TrainingSegment(start, min(start + segment_steps, steps)) for start in range(0, steps, segment_steps)
         ]
@@ -92,13 +92,13 @@ class AdaptRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         if cell.task is None:
-            losses = held_out_loss(model, "base", self.held_out_documents)
+            losses = validation_loss(model, "base", self.validation_documents)
             refuse_non_finite_losses(model, losses["nll"])
             return {"nll": {"model": self.model_label, **losses}}
         segment: _TrainingSegment = cell.task
         with self._trainer_at_step(model, segment.start_step) as (trainer, peft):
             step_records = [self._train_step(trainer, step) for step in range(segment.start_step, segment.end_step)]
-            validation = held_out_loss(model, trainer.adarope, self.held_out_documents)
+            validation = validation_loss(model, trainer.adarope, self.validation_documents)
             if not np.isfinite(validation["nll"]).all():
                 raise self._divergence_error("the validation loss is not finite", segment.end_step)
             self._save_segment(trainer, peft, segment, validation, step_records)
@@ -185,18 +185,18 @@ class AdaptRunner:
         """Load an adapter to continue; its metadata becomes `before`. Raises BadInput if it does not fit the study."""
         adarope = AdaRoPE.load(adapter_path, model)
         if adarope.lora_folder is not None:
-            raise BadInput(f"adapter '{adapter_path}' already has a LoRA: start from a stage 1 adapter without one")
+            raise BadInput(f"adapter '{adapter_path}' already has a LoRA. Start from a stage 1 adapter, which has none")
         names, digests = _training_document_names(adarope), _training_document_digests(adarope)
-        for document in self.held_out_documents:
+        for document in self.validation_documents:
             if document.name in names or document.digest in digests:
                 raise BadInput(
-                    f"adapter '{adapter_path}' was trained on {document.name}, which this study holds out: "
-                    "use a different --text"
+                    f"adapter '{adapter_path}' was trained on {document.name}, which is a validation document "
+                    "of this study. Use another --text"
                 )
         if len(digests) < len(names):
             log.warning(
-                "adapter %s records its training texts by name only: make sure that it was not trained on a validation "
-                "text",
+                "adapter %s records its training texts by name only. Make sure that it was not trained on a validation "
+                "document",
                 adapter_path,
             )
         adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
@@ -233,7 +233,7 @@ class AdaptRunner:
             seed=self.context.seed,
             trained_on=sorted({*self.sampler.documents, *_training_document_names(trainer.adarope)}),
             trained_on_digests=sorted({*self.sampler.digests.values(), *_training_document_digests(trainer.adarope)}),
-            held_out=[document.name for document in self.held_out_documents],
+            held_out=[document.name for document in self.validation_documents],
             losses=losses,
         )
         if 0 < segment.end_step < self.options.total_steps:

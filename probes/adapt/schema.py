@@ -43,7 +43,10 @@ class Phase(Options):
 
 
 class AdaptOptions(Options):
-    """Training of AdaRoPE, and optionally a LoRA, on a frozen checkpoint. The study's texts are held out."""
+    """Training of AdaRoPE, and optionally a LoRA, on a frozen checkpoint.
+
+    The study's texts are the validation texts.
+    """
 
     factor: float = Field(
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
@@ -63,14 +66,14 @@ class AdaptOptions(Options):
             Phase(length=8192, steps=6, batch=1),
             Phase(length=10240, steps=4, batch=1),
         ],
-        description="curriculum: phases in order, each LENGTH:STEPS[:BATCH]; the paper uses one phase, 65536:62:8",
+        description="phases of the curriculum in order, each LENGTH:STEPS[:BATCH]; the paper uses one, 65536:62:8",
     )
     variant: Variant = Field(
         "full",
         description="trainable parameters: all (full), or as in an ablation of the paper (docs/adarope-training.md)",
     )
     strategy: Strategy = Field(
-        "adarope", description="adarope trains positions only (stage 1); the others also train a LoRA (stage 2)"
+        "adarope", description="adarope: train positions only (stage 1); the others also train a LoRA (stage 2)"
     )
     start: str | None = Field(
         None, min_length=1, description="position scheme to start from, e.g. base; default: YaRN with the factor"

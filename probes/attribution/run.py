@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.logits import last_hidden_states, predicting_position_slices
+from headscope.forward.module_calls import extract_hidden_states
 from headscope.forward.observe import FinishedPass, observe
-from headscope.forward.residual_decomposition import (
-    AttentionBranch,
-    ResidualDecomposition,
-    decompose_residual_stream,
-    extract_hidden_states,
-)
+from headscope.forward.residual_decomposition import AttentionBranch, ResidualDecomposition
+from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.measures.logit_attribution import AttributionByPosition, direct_logit_attribution
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument, load_token_documents
@@ -72,20 +70,23 @@ class AttributionRunner:
 class AttributionObserver:
     """The terms of the next token's logit for ids [1, L], in logits.
 
-    After the pass `head_terms` is [layers, H, L - 1], and `part_terms` holds [L - 1] by (part, layer), the heads of a
-    layer summed; the part "logit" is the sum of all others. Raises UnsupportedModel for a model whose logits are not
-    such a sum.
+    After the pass `head_terms` is [layers, H, L - 1], 0 for heads that a layer does not have, and `part_terms` holds
+    [L - 1] by (part, layer), the heads of a layer summed; the part "logit" is the sum of all others. Raises
+    UnsupportedModel for a model whose logits are not such a sum.
     """
 
     needs_whole_text = True
 
     def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any] | None = None):
         with capturing(model) as layers:
-            self.decomposition: ResidualDecomposition = decompose_residual_stream(model, layers, ids)
-        decomposition, geometry = self.decomposition, model.geometry
+            decomposition = decompose_residual_stream(model, layers, ids, allow_scaled_layers=True)
+            # A final soft cap is linearised at the logits of the run, which only a pass of its own tells in advance.
+            hidden = None if decomposition.soft_cap is None else last_hidden_states(model, ids)
+        self.decomposition: ResidualDecomposition = decomposition
+        geometry = model.geometry
         self.ids, self.geometry, self.keys = ids, geometry, keys or {}
         targets = ids[0, 1:].to(decomposition.unembedding.device)
-        self.target_directions = decomposition.unembedding[targets].float() - decomposition.unembedding_mean
+        self.target_directions, self.target_biases = self._logit_gradients(targets, hidden)
         self.pre_norm_directions = decomposition.final_norm.pull_back(self.target_directions)
         self.head_terms = torch.zeros(geometry.layers, geometry.heads, len(targets))
         self.part_terms: dict[tuple[str, int], Tensor] = {}
@@ -94,11 +95,14 @@ class AttributionObserver:
         self._norm_scales = torch.ones(len(targets), device=ids.device)
 
     def listen(self, layers: CapturedLayers) -> None:
-        for number, layer in enumerate(self.decomposition.layers):
+        for number, layer in enumerate(self.decomposition.scaled_layers()):
             if number == 0:
                 layers.hook(layer.module, self._record_embedding)
             if layer.attention_branch is not None:
                 self._hook_heads(layer.attention_branch, layers)
+            if layer.bias is not None:
+                directions = self.pre_norm_directions.to(layer.bias.device)
+                self.bias_terms += (directions @ layer.bias).to(self.bias_terms.device)
             for part in layer.other_branches:
                 layers.hook(part.module, self._part_hook(number, part.factor))
         layers.hook(self.decomposition.final_norm.module, self._record_norm_scale)
@@ -112,7 +116,7 @@ class AttributionObserver:
                 f"{self.relative_error:.2g} of the largest logit. Use --dtype fp32"
             )
         geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
-        layers, heads = np.indices(self.head_terms.shape[:2]).reshape(2, -1)
+        layers, heads = np.nonzero(np.arange(geometry.heads) < np.array(geometry.layer_heads)[:, None])
         head_columns = {"layer": np.array(geometry.layer_numbers)[layers], "head": heads}
         head_columns["kv_group"] = geometry.kv_group(layers, heads)
         part_columns = {
@@ -121,7 +125,7 @@ class AttributionObserver:
         }
         parts = torch.stack([*self.part_terms.values()])
         return {
-            "attribution": {**self.keys, **bins.table_columns(self.head_terms.flatten(0, 1), **head_columns)},
+            "attribution": {**self.keys, **bins.table_columns(self.head_terms[layers, heads], **head_columns)},
             "attribution_parts": {**self.keys, **bins.table_columns(parts, **part_columns)},
         }
 
@@ -137,14 +141,27 @@ class AttributionObserver:
         directions = self.target_directions.to(device)
         shift = torch.linalg.vecdot(directions, decomposition.final_norm.shift.to(device).expand_as(directions))
         logit = torch.linalg.vecdot(hidden[0, :-1].to(device).float(), directions)
-        if decomposition.bias is not None:
-            token_bias = decomposition.bias[self.ids[0, 1:].to(decomposition.bias.device)].float()
-            centred = (token_bias - decomposition.bias.float().mean()).to(directions)
-            shift, logit = shift + centred, logit + centred
+        shift, logit = (term + self.target_biases.to(device) for term in (shift, logit))
         self.part_terms["bias", 0] = self.part_terms["bias", 0] + decomposition.logit_factor * shift
         total = torch.stack([*self.part_terms.values()]).sum(0)
-        logit = self.part_terms["logit", 0] = decomposition.logit_factor * logit
+        logit = decomposition.logit_factor * logit
         self.relative_error = float((total - logit).abs().max() / logit.abs().max())
+        if decomposition.soft_cap is not None:
+            self.part_terms["cap", 0] = self.capped_logits.to(device) - logit
+            logit = self.capped_logits.to(device)
+        self.part_terms["logit", 0] = logit
+
+    def _logit_gradients(self, targets: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Gradients [L - 1, D] and bias terms [L - 1] of the targets' logits; a soft cap needs `hidden` [1, L, D]."""
+        if hidden is None:
+            return self.decomposition.logit_gradients(targets, None)
+        chunks = []
+        for positions in predicting_position_slices(self.ids):
+            logits, tokens = self.decomposition.logits(hidden[0, positions]), targets[positions]
+            centred = logits.gather(1, tokens[:, None])[:, 0] - logits.mean(-1)
+            chunks.append((*self.decomposition.logit_gradients(tokens, logits), centred))
+        gradients, biases, self.capped_logits = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return gradients, biases
 
     def _hook_heads(self, heads: AttentionBranch, layers: CapturedLayers) -> None:
         norm = heads.norm
@@ -153,14 +170,15 @@ class AttributionObserver:
 
         def record_heads(z: Tensor) -> None:
             terms = direct_logit_attribution(z[:, :-1], heads.projection, directions)
-            self.head_terms[heads.layer_index] = heads.factor * terms.cpu()
+            self.head_terms[heads.layer_index, : len(terms)] = heads.factor * terms.cpu()
             if heads.bias is not None and norm is None:
                 self.bias_terms += heads.factor * (directions @ heads.bias.float()).to(self.bias_terms.device)
 
         if heads.is_gated:
 
             def record_gated(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-                record_heads(args[0][0].unflatten(-1, (self.geometry.heads, -1)).transpose(0, 1))
+                heads_of_layer = self.geometry.layer_heads[heads.layer_index]
+                record_heads(args[0][0].unflatten(-1, (heads_of_layer, -1)).transpose(0, 1))
 
             layers.hook(heads.projected_module, record_gated)
         else:
@@ -188,7 +206,7 @@ class AttributionObserver:
     def _record_embedding(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         state = args[0] if args else kwargs["hidden_states"]
         term = torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
-        self.part_terms["embedding", 0] = term.to(self.ids.device)
+        self.part_terms["embedding", 0] = self.decomposition.input_factor * term.to(self.ids.device)
 
     def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         self._norm_scales = self.decomposition.final_norm.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)

@@ -27,7 +27,8 @@ class AttributionOptions(Options):
 
 POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions")
 CONTRIBUTION_MEANING = (
-    "minus the mean over the vocabulary, which changes no probability; norms are frozen at their observed scale"
+    "minus the mean over the vocabulary, which changes no probability; norms are frozen at their observed scale, and a "
+    "final soft cap is linearised at the observed logits"
 )
 TOKENS = Column("tokens", "count", "tokens", "predicted tokens in the bin", 1)
 
@@ -64,7 +65,8 @@ ATTRIBUTION_PARTS = Table(
             "label",
             "",
             "embedding: the input of the first layer; heads: all heads of a layer; bias: biases of projections and "
-            "norms, the same for all tokens; other: everything else that a layer adds (its MLP); logit: the sum",
+            "norms, the same for all tokens; other: everything else that a layer adds (its MLP); cap: what the "
+            "linearised soft cap leaves out, in models with a final soft cap; logit: the sum",
             None,
         ),
         key("layer", "index16", "", "decoder layer, from 0; 0 for terms of no layer"),

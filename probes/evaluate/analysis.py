@@ -1,5 +1,4 @@
-"""Task scores by the paper's metrics, their means over tasks, and summaries of each model's heads to compare them
-with."""
+"""Task scores by the paper's metrics, their means over tasks, and a summary of each model's heads."""
 
 import numpy as np
 import pandas as pd

@@ -51,7 +51,7 @@ try:
     from transformers import AutoTokenizer
 except ImportError as error:
     raise ResourceMissing(
-        f"the lm-evaluation-harness is not installed ({error}): run `pip install 'headscope[eval]'`"
+        f"the lm-evaluation-harness is not installed ({error}). Run pip install 'headscope[eval]'"
     ) from error
 
 log = logging.getLogger("headscope")
@@ -251,7 +251,7 @@ def _expand_task_spec(spec: str, index: Mapping[str, Entry], trust_task_code: bo
         config = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
     else:
         raise BadInput(
-            f"unknown task '{spec}'{nearest(spec, index)}: use a task of the harness, or a task file that ends in .yaml"
+            f"unknown task '{spec}'{nearest(spec, index)}. Use a task of the harness, or a task file that ends in .yaml"
         )
     members = sorted(entry.tags) if entry.kind is Kind.TAG else config.get("task")
     if isinstance(members, list) and all(isinstance(member, str) and member in index for member in members):
@@ -289,11 +289,11 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     except Exception as reason:  # the harness decides what a file may contain
         raise BadInput(f"{source_name} is invalid: {' '.join(str(reason).split())[:200]}") from reason
     if entry is None:
-        raise BadInput(f"{source_name} names no task: add the key 'task'")
+        raise BadInput(f"{source_name} names no task. Add the key 'task'")
     if entry.kind is Kind.GROUP:
         if not isinstance(config.get("task"), list):
             raise BadInput(
-                f"{source_name}: the tasks of its group are {user_input.quote(config.get('task'))}: write a list"
+                f"{source_name}: the key 'task' of a group is {user_input.quote(config.get('task'))}. Write a list"
             )
         entry.name = config["group"]
     if not isinstance(entry.name, str):
@@ -301,7 +301,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     metrics = config.get("metric_list") or []
     if not isinstance(metrics, list) or not all(isinstance(metric, dict) for metric in metrics):
         raise BadInput(
-            f"{source_name}: its metric_list is {user_input.quote(metrics)}: write a list of '- metric: NAME'"
+            f"{source_name}: its metric_list is {user_input.quote(metrics)}. Write a list of '- metric: NAME'"
         )
     for metric in metrics:
         name = metric.get("metric")
@@ -331,10 +331,10 @@ def _task_error(task: str, reason: Exception) -> ResourceMissing | BadInput:
     details = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
     if isinstance(reason, ImportError):
         return ResourceMissing(
-            f"task {task} needs a package that is not installed ({details}): install it, or remove the task"
+            f"task {task} needs a package that is not installed ({details}). Install it, or remove the task"
         )
     if isinstance(reason, OSError):  # no network, no such file
         return ResourceMissing(
-            f"task {task} needs data that is not available ({details}): download it, or remove the task"
+            f"task {task} needs data that is not available ({details}). Download it, or remove the task"
         )
-    return BadInput(f"task {task} cannot be used: {details}")
+    return BadInput(f"task {task} cannot be used ({details}). Correct or remove it")

@@ -13,8 +13,8 @@ TITLE = "Task scores"
 
 def plot_score_table(tasks: pd.DataFrame) -> go.Figure:
     """Table of models x tasks with scores and standard errors; the last columns are means over tasks."""
-    if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
-        return style.empty_figure(TITLE, why)
+    if reason := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
+        return style.empty_figure(TITLE, reason)
     rows = preferred_metric_rows(tasks)
     means = means_over_tasks(rows)
     means["task"] = "mean of " + means["tasks"].astype(str)
@@ -57,8 +57,8 @@ def plot_score_table(tasks: pd.DataFrame) -> go.Figure:
 def plot_scores_by_length(tasks: pd.DataFrame) -> go.Figure:
     """Score by length of each task with several lengths; error bars are one standard error."""
     title = "Scores by length"
-    if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
+        return style.empty_figure(title, reason)
     rows = preferred_metric_rows(tasks)
     names = tasks_with_several_lengths(rows)
     if not names:
@@ -94,8 +94,8 @@ def plot_scores_against_heads(tasks: pd.DataFrame, head_summaries: pd.DataFrame)
     Only tasks whose score is a fraction of correct answers. Error bars are one standard error.
     """
     title = "Task scores against head statistics"
-    if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
+        return style.empty_figure(title, reason)
     rows = rows_at_longest_length(preferred_metric_rows(tasks), ["task"]).astype({"model": "str"})
     rows = rows[rows["metric"].isin(PREFERRED_METRICS)]  # they share an axis
     if rows.empty:

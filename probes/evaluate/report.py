@@ -62,11 +62,11 @@ def findings(run: Run) -> Iterator[Finding]:
     for (task, length, metric), task_rows in rows.groupby(["task", "context_length", "metric"], sort=False):
         low, high = task_rows["documents"].min(), task_rows["documents"].max()
         documents = f"{high:,}" if low == high else f"{low:,} to {high:,}"
-        text = f"{task} at {length:,} tokens ({metric}, {documents} documents): {_format_scores(task_rows)}."
-        yield Finding(PROBE.title, text)
+        conditions = f"{metric}, {documents} documents; ± standard error"
+        yield Finding(PROBE.title, f"{task} at {length:,} tokens ({conditions}): {_format_scores(task_rows)}.")
     for (kind, length), means in means_over_tasks(rows).groupby(["kind", "context_length"], sort=False):
-        text = f"Mean {kind} of {means['tasks'].max()} tasks at {length:,} tokens: {_format_scores(means)}."
-        yield Finding(PROBE.title, text)
+        text = f"Mean {kind} of {means['tasks'].max()} tasks at {length:,} tokens (± standard error): "
+        yield Finding(PROBE.title, f"{text}{_format_scores(means)}.")
 
 
 def _format_scores(rows: pd.DataFrame) -> str:

@@ -41,7 +41,7 @@ class EvaluateRunner:
         if generated and min(options.lengths) < MIN_GENERATED_LENGTH:
             raise BadInput(
                 f"length {min(options.lengths)} is too short for task {generated[0]}, which is generated to a context "
-                f"length: use at least {MIN_GENERATED_LENGTH:,} tokens"
+                f"length. Use at least {MIN_GENERATED_LENGTH:,} tokens"
             )
         for label in context.labels:
             # With a scale for the whole sequence, cached keys of an answer's beginning would be wrong for its end.
@@ -51,7 +51,7 @@ class EvaluateRunner:
                 else context.schemes[label]
             )
             if getattr(scheme, "uses_sequence_length", False):
-                raise BadInput(f"model '{label}' cannot generate answers with length=sequence: use length=visible")
+                raise BadInput(f"model '{label}' cannot generate answers with length=sequence. Use length=visible")
         self._built_tasks: dict[tuple[str, int, str], dict[str, Any]] = {}
         context.record_input("lm-evaluation-harness", [version("lm_eval")])
         for task in self.tasks.values():
@@ -62,7 +62,8 @@ class EvaluateRunner:
                 for name, documents, config in harness.task_documents(built_tasks):
                     if len(documents) < 2:
                         raise BadInput(
-                            f"task {name} has too few documents for a standard error: {len(documents)}. Remove the task"
+                            f"task {name} has too few documents for a standard error ({len(documents)}). Remove "
+                            "the task"
                         )
                     content = (json.dumps(entry, default=str) for entry in [config, *documents])
                     context.record_input(f"task {name}", content)

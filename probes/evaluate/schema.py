@@ -41,16 +41,16 @@ class EvaluateOptions(Options):
     @classmethod
     def _check_tasks(cls, tasks: list[str]) -> list[str]:
         if not tasks or "" in tasks:
-            raise ValueError(f"no task: give the name of a task, e.g. {SYNTHETIC_TASKS[0]}, or a task file")
+            raise ValueError(f"no task. Give the name of a task, e.g. {SYNTHETIC_TASKS[0]}, or a task file")
         return tasks
 
     @field_validator("lengths")
     @classmethod
     def _check_lengths(cls, lengths: list[int]) -> list[int]:
         if not lengths:
-            raise ValueError("no length: give at least one")
+            raise ValueError("no length. Give at least one")
         if min(lengths) < MIN_LENGTH:
-            raise ValueError(f"length {min(lengths)} is too short for a task: use at least {MIN_LENGTH} tokens")
+            raise ValueError(f"length {min(lengths)} is too short for a task. Use at least {MIN_LENGTH} tokens")
         return sorted(set(lengths))
 
 

@@ -13,11 +13,12 @@ import pandas as pd
 from scipy.special import stdtr
 
 from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval
-from headscope.runs.column_metadata import capitalise, statistics
+from headscope.runs.column_metadata import statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
-from probes.influence.effect_rows import TEXT_NOUNS, add_damped_estimates, read_set_rows, read_unit_rows, with_objective
-from probes.influence.heads import COMPONENT_DESCRIPTIONS, best_method_rows
+from probes.influence.effect_rows import add_damped_estimates, read_set_rows, read_unit_rows, with_objective
+from probes.influence.heads import best_method_rows
+from probes.influence.labels import ESTIMATE_LABELS, unit_noun
 from probes.influence.schema import NAMED_SET_PREFIX, SWEEP_KEYS, UNIT_COLUMNS, UNIT_TABLES
 
 TAIL_FRACTION = 0.05
@@ -28,10 +29,7 @@ SweepKey = tuple[str, int, str, str, str]
 """(model, context length, component, target, objective) of a sweep."""
 SweepUnits = tuple[SweepKey, pd.DataFrame]
 """A sweep and its units."""
-TARGET_DESCRIPTIONS = {"init": "the start of training", "base": "the checkpoint's own"}
-"""Text for the values to which parameters are reset."""
 CURVE_COLUMNS = [*SWEEP_KEYS, "unit", "choice", "size", "mean", "low", "high"]
-ESTIMATE_LABELS = {"estimate": "first-order", "second-order": "second-order", "damped": "damped second-order"}
 
 
 def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
@@ -142,17 +140,6 @@ def unit_rank(units: pd.DataFrame, unit: pd.Series) -> int:
     return int((units["delta"] > unit["delta"]).sum()) + 1
 
 
-def describe_methods(units: pd.DataFrame) -> str:
-    """Text naming the methods of a sweep's units."""
-    methods, noun = units["method"].value_counts(), unit_noun(units)
-    estimates = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
-    if "exact" not in methods:
-        return estimates
-    if not estimates:
-        return "exact"
-    return f"{methods['exact']} of {len(units)} {noun}s are exact, the others are {estimates}s"
-
-
 def adjust_p_values(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN stay NaN."""
     if not len(p) or np.isnan(p).any():
@@ -238,7 +225,7 @@ def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
     """Agreement of each estimate with exact evaluation, on the units that have both.
 
     spearman, pearson: correlations of the means over documents, NaN below three units. shared: number of units among
-    the `top` (at most 10) largest |delta| of both. compared: number of units.
+    the `top` (at most 10) largest |delta| of both. compared: number of units. noun: what they are.
     """
     rows = []
     for sweep, block in unit_effects(add_damped_estimates(with_objective(influence))).groupby(
@@ -256,8 +243,12 @@ def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
                 for kind in ("spearman", "pearson")
             }
             counts = {"shared": len(largest[0] & largest[1]), "top": top, "compared": len(compared)}
-            rows.append({**dict(zip(SWEEP_KEYS, sweep, strict=True)), "method": method, **correlations, **counts})
-    return pd.DataFrame(rows, columns=[*SWEEP_KEYS, "method", "spearman", "pearson", "shared", "top", "compared"])
+            noun = unit_noun(compared.index.to_frame())
+            sweep_columns = dict(zip(SWEEP_KEYS, sweep, strict=True))
+            rows.append({**sweep_columns, "method": method, **correlations, **counts, "noun": noun})
+    return pd.DataFrame(
+        rows, columns=[*SWEEP_KEYS, "method", "spearman", "pearson", "shared", "top", "compared", "noun"]
+    )
 
 
 def set_effects(sets: pd.DataFrame) -> pd.DataFrame:
@@ -274,7 +265,7 @@ def set_effects(sets: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=CURVE_COLUMNS)
 
 
-def most_harmful_unit(units: pd.DataFrame) -> pd.Series:
+def unit_of_largest_rise(units: pd.DataFrame) -> pd.Series:
     """The unit whose change raises the loss most."""
     return units.sort_values("delta", ascending=False, kind="stable").iloc[0]
 
@@ -283,75 +274,6 @@ def joint_effects(run: RunTables, label: str, length: int, objective: str) -> pd
     """The rows of `ranked_set_effects` of one model, length and objective."""
     rows = run.derived(ranked_set_effects)
     return rows[(rows["model"] == label) & (rows["context_length"] == length) & (rows["objective"] == objective)]
-
-
-def unit_label(unit: pd.Series) -> str:
-    """Name of a unit, e.g. "layer 3, head 1"."""
-    name = f"KV group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
-    return f"layer {unit['layer']}, {name}"
-
-
-def unit_noun(units: pd.DataFrame) -> str:
-    """What the units of a sweep are: "KV group", "head", or both."""
-    is_group = units["head"] < 0
-    return "KV group" if is_group.all() else "head or KV group" if is_group.any() else "head"
-
-
-def describe_change(component: str, target: str, objective: str = "text") -> str:
-    """Name of a change, e.g. "frequencies reset to the start of training". For answers it also names the loss."""
-    text = (
-        bands.describe_band(component) if bands.is_band(component) else COMPONENT_DESCRIPTIONS.get(component, component)
-    )
-    text = text if target == "none" else f"{text} reset to {TARGET_DESCRIPTIONS[target]}"
-    return text if objective == "text" else f"{text} (loss of the answer)"
-
-
-def describe_sweep(component: str, target: str, noun: str) -> str:
-    """What a sweep does to its units, each a `noun`, e.g. "Zero ablation of one head at a time"."""
-    words = COMPONENT_DESCRIPTIONS.get(component, f"edit '{component}'")
-    if target != "none":
-        return f"Resetting the {words} of one {noun} at a time to {TARGET_DESCRIPTIONS[target]}"
-    return f"{capitalise(words)} {'in' if component == 'uniform' else 'of'} one {noun} at a time"
-
-
-def describe_context_length(length: int, objective: str) -> str:
-    """Text with the context length of a sweep."""
-    return f"{'up to ' if objective == 'answer' else ''}{length:,} tokens"
-
-
-def format_change(change: float) -> str:
-    """A change of the loss with its sign and two significant digits: "+2.0"."""
-    return f"{change:+#.2g}".removesuffix(".")
-
-
-def describe_fall(unit: pd.Series) -> str:
-    """Text with the size of a fall of the loss and its uncertainty, e.g. "0.012 (estimated, one document)"."""
-    results = {"delta": -unit["delta"], "low": -unit["high"], "high": -unit["low"]}
-    results |= {"minimum": -unit["maximum"], "maximum": -unit["minimum"]}
-    fall = unit.copy()
-    for name, value in results.items():
-        fall[name] = value
-    return f"{format_change(fall['delta'])}{describe_uncertainty(fall)}".replace("+", "")
-
-
-def describe_uncertainty(unit: pd.Series) -> str:
-    """Text with the uncertainty of an effect: whether it is an estimate, and its 95 % confidence interval.
-
-    Two documents have no interval, so the text has both values.
-    """
-    estimated = "" if unit["method"] == "exact" else "estimated, "
-    if not np.isnan(unit["low"]):
-        interval = f"95 % confidence interval {format_change(unit['low'])} to {format_change(unit['high'])}"
-        return f" ({estimated}{interval})"
-    noun = TEXT_NOUNS[unit["objective"]]
-    if unit["documents"] == 1:
-        return f" ({estimated}one {noun})"
-    return f" ({estimated}two {noun}s: {format_change(unit['minimum'])} and {format_change(unit['maximum'])})"
-
-
-def format_q_value(unit: pd.Series) -> str:
-    """Text with the q-value of a unit; "" below three documents."""
-    return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"
 
 
 def document_effects(run: RunTables) -> pd.DataFrame:

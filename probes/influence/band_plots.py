@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from headscope.plots import style
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from probes.influence import bands
-from probes.influence.analysis import describe_methods
+from probes.influence.labels import describe_methods
 from probes.influence.plots import influence_title
 from probes.influence.schema import UNIT_COLUMNS
 
@@ -28,8 +28,8 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
     Columns are units, layer by layer; rows are bands, fastest pairs on top. Colours saturate at the 99 % quantile of
     |Δ|.
     """
-    if why := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Influence by band", why)
+    if reason := style.missing_data_reason(units, "delta"):
+        return style.empty_figure("Influence by band", reason)
     order = sorted(units["component"].unique(), key=bands.band_sort_key)
     places = units[UNIT_COLUMNS].drop_duplicates().sort_values(UNIT_COLUMNS, ignore_index=True)
     table = units.pivot(index="component", columns=UNIT_COLUMNS, values="delta")
@@ -72,8 +72,8 @@ def plot_joint_effects_by_band(effects: pd.DataFrame, wavelengths: BandWavelengt
     """
     title = "All heads at once, by band of rotary pairs"
     band_effects = effects[bands.band_mask(effects["component"])] if "component" in effects else effects
-    if why := style.missing_data_reason(band_effects, "component", "mean"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(band_effects, "component", "mean"):
+        return style.empty_figure(title, reason)
     figure = style.new_figure(f"{title}: {style.escape_label(band_effects['model'].iloc[0])}")
     order = dict.fromkeys(
         _narrow_band_axis_label(component, wavelengths)

@@ -14,12 +14,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.streaming import StreamingWindow, is_streaming
 from headscope.user_input import quote
 
 PairMask = npt.NDArray[np.bool_]
 """Selected pairs of each layer, [layers, pairs]."""
 
-BUILT_IN_COMPONENTS = ("joint", "freq", "scale", "zero", "mean", "uniform")
+BUILT_IN_COMPONENTS = ("joint", "freq", "scale", "zero", "mean", "uniform", "kv-int8", "kv-int4")
 WAVELENGTH_BANDS = ("short", "middle", "long")
 KIND_DESCRIPTIONS = {"pairs-zero": "contribution to the logits removed", "pairs-unrotated": "rotation removed"}
 EQUAL_PARTS = 8
@@ -28,7 +29,9 @@ BAND_PATTERN = re.compile(rf"(pairs-zero|pairs-unrotated):(\d+-\d+|{'|'.join(WAV
 
 
 def check_band_component(component: str) -> str:
-    """The component, if it is a pair ablation. Raises ValueError otherwise."""
+    """The component, if it is a pair ablation or streaming attention. Raises ValueError otherwise."""
+    if is_streaming(component):
+        return str(StreamingWindow.parse(component))
     if not BAND_PATTERN.fullmatch(component):
         kind, _, band = component.partition(":")
         if kind in KIND_DESCRIPTIONS and band:
@@ -36,8 +39,8 @@ def check_band_component(component: str) -> str:
                 f"invalid band {quote(band)}. Use A-B (e.g. 0-3), short, middle, long, eighths or wavelengths"
             )
         raise ValueError(
-            f"unknown component {quote(component)}. Use one of: {', '.join(BUILT_IN_COMPONENTS)}, pairs-zero:BAND, "
-            "pairs-unrotated:BAND"
+            f"unknown component {quote(component)}. Use one of: {', '.join(BUILT_IN_COMPONENTS)}, streaming:S+R, "
+            "pairs-zero:BAND, pairs-unrotated:BAND"
         )
     return component
 
@@ -55,9 +58,9 @@ def band_mask(components: pd.Series) -> pd.Series:
 def expand_bands(component: str, theta: npt.NDArray[np.float32], native_context: int) -> Iterator[tuple[str, PairMask]]:
     """The names and pairs of the bands that a component stands for.
 
-    `theta` [layers, pairs] are the checkpoint's own frequencies in rad/token, 0 in layers that do not rotate;
-    `native_context` is in tokens. Bands without pairs are omitted if the component stands for several. Raises BadInput
-    for pairs that do not exist.
+    `theta` [layers, pairs] are the checkpoint's own frequencies in rad/token, 0 in layers that do not rotate and NaN
+    for pairs that a layer does not have; `native_context` is in tokens. Bands without pairs are omitted if the
+    component stands for several. Raises BadInput for pairs that do not exist.
     """
     kind, _, band_spec = component.partition(":")
     rotates: PairMask = np.asarray((theta > 0).any(1))
@@ -72,7 +75,7 @@ def expand_bands(component: str, theta: npt.NDArray[np.float32], native_context:
         if not first <= last < count:
             raise BadInput(f"{component}: the model has pairs 0 to {count - 1}. Give A-B with A <= B in this range")
         pair = np.arange(count)
-        yield f"{kind}:{first}-{last}", rotates[:, None] & (first <= pair) & (pair <= last)
+        yield f"{kind}:{first}-{last}", rotates[:, None] & ~np.isnan(theta) & (first <= pair) & (pair <= last)
         return
     with np.errstate(divide="ignore"):
         turns = native_context * theta / (2 * np.pi)

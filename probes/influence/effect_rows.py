@@ -32,7 +32,8 @@ def with_objective(rows: pd.DataFrame) -> pd.DataFrame:
     trial = ["doc", "fact", "depth", "context_length"]
     trials = rows[trial].drop_duplicates()
     trials["trial"] = [
-        f"{doc}, {fact} at {depth:.0%} of {length:,}" for doc, fact, depth, length in trials.itertuples(index=False)
+        f"{doc}, {fact} at {100 * depth:.0f} % of {length:,} tokens"
+        for doc, fact, depth, length in trials.itertuples(index=False)
     ]
     names = rows.merge(trials, on=trial, how="left")["trial"].to_numpy()
     longest = rows.groupby("model")["context_length"].transform("max")

@@ -17,25 +17,16 @@ from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands
 from probes.influence.analysis import (
-    ESTIMATE_LABELS,
     TAIL_FRACTION,
     SweepUnits,
     answered_trials,
     band_sweeps,
     changes_by_document,
     covers_all_units,
-    describe_change,
-    describe_context_length,
-    describe_fall,
-    describe_methods,
-    describe_sweep,
-    describe_uncertainty,
     estimate_agreement,
-    format_change,
     gini,
     joint_effects,
     margin_over_rank,
-    most_harmful_unit,
     named_set_effects,
     ranked_set_effects,
     sweeps_without_bands,
@@ -43,12 +34,23 @@ from probes.influence.analysis import (
     top_heads_by_statistic,
     top_share,
     top_share_interval,
-    unit_label,
-    unit_noun,
     unit_of_head,
+    unit_of_largest_rise,
     unit_rank,
 )
 from probes.influence.effect_rows import TEXT_NOUNS, read_unit_rows
+from probes.influence.labels import (
+    ESTIMATE_LABELS,
+    describe_change,
+    describe_context_length,
+    describe_fall,
+    describe_methods,
+    describe_sweep,
+    describe_uncertainty,
+    format_change,
+    unit_label,
+    unit_noun,
+)
 from probes.influence.schema import SWEEP_KEYS
 
 GLOSSARY = (
@@ -154,7 +156,7 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
                 f"{label}, {describe_change(component, target, objective)}, "
                 f"{describe_context_length(length, objective)}: the loss changes by "
                 f"{format_change(top.iloc[-1])} nats/token with all {top.index[-1]} {_UNIT_NOUNS[unit]}s changed, and "
-                f"by {format_change(top.iloc[0])} with only the {_UNIT_NOUNS[unit]} of largest rise.",
+                f"by {format_change(top.iloc[0])} with only the top {_UNIT_NOUNS[unit]} changed.",
                 str(label),
                 data=FindingData(whole["mean"], whole["low"], whole["high"]),
             )
@@ -167,7 +169,7 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
             rows = units[units["component"].str.startswith(kind)]
             if len(rows):
                 text = _describe_bands(label, length, objective, kind, rows, effects)
-                yield Finding(PROBE.title, text, label, data=_unit_data(most_harmful_unit(rows)))
+                yield Finding(PROBE.title, text, label, data=_unit_data(unit_of_largest_rise(rows)))
 
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
@@ -183,7 +185,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
         head_units = unit_of_head(units, rows.iloc[0]) if label == model else units.head(0)
         for kind in bands.KIND_DESCRIPTIONS:
             if len(band_rows := head_units[head_units["component"].str.startswith(kind)]):
-                unit, count = most_harmful_unit(band_rows), len(band_rows)
+                unit, count = unit_of_largest_rise(band_rows), len(band_rows)
                 yield (
                     f"Influence in {model}, largest of {count} band{'s' if count > 1 else ''}, "
                     f"{describe_change(unit['component'], 'none', objective)}: {format_change(unit['delta'])} "
@@ -247,7 +249,7 @@ def _rank_claims(
             f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
             f"{unit_rank(units, unit)} of {len(units)} {unit_noun(units)}s by influence, with "
             f"{format_change(unit['delta'])} nats/token{describe_uncertainty(unit)}. Its influence minus {rival} is "
-            f"{format_change(difference)}{_format_bounds(low, high)}{reason}",
+            f"{format_change(difference)} nats/token{_format_bounds(low, high)}{reason}",
             model=unit["model"],
             data=FindingData(difference, low, high, int(unit["documents"]), int(head["layer"]), int(head["head"])),
         )
@@ -300,7 +302,7 @@ def _sweep_finding(
         text += f" Without {change}, {label} answers {answered} of {trials} trials correctly"
         answered_units = next((rows for sweep, rows in answered_sweeps if sweep == key), None)
         if answered_units is not None:
-            unit = most_harmful_unit(answered_units)
+            unit = unit_of_largest_rise(answered_units)
             text += (
                 f"; over these trials the loss rises most for {unit_label(unit)}, by {format_change(unit['delta'])}"
                 f"{describe_uncertainty(unit)}"
@@ -330,7 +332,7 @@ def _describe_bands(
     label: str, length: int, objective: str, kind: str, units: pd.DataFrame, effects: pd.DataFrame
 ) -> str:
     """Text with the unit and band of largest influence, and the effect of each band ablated in all heads."""
-    largest = most_harmful_unit(units)
+    largest = unit_of_largest_rise(units)
     means = effects[effects["component"].str.startswith(kind)].set_index("component")["mean"]
     listing = ", ".join(
         f"{bands.pairs_label(component)}: {format_change(means[component])}"
@@ -358,7 +360,8 @@ def _agreement_finding(key: Any, rows: Any) -> Finding:
     return Finding(
         PROBE.title,
         f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: the "
-        f"rank correlation of the estimates with exact evaluation over {first['compared']} units is {agreement}.",
+        f"rank correlation of the estimates with exact evaluation over {first['compared']} {first['noun']}s is "
+        f"{agreement}.",
         str(label),
         data=FindingData(first["spearman"], n=int(first["compared"])),
     )

@@ -70,11 +70,11 @@ def estimate_effects(
             change = layer_output_edit(intervention, units, geometry)(z, call).float() - z.float()
             slope, *sampled_slopes = ((gradient.float() * change).sum(-1)[0].double().cpu() for gradient in gradients)
             sums = estimates[key]
-            sums.head_slopes[layer] = slope.sum(-1) / tokens
+            sums.head_slopes[layer, : len(slope)] = slope.sum(-1) / tokens
             for sampled in sampled_slopes:
                 by_group = sampled.view(geometry.layer_kv_groups[layer], -1, sampled.shape[-1]).sum(1)
                 for term, product in ((sums.head_curvatures, sampled), (sums.group_curvatures, by_group)):
-                    term[layer] += product.square().sum(-1) / (2 * len(sampled_slopes) * tokens)
+                    term[layer, : len(product)] += product.square().sum(-1) / (2 * len(sampled_slopes) * tokens)
 
     objectives = [text_loss, *(sampled_loss(seed * CURVATURE_DRAWS + number) for number in range(draws))]
     replay.backpropagate(objectives, add_layer)

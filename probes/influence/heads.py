@@ -30,35 +30,40 @@ COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "zero": "zero ablation",
         "mean": "mean ablation",
         "uniform": "uniform attention",
+        "kv-int8": "8-bit keys and values",
+        "kv-int4": "4-bit keys and values",
     }
 )
 """Text for each component; a user's own intervention has its name."""
 
 _COLUMN_PREFIXES = {"text": "", "answer": "answer_"}
-_UNIT_NOTE = "of the head or of its KV group, as measured"
-_RESET_NOTE = f"reset, {_UNIT_NOTE}; to the start of training where measured, else to the checkpoint's own"
-_RESET_STATISTICS = {
-    "joint": ("influence", f"rise of the loss when frequencies and temperature are {_RESET_NOTE}"),
-    "freq": ("influence of frequencies", f"rise of the loss when frequencies are {_RESET_NOTE}"),
-    "scale": ("influence of temperature", f"rise of the loss when tau and gamma are {_RESET_NOTE}"),
+_UNIT_NOTE = "of the head, or of its KV group if that was measured"
+_RESET_LABELS = {"joint": "influence", "freq": "influence of frequencies", "scale": "influence of temperature"}
+_RESET_PARAMETERS = {"joint": "frequencies and temperature", "freq": "frequencies", "scale": "tau and gamma"}
+_CONDITIONS = {
+    name: f"when {_RESET_PARAMETERS[name]} {_UNIT_NOTE}, are reset"
+    if name in _RESET_PARAMETERS
+    else f"under {words} {_UNIT_NOTE}"
+    for name, words in COMPONENT_DESCRIPTIONS.items()
 }
-"""Label and meaning by reset component; ablations use their description."""
+"""What is changed, by component."""
+_RESET_TARGET = "; to the start of training where measured, else to the checkpoint's own parameters"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        f"influence_{name}": Statistic(label, "nats/token", meaning, number_format="+.2g")
+        f"influence_{name}": Statistic(
+            _RESET_LABELS.get(name, f"influence, {words}"),
+            "nats/token",
+            f"rise of the loss {_CONDITIONS[name]}{_RESET_TARGET if name in _RESET_PARAMETERS else ''}",
+            number_format="+.2g",
+        )
         for name, words in COMPONENT_DESCRIPTIONS.items()
-        for label, meaning in [
-            _RESET_STATISTICS.get(name, (f"influence, {words}", f"rise of the loss under {words}, {_UNIT_NOTE}"))
-        ]
     }
     | {
         f"influence_answer_{name}": Statistic(
             f"influence on answers, {words}",
             "nats/token",
-            "rise of the loss of the answer about a hidden fact "
-            f"{f'when {words} are reset' if name in _RESET_STATISTICS else f'under {words}'}, mean over trials, "
-            f"{_UNIT_NOTE}",
+            f"rise of the loss of the answer about a hidden fact {_CONDITIONS[name]}; mean over trials",
             number_format="+.2g",
         )
         for name, words in COMPONENT_DESCRIPTIONS.items()

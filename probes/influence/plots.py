@@ -12,15 +12,17 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, head_scatter, style
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
-from probes.influence.analysis import (
+from headscope.runs.column_metadata import capitalise
+from probes.influence.analysis import unit_of_head
+from probes.influence.effect_rows import TEXT_NOUNS
+from probes.influence.labels import (
     describe_change,
     describe_methods,
     describe_uncertainty,
     format_q_value,
     unit_label,
-    unit_of_head,
+    unit_noun,
 )
-from probes.influence.effect_rows import TEXT_NOUNS
 from probes.influence.schema import UNIT_COLUMNS
 
 MAX_FOREST_UNITS = 20
@@ -32,8 +34,8 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
 
     A line marks the unit of each head in `marked_heads`, which maps labels to rows of the per-head table.
     """
-    if why := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Head influence", why)
+    if reason := style.missing_data_reason(units, "delta"):
+        return style.empty_figure("Head influence", reason)
     figure = style.new_figure("").update_layout(title=_sweep_title(units))
     values = units["delta"].to_numpy(dtype=np.float64)
     counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
@@ -42,7 +44,7 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
         y=np.where(counts > 0, counts, np.nan),
         width=np.diff(edges),
         marker={"color": style.PALETTE[0], "line_width": 0},
-        hovertemplate="Δ about %{x:.2g} nats/token: %{y} units<extra></extra>",
+        hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {unit_noun(units)}s<extra></extra>",
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
@@ -62,7 +64,7 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
     figure.update_xaxes(
         title_text="influence Δ (nats/token)", range=[low - (high - low) / 40, high + (high - low) / 40]
     )
-    figure.update_yaxes(title_text="units", **axes.log_axis([1, counts.max()]))
+    figure.update_yaxes(title_text=f"{unit_noun(units)}s", **axes.log_axis([1, counts.max()]))
     return style.set_top_margin(figure.update_layout(bargap=0), 74)
 
 
@@ -71,8 +73,8 @@ def plot_matrix(units: pd.DataFrame) -> go.Figure:
 
     Colours saturate at the 99 % quantile of |Δ|.
     """
-    if why := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Head influence", why)
+    if reason := style.missing_data_reason(units, "delta"):
+        return style.empty_figure("Head influence", reason)
     are_groups = bool((units["head"] < 0).all())
     columns = units["kv_group"] if are_groups else units["head"]
     grid = np.full((int(units["layer"].max()) + 1, int(columns.max()) + 1), np.nan)
@@ -111,11 +113,11 @@ def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
     Mean, 95 % confidence interval (from three documents on) and a small dot per document. Filled: exact; hollow:
     estimated. `document_rows` are rows of `analysis.document_effects` of the same sweep.
     """
-    if why := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Head influence", why)
+    if reason := style.missing_data_reason(units, "delta"):
+        return style.empty_figure("Head influence", reason)
     order = units.sort_values("delta", ascending=False, kind="stable").head(MAX_FOREST_UNITS).reset_index(drop=True)
     figure = style.new_figure("", 120 + 22 * max(len(order), 4))
-    figure.update_layout(title=_sweep_title(units, ", largest units"))
+    figure.update_layout(title=_sweep_title(units, f", top {unit_noun(units)}s"))
     dot_rows = document_rows.merge(order.reset_index(names="row")[[*UNIT_COLUMNS, "row"]], on=UNIT_COLUMNS)
     dots = {"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7}
     hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"
@@ -169,13 +171,13 @@ def plot_against_statistic(units: pd.DataFrame, heads: pd.DataFrame, column: str
 
     The column is averaged over the heads of a KV group. `label` names the axis. Colour is the layer.
     """
-    if why := style.missing_data_reason(units, "delta") or style.missing_data_reason(heads, column):
-        return style.empty_figure(f"Influence against {label}", why)
+    if reason := style.missing_data_reason(units, "delta") or style.missing_data_reason(heads, column):
+        return style.empty_figure(f"Influence against {label}", reason)
     unit_columns = UNIT_COLUMNS if (units["head"] >= 0).all() else UNIT_COLUMNS[:2]
     x = heads.groupby(unit_columns)[column].mean().rename("x")
     points = units.join(x, on=unit_columns).dropna(subset=["x", "delta"])
     if points.empty:
-        return style.empty_figure(f"Influence against {label}", "no unit has both values")
+        return style.empty_figure(f"Influence against {label}", f"no {unit_noun(units)} has both values")
     figure = style.new_figure("").update_layout(title=_sweep_title(units, f" against {label}"))
     head_scatter.add_points(figure, points, "x", "delta", f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token")
     figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
@@ -190,13 +192,13 @@ def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
     Random units are from the same layers. Mean over documents and draws, 95 % confidence band over documents.
     `effects` are rows of `analysis.ranked_set_effects` of one sweep.
     """
-    title = "Units changed together"
-    if why := style.missing_data_reason(effects, "model", "choice", "size", "mean"):
-        return style.empty_figure(title, why)
-    figure = style.new_figure(f"{title}: {describe_change(*effects[['component', 'target', 'objective']].iloc[0])}")
-    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    kinds = {"top": ("most influential", 0), "random": ("random, same layers", 7)}
+    if reason := style.missing_data_reason(effects, "model", "choice", "size", "mean"):
+        return style.empty_figure("Heads changed together", reason)
     unit = "KV groups" if effects["unit"].iloc[0] == "group" else "heads"
+    change = describe_change(*effects[["component", "target", "objective"]].iloc[0])
+    figure = style.new_figure(f"{capitalise(unit)} changed together: {change}")
+    figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    kinds = {"top": ("top by influence", 0), "random": ("random, same layers", 7)}
     for choice, (label, colour) in kinds.items():
         line = effects[effects["choice"] == choice].set_index("size").sort_index()
         if len(line):

@@ -27,27 +27,29 @@ from probes.influence.analysis import (
     all_sweeps,
     band_sweeps,
     band_wavelengths,
-    describe_change,
-    describe_context_length,
-    describe_uncertainty,
     document_effects,
-    format_change,
-    format_q_value,
     joint_effects,
-    most_harmful_unit,
     named_set_effects,
     ranked_set_effects,
     sweeps_without_bands,
     top_heads_by_statistic,
-    unit_label,
-    unit_noun,
+    unit_of_largest_rise,
 )
 from probes.influence.effect_rows import TEXT_NOUNS
 from probes.influence.findings import sweep_findings
+from probes.influence.labels import (
+    describe_change,
+    describe_context_length,
+    describe_uncertainty,
+    format_change,
+    format_q_value,
+    unit_label,
+    unit_noun,
+)
 from probes.influence.schema import SWEEP_KEYS, UNIT_COLUMNS
 
 _LOSS_LABELS = {"text": "loss", "answer": "loss of the answer"}
-_RESET_DESCRIPTION = "the position parameters of one unit are reset"
+_RESET_DESCRIPTION = "the position parameters of one {noun} are reset"
 _CHANGE_DESCRIPTIONS = {"joint": _RESET_DESCRIPTION, "freq": _RESET_DESCRIPTION, "scale": _RESET_DESCRIPTION}
 
 
@@ -97,7 +99,7 @@ def _chart_groups(context: RenderContext) -> Iterator[tuple[str, ChartGroup]]:
 def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mapping[str, str]) -> Iterator[Chart]:
     for kind, change in bands.KIND_DESCRIPTIONS.items():
         if len(rows := units[units["component"].str.startswith(kind)]):
-            largest = most_harmful_unit(rows)
+            largest = unit_of_largest_rise(rows)
             summary = (
                 f"Largest rise: {bands.pairs_label(largest['component'])} of {unit_label(largest)}, "
                 f"{format_change(largest['delta'])} nats/token."
@@ -119,26 +121,28 @@ def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mappin
 
 def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     run, (key, units) = context.run, sweep
-    noun = TEXT_NOUNS[key[-1]]
+    text_noun, noun = TEXT_NOUNS[key[-1]], unit_noun(units)
     label, _, component, _, objective = key
+    change = _CHANGE_DESCRIPTIONS.get(component, "one {noun} is changed").format(noun=noun)
     heads = context.heads[context.heads["model"] == label]
     yield Chart(
         plots.plot_forest(units, _rows_of_sweep(run.derived(document_effects), key)),
-        f"{_count_texts(units)} The units of largest influence. Filled: exact; hollow: estimated. One small dot per "
-        f"{noun}; bars are 95 % confidence intervals over {noun}s (from three {noun}s on).",
+        f"{_count_texts(units)} The {noun}s with the largest rise. Filled: exact; hollow: estimated. One small dot per "
+        f"{text_noun}; bars are 95 % confidence intervals over {text_noun}s (three or more).",
         _describe_largest_effect(units),
     )
     if len(sets := _rows_of_sweep(run.derived(named_set_effects), key)):
         caption = (
-            f"All heads of a named set changed together. Bars are 95 % confidence intervals (from three {noun}s on)."
+            "All heads of a named set are changed together. Bars are 95 % confidence intervals over "
+            f"{text_noun}s (three or more)."
         )
         yield Chart(plots.plot_named_sets(sets), caption, half_width=True)
     yield Chart(
         plots.plot_histogram(
             units, {statistic(column).best_head_name: head for column, head in top_heads_by_statistic(heads).items()}
         ),
-        f"Rise of the {_LOSS_LABELS[objective]} when {_CHANGE_DESCRIPTIONS.get(component, 'one unit is changed')} and "
-        "all others are unchanged. A thin tail on the right means that few units matter individually.",
+        f"Rise of the {_LOSS_LABELS[objective]} when {change} and all others are unchanged. A thin tail on the right "
+        f"means that few {noun}s matter individually.",
         half_width=True,
     )
     yield Chart(plots.plot_matrix(units), "Red: the loss rises; blue: it falls.", half_width=True)
@@ -146,28 +150,28 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
         top = units.sort_values("delta").iloc[-1]
         yield Chart(
             learned_frequencies.plot_learned_frequencies(run.positions, label, int(top["layer"]), int(top["kv_group"])),
-            "Frequencies of the unit of largest influence: after training, at the start of training, and in base.",
+            f"Frequencies of the {noun} with the largest rise: after training, at its start, and of the checkpoint.",
             half_width=True,
         )
     ess2, baseline = longest_ess_column(context.heads), run.models[0]
     if ess2 is not None and label != baseline:
-        change = _log_ratio(context.heads, ess2, label, baseline)
+        log_ratio = _log_ratio(context.heads, ess2, label, baseline)
         yield Chart(
             plots.plot_against_statistic(
-                units, change, "change", f"ln ratio of ESS₂, {escape_label(label)} over {escape_label(baseline)}"
+                units, log_ratio, "change", f"ln ratio of ESS₂, {escape_label(label)} over {escape_label(baseline)}"
             ),
-            "One point per unit: influence against the change of effective length.",
+            f"One point per {noun}: influence against the change of effective length.",
             half_width=True,
         )
     best_head_columns = [name for name, declared in statistics().items() if declared.best_head_name and name in heads]
     for column in best_head_columns:
         figure = plots.plot_against_statistic(units, heads, column, statistic(column).label)
-        yield Chart(figure, "One point per unit.", half_width=True)
+        yield Chart(figure, f"One point per {noun}.", half_width=True)
     if len(effects := _rows_of_sweep(run.derived(ranked_set_effects), key)):
         yield Chart(
             plots.plot_cumulative_effect(effects),
-            "Units changed together in order of influence, and as many random units of the same layers. At the last "
-            "point, all units are changed. A steep start means that few units matter; a steady rise means that many "
+            f"The top {noun}s by influence are changed together, or as many random ones of the same layers. At the "
+            f"last point, all {noun}s are changed. A steep start means that few matter; a steady rise means that many "
             "act together.",
             half_width=True,
         )
@@ -185,8 +189,8 @@ def _count_texts(units: pd.DataFrame) -> str:
 
 
 def _describe_largest_effect(units: pd.DataFrame) -> str:
-    """Text with the largest effect, and how many units differ from zero."""
-    largest = most_harmful_unit(units)
+    """Text with the largest effect, and how many effects differ from zero."""
+    largest = unit_of_largest_rise(units)
     text = (
         f"Largest rise: {unit_label(largest)}, {format_change(largest['delta'])} nats/token"
         f"{describe_uncertainty(largest)}{format_q_value(largest)}."
@@ -194,7 +198,7 @@ def _describe_largest_effect(units: pd.DataFrame) -> str:
     if units["p_adjusted"].isna().all():
         return f"{text} Too few {TEXT_NOUNS[largest['objective']]}s to call any effect real."
     significant = int((units["p_adjusted"] < 0.05).sum())
-    return f"{text} {significant} of {len(units)} {unit_noun(units)}s differ from zero (false discovery rate 5 %)."
+    return f"{text} {significant} of {len(units)} effects differ from zero (false discovery rate 5 %)."
 
 
 def _log_ratio(heads: pd.DataFrame, column: str, label: str, baseline: str) -> pd.DataFrame:

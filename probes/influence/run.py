@@ -50,13 +50,13 @@ def head_influence(
     k [1, 1, L, d], v [1, 1, L, d], layer) -> (q, k, v) for the heads of one unit, swept like the components. Use
     `components=()` to sweep only these.
     """
-    loaded = load(model)
-    content = {"models": {"model": loaded.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
+    loaded_model = load(model)
+    content = {"models": {"model": loaded_model.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
     study = build_study({**content, "influence": {**options, "lengths": [length]}})
     config = study.probe_options["influence"]
     assert isinstance(config, InfluenceOptions)
-    runner = InfluenceRunner(config, StudyContext(study, {"model": loaded}))
-    sweep = plan_sweep("model", loaded, config, edits)
+    runner = InfluenceRunner(config, StudyContext(study, {"model": loaded_model}))
+    sweep = plan_sweep("model", loaded_model, config, edits)
 
     def collect_rows(texts: Sequence[ObjectiveText], measure: Callable[[TextReplay, int], Iterator[Row]]) -> list[Row]:
         rows: list[Row] = []
@@ -272,5 +272,5 @@ def _mean_influence(rows: pd.DataFrame, key: ComponentKey, method: str) -> dict[
 
 
 def _rows_to_columns(keys: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
-    listed = list(rows)
-    return {**keys, **{name: [row[name] for row in listed] for name in listed[0]}}
+    all_rows = list(rows)
+    return {**keys, **{name: [row[name] for row in all_rows] for name in all_rows[0]}}

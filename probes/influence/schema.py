@@ -24,12 +24,13 @@ class InfluenceOptions(Options):
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
     components: list[
-        Literal["joint", "freq", "scale", "zero", "mean", "uniform"]
+        Literal["joint", "freq", "scale", "zero", "mean", "uniform", "kv-int8", "kv-int4"]
         | Annotated[str, AfterValidator(bands.check_band_component)]
     ] = Field(
         ["joint", "freq", "scale"],
         description="interventions. Resets, which need an adapter: freq, scale, joint. Ablations: zero, mean (head "
-        "output), uniform (attention pattern), pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B (e.g. "
+        "output), uniform (attention pattern), streaming:S+R (attend to the first S and last R tokens), kv-int8, "
+        "kv-int4 (quantised keys and values), pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B (e.g. "
         "0-3), short, middle, long, eighths, wavelengths",
     )
     objectives: list[Literal["text", "answer"]] = Field(
@@ -52,11 +53,13 @@ class InfluenceOptions(Options):
     )
     unit: Literal["auto", "group", "head"] = Field(
         "auto",
-        description="auto: KV groups for freq and joint, else heads; head: change one query head without the others "
-        "in its KV group",
+        description="auto: KV groups for freq, joint and quantised keys and values, else heads; head: change one "
+        "query head without the others in its KV group",
     )
     method: Literal["exact", "estimate", "verify"] = Field(
-        "verify", description="exact: ablate every unit; estimate: from gradients; verify: estimate all, ablate the top"
+        "verify",
+        description="exact: evaluate every head or KV group; estimate: from gradients; verify: estimate all, evaluate "
+        "those of --top and --random",
     )
     estimate_order: int = Field(
         2,
@@ -65,13 +68,19 @@ class InfluenceOptions(Options):
         description="Taylor order of the gradient-based estimate; 2 adds the curvature of the loss",
     )
     top: int = Field(
-        10, ge=1, le=MAX_UNITS, description="for verify: number of units with the largest estimates to ablate exactly"
+        10,
+        ge=1,
+        le=MAX_UNITS,
+        description="for verify: number of heads or KV groups with the largest estimates to evaluate exactly",
     )
     random: int = Field(
-        10, ge=0, le=MAX_UNITS, description="for verify: number of random other units to ablate exactly"
+        10,
+        ge=0,
+        le=MAX_UNITS,
+        description="for verify: number of other heads or KV groups to evaluate exactly, drawn at random",
     )
     curve: bool = Field(
-        True, description="also ablate the top 1, 2, 4, ... units jointly (pair bands: always all units jointly)"
+        True, description="also change the top 1, 2, 4, ... heads or KV groups together (pair bands: always all heads)"
     )
     draws: int = Field(2, ge=0, le=1000, description="number of random sets for each top set of the curve")
     memory: int = Field(
@@ -99,7 +108,7 @@ class InfluenceOptions(Options):
     @model_validator(mode="after")
     def _check_unit(self) -> "InfluenceOptions":
         if self.heads and self.unit == "group":
-            raise ValueError("unit cannot be group for named sets of heads. Remove unit or heads")
+            raise ValueError("unit 'group' cannot be combined with named sets of heads. Remove unit or heads")
         return self
 
 
@@ -117,14 +126,14 @@ SWEEP_KEYS = ["model", "context_length", "component", "target", "objective"]
 UNIT_COLUMNS = ["layer", "kv_group", "head"]
 """Keys of a unit within a sweep."""
 
-UNIT_HEAD = key("head", "index16", "", "query head within the layer, from 0; -1 if the unit is the whole KV group", -1)
+UNIT_HEAD = key("head", "index16", "", "query head within the layer, from 0; -1 for a whole KV group", -1)
 COMPONENT = key(
     "component",
     "label",
     "",
     "parameters that were reset: freq (log-frequencies), scale (tau, gamma), joint (both); or the intervention: "
-    "zero, mean, uniform, pairs-zero:BAND or pairs-unrotated:BAND for a band of rotary pairs (A-B, or short, middle, "
-    "long by wavelength), or a user's own",
+    "zero, mean, uniform, streaming:S+R, kv-int8, kv-int4, pairs-zero:BAND or pairs-unrotated:BAND for a band of "
+    "rotary pairs (A-B, or short, middle, long by wavelength), or a user's own",
     None,
 )
 TARGET = key(
@@ -150,16 +159,16 @@ NAMED_SET_PREFIX = "set:"
 SET_COLUMNS = (
     COMPONENT,
     TARGET,
-    key("unit", "label", "", "kind of unit in the set: group or head", None),
+    key("unit", "label", "", "what the set holds: group (KV groups) or head (heads)", None),
     key(
         "choice",
         "label",
         "",
-        "top: the units of largest influence over all documents; random: as many of the same layers; set:NAME: the "
-        "heads of a named set [ours]",
+        "top: the heads or KV groups of largest influence over all documents; random: as many of the same layers; "
+        "set:NAME: the heads of a named set [ours]",
         None,
     ),
-    key("size", "index16", "units", "number of units changed together", 1),
+    key("size", "index16", "units", "number of heads or KV groups changed together", 1),
     key("draw", "index16", "", "number of the random draw; 0 for the top set"),
 )
 TRIAL_COLUMNS = (
@@ -183,19 +192,19 @@ ANSWER_LOSS_BEFORE = Column(
 
 INFLUENCE = Table(
     "influence",
-    "change of a document's loss when one unit, a KV group or a head, is changed: its position parameters are reset, "
+    "change of a document's loss when one head or KV group is changed: its position parameters are reset, "
     "or it is ablated",
     (MODEL, LENGTH, DOC, LAYER, UNIT_HEAD, GROUP, COMPONENT, TARGET, METHOD, LOSS_BEFORE, LOSS_CHANGE),
 )
 INFLUENCE_SETS = Table(
     "influence_sets",
-    "change of a document's loss when sets of units are changed together: the most influential, random, or all",
+    "change of a document's loss when sets of heads or KV groups are changed together: top, random, or all",
     (MODEL, LENGTH, DOC, *SET_COLUMNS, LOSS_BEFORE, LOSS_CHANGE),
 )
 INFLUENCE_ANSWERS = Table(
     "influence_answers",
-    "change of the loss of an answer about a hidden fact when one unit is changed; the answer is the scored part of "
-    "the fact, after the prompt",
+    "change of the loss of an answer about a hidden fact when one head or KV group is changed; the answer is the "
+    "scored part of the fact, after the prompt",
     (
         MODEL,
         LENGTH,
@@ -213,7 +222,7 @@ INFLUENCE_ANSWERS = Table(
 )
 INFLUENCE_ANSWER_SETS = Table(
     "influence_answer_sets",
-    "change of the loss of an answer when sets of units are changed together",
+    "change of the loss of an answer when sets of heads or KV groups are changed together",
     (MODEL, LENGTH, *TRIAL_COLUMNS, *SET_COLUMNS, TOP1_ACCURACY, ANSWER_LOSS_BEFORE, LOSS_CHANGE),
 )
 

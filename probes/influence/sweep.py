@@ -13,12 +13,15 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import (
     ABLATIONS,
     QKV,
+    QUANTIZATION_BITS,
     WHOLE_GROUP,
     Component,
     Intervention,
+    KVQuantization,
     PairUnrotation,
     PairZeroAblation,
     PositionReset,
+    StreamingAttention,
     Unit,
     head_unit,
     head_units,
@@ -31,6 +34,7 @@ from headscope.heads import parse_head
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
+from headscope.streaming import StreamingWindow, is_streaming
 from probes.influence import bands
 from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
 from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
@@ -156,6 +160,13 @@ def plan_sweep(
         if component in ABLATIONS:
             interventions[component, NO_TARGET] = ABLATIONS[component]
             continue
+        if is_streaming(component):
+            interventions[component, NO_TARGET] = StreamingAttention(StreamingWindow.parse(component))
+            continue
+        if component in QUANTIZATION_BITS:
+            quantization = KVQuantization(QUANTIZATION_BITS[component], model.geometry.head_dim)
+            interventions[component, NO_TARGET] = quantization
+            continue
         if bands.is_band(component):
             ablations = _pair_ablations(label, model, component, max(options.lengths))
             interventions |= {(name, NO_TARGET): intervention for name, intervention in ablations}
@@ -168,7 +179,10 @@ def plan_sweep(
     if not interventions:
         raise BadInput("influence: no components. Give at least one")
     named_sets = {name: _resolve_head_set(label, model, name, heads) for name, heads in (options.heads or {}).items()}
-    units = {key: _list_units(model, key[0], "head" if named_sets else options.unit) for key in interventions}
+    units = {
+        key: _list_units(model, key[0], intervention, "head" if named_sets else options.unit)
+        for key, intervention in interventions.items()
+    }
     if named_sets:
         named_units = sorted({unit for heads in named_sets.values() for unit in heads})
         for (component, _), candidates in units.items():
@@ -182,8 +196,8 @@ def plan_sweep(
     fewest = min(map(len, units.values()))
     if options.method == "verify" and options.top + options.random > fewest:
         raise BadInput(
-            f"top {options.top} and random {options.random} exceed the {fewest} units of model '{label}'. Use a "
-            "smaller --top or --random, or --method exact"
+            f"top {options.top} and random {options.random} exceed the {fewest} heads or KV groups of model '{label}'. "
+            "Use a smaller --top or --random, or --method exact"
         )
     return Sweep(model, schedule, interventions, units, named_sets)
 
@@ -193,7 +207,7 @@ def _resolve_head_set(label: str, model: Model, set_name: str, head_names: Seque
     geometry, units = model.geometry, []
     for name in head_names:
         layer, head = parse_head(name)
-        if layer not in geometry.layer_numbers or head >= geometry.heads:
+        if not geometry.has_head(layer, head):
             raise BadInput(
                 f"influence: model '{label}' has no head {name} of set '{set_name}'. Its layers are "
                 f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
@@ -247,7 +261,9 @@ def _pair_ablations(label: str, model: Model, component: str, max_length: int) -
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
         raise UnsupportedModel(f"cannot ablate rotary pairs of model '{label}': {rotation.no_pairs_reason}")
-    unrotates, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy()
+    unrotates, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy().copy()
+    for layer, count in enumerate(rotation.layer_pairs):
+        theta[layer, count:] = np.nan
     if unrotates and not schedule.replaces_rotation:
         _require_fixed_frequencies(
             label, model, max_length, f"{component} cannot undo the rotation", "add a position scheme (@yarn:factor=4)"
@@ -260,12 +276,16 @@ def _pair_ablations(label: str, model: Model, component: str, max_length: int) -
         raise BadInput(f"model '{label}': {error}") from error
 
 
-def _list_units(model: Model, component: str, unit: str) -> list[Unit]:
-    """All units of a model. `auto`: KV groups for frequencies, query heads for other components. Bands of pairs apply
-    only to layers that rotate."""
-    use_groups = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
+def _list_units(model: Model, component: str, intervention: Intervention, unit: str) -> list[Unit]:
+    """All units of a model. `auto`: KV groups for frequencies, keys and values, query heads for other components.
+
+    Bands of pairs apply only to layers that rotate and have such pairs.
+    """
+    use_groups = unit == "group" or (unit == "auto" and component in ("freq", "joint", *QUANTIZATION_BITS))
     units = kv_group_units(model.geometry) if use_groups else head_units(model.geometry)
-    return [unit for unit in units if model.geometry.layer_rotates[unit.layer] or not bands.is_band(component)]
+    if not isinstance(intervention, PairUnrotation | PairZeroAblation):
+        return units
+    return [unit for unit in units if bool(intervention.pairs[unit.layer].any())]
 
 
 def random_units_by_layer(

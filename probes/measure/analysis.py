@@ -4,7 +4,7 @@ Effective lengths are exp(mean ln ESS2) over query rows in the last octave of vi
 more than about half of the context [ours].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -16,6 +16,8 @@ from headscope.runs.column_metadata import Role, Statistic, columns_by_length
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
 
+MAX_BLOCK_ROWS = 2_000_000
+"""Rows of a table that are converted and summarised at once."""
 MIN_GROWTH_KEYS = 64
 """Minimum bin center, in visible keys, of the rows that the growth exponent is fitted to."""
 LOCAL_LENGTH = 8
@@ -30,7 +32,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "ess2": Statistic(
             "effective length",
             "tokens",
-            "exp of mean ln ESS2, last octave of visible keys",
+            "exp of the mean ln ESS2 over query rows in the last octave of visible keys",
             True,
             "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
         ),
@@ -63,7 +65,11 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             formula="Σ αᵢⱼ over i − j < 32",
         ),
         "mean_distance": Statistic(
-            "mean distance", "tokens", "mean distance of the attended tokens, same rows", True, "Σⱼ αᵢⱼ (i − j)"
+            "mean distance",
+            "tokens",
+            "mean distance of the attended tokens, last octave of visible keys",
+            True,
+            "Σⱼ αᵢⱼ (i − j)",
         ),
         "cov": Statistic(
             "CoV of pairs",
@@ -72,10 +78,16 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
         ),
         "cov_rms": Statistic(
-            "CoV of pairs (rms)", "", "the same for root mean squares", formula="std_f / mean_f of √E c_f²"
+            "CoV of pairs (rms)",
+            "",
+            "spread of root mean squares over rotary pairs; lower is more even",
+            formula="std_f / mean_f of √E c_f²",
         ),
         "cov_norm": Statistic(
-            "CoV of pairs (norms)", "", "the same for products of norms", formula="std_f / mean_f of E|q_f||k_f|"
+            "CoV of pairs (norms)",
+            "",
+            "spread of norm products over rotary pairs; lower is more even",
+            formula="std_f / mean_f of E|q_f||k_f|",
         ),
         "weighted_log_theta": Statistic(
             "weighted mean log-frequency",
@@ -85,8 +97,12 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         ),
         "mean_log_theta": Statistic("mean log-frequency", "ln rad/token", "mean of ln theta over rotary pairs"),
         "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
-        "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
-        "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
+        "tau": Statistic(
+            "temperature tau",
+            "",
+            "temperature in the logit factor lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma",
+        ),
+        "gamma": Statistic("logit growth gamma", "", "exponent of ln(1 + n/L_ref) in the logit factor lambda(n)"),
         "logit_scale": Statistic(
             "logit multiplier", "", "factor on the logits up to L_ref, beyond the checkpoint's own"
         ),
@@ -133,8 +149,18 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         "pairs": _pair_statistics,
         "scales": _position_statistics,
     }
-    blocks = [function(plain_types(run.table(name))) for name, function in functions.items() if name in run.tables]
-    return pd.concat(blocks, axis=1) if blocks else None
+    columns = [
+        _by_blocks_of_layers(run.table(name), function) for name, function in functions.items() if name in run.tables
+    ]
+    return pd.concat(columns, axis=1) if columns else None
+
+
+def _by_blocks_of_layers(rows: pd.DataFrame, function: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """`function` of blocks of whole layers: plain types of all rows at once would double the memory of a large run."""
+    layers_per_block = max(1, rows["layer"].nunique() * MAX_BLOCK_ROWS // max(1, len(rows)))
+    blocks = [block for _, block in rows.groupby(rows["layer"].astype("int64") // layers_per_block)] or [rows]
+    tables = [function(plain_types(block)) for block in blocks]
+    return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index()
 
 
 def model_statistics(run: RunTables) -> pd.DataFrame | None:

@@ -67,9 +67,10 @@ def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
 
 @dataclass(frozen=True, eq=False)
 class FixedMeanAblation:
-    """Set the outputs of heads to `head_means`, one [H, dv] per layer. Unlike the mean over a call, they are the same
-    when
-    an answer is generated token by token."""
+    """Set the outputs of heads to `head_means`, one [H, dv] per layer.
+
+    Unlike the mean over a call, they are the same when an answer is generated token by token.
+    """
 
     head_means: Sequence[Tensor]
     geometry: Geometry

@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, stack_layers
 from headscope.forward.capture import capturing
 from headscope.forward.prefix_cache import TokenIds
-from headscope.forward.residual_decomposition import (
-    AttentionBranch,
-    Norm,
-    ResidualDecomposition,
-    decompose_residual_stream,
-)
+from headscope.forward.residual_decomposition import AttentionBranch, Norm, ResidualDecomposition
+from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.measures.copying import TokenSpan
 from headscope.measures.logit_attribution import direct_logit_attribution, last_query_outputs
 from headscope.models.checkpoint import evaluating
@@ -29,6 +25,7 @@ from headscope.positions.model import Model
 class AnswerAttribution:
     """Mean direct logit attribution to the tokens of an answer, minus the mean over the vocabulary; 0 without a token.
 
+    A final soft cap is linearised at the logits of each step.
     `total` [layers, H]; `through_spans` [S, layers, H], through each of S token spans.
     """
 
@@ -40,7 +37,7 @@ def decompose_residual(model: Model, ids: TokenIds) -> ResidualDecomposition:
     """The decomposition of the model's logits. Raises UnsupportedModel if they are not a sum over heads."""
     input_ids = torch.from_numpy(ids.astype("int64"))[None].to(model.device)
     with attached(model), evaluating(model), capturing(model) as layers:
-        return decompose_residual_stream(model, layers, input_ids)
+        return decompose_residual_stream(model, layers, input_ids, allow_scaled_layers=True)
 
 
 class AttributionAccumulator:
@@ -52,10 +49,11 @@ class AttributionAccumulator:
     def __init__(self, decomposition: ResidualDecomposition, spans: Sequence[TokenSpan]):
         self.decomposition, self.spans = decomposition, torch.tensor(spans)
         self._head_terms = [
-            layer.attention_branch for layer in decomposition.layers if layer.attention_branch is not None
+            layer.attention_branch for layer in decomposition.scaled_layers() if layer.attention_branch is not None
         ]
         self._step_outputs: list[dict[int, Tensor]] = []
         self._norm_scales: dict[nn.Module, list[Tensor]] = {}
+        self._normed_states: list[Tensor] = []
         self._current_step: dict[int, Tensor] = {}
 
     @contextmanager
@@ -80,9 +78,10 @@ class AttributionAccumulator:
         """Attribution to `tokens` [T], which the first T steps produced."""
         decomposition, steps, spans = self.decomposition, len(tokens), len(self.spans)
         tokens = tokens.to(decomposition.unembedding.device)
-        direction = decomposition.final_norm.pull_back(
-            decomposition.unembedding[tokens].float() - decomposition.unembedding_mean
-        )
+        logits = None
+        if decomposition.soft_cap is not None and steps:
+            logits = decomposition.logits(torch.cat(self._normed_states[:steps]))
+        direction = decomposition.final_norm.pull_back(decomposition.logit_gradients(tokens, logits)[0])
         direction = decomposition.logit_factor * direction / self._stacked_scales(decomposition.final_norm, steps)
         results = []
         for heads in self._head_terms:
@@ -102,7 +101,7 @@ class AttributionAccumulator:
             )
             means = attribution.view(len(attribution), steps, 1 + spans).double().mean(1).T
             results.append((heads.factor * means).float().cpu())
-        total, *through_spans = torch.stack(results, 1)
+        total, *through_spans = stack_layers(results, 0).transpose(0, 1)
         return AnswerAttribution(total, torch.stack(through_spans))
 
     def _apply_gate(self, heads: AttentionBranch, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -118,6 +117,7 @@ class AttributionAccumulator:
             scale = norm.scales(args[0][0, -1:], output[0, -1:])
             self._norm_scales.setdefault(module, []).append(scale)
             if norm is self.decomposition.final_norm:
+                self._normed_states.append(output[0, -1:])
                 self._step_outputs.append(self._current_step)
                 self._current_step = {}
 

@@ -86,10 +86,10 @@ def findings(run: Run) -> Iterator[Finding]:
     for name in ("needle_write", "needle_write_indirect"):
         for label, block in heads_by_model(run.heads, name):
             top_rows = block.sort_values(name, ascending=False, kind="stable").head(5)
-            listed = ", ".join(
+            examples = ", ".join(
                 f"layer {row['layer']}, head {row['head']} ({row[name]:+.2f})" for _, row in top_rows.iterrows()
             )
-            text = f"In {label}, {statistic(name).label} is largest for {listed}, in logits."
+            text = f"In {label}, {statistic(name).label} is largest for {examples}, in logits."
             top = top_rows.iloc[0]
             low, high = (float(top.get(f"{name}_{end}", math.nan)) for end in ("low", "high"))
             data = FindingData(float(top[name]), low, high, layer=int(top["layer"]), head=int(top["head"]))
@@ -216,13 +216,13 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[tuple[str, Findi
             "it knows or guesses these facts. Its success does not show retrieval. Use other needles.",
             FindingData(row["control_successes"], n=int(row["control_trials"])),
         )
-    listed = ", ".join(
+    top_heads = ", ".join(
         f"layer {layer}, head {head} ({score:.2f})"
         for layer, head, score in analysis.top_heads(run, model, row["mode"])
     )
     yield (
         f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix} correctly: "
-        f"{analysis.format_share(row)}. Its top retrieval heads are {listed}. {_control_sentence(row)}",
+        f"{analysis.format_share(row)}. Its top retrieval heads are {top_heads}. {_control_sentence(row)}",
         success,
     )
     is_comparable = row["mode"] != "indirect"  # Wu et al. hide literal needles.
@@ -294,14 +294,15 @@ def _count_heads(count: int) -> str:
 def _overview_record(row: dict[Any, Any]) -> dict[str, object]:
     """A row of the overview in the terminal: success with its 95 % confidence interval, shares of heads, top head."""
     heads = {
-        "heads > 0.1": f"{row['above']:.1%}",
-        "heads at 0": f"{row['zero']:.1%}",
+        "heads > 0.1": format_percent(row["above"], 1),
+        "heads at 0": format_percent(row["zero"], 1),
         "top head": f"L{row['layer']:.0f} H{row['head']:.0f}: {row['top']:.2f}",
     }
     return {
         "model": row["model"],
         "mode": row["mode"],
-        "answered": f"{row['successes']}/{row['trials']} [{row['low']:.0%}, {row['high']:.0%}]",
+        "answered": f"{row['successes']}/{row['trials']} ({format_percent(row['low'])} to "
+        f"{format_percent(row['high'])})",
         **(heads if row["successes"] else dict.fromkeys(heads, "no score")),
         "without needle": row["control"],
     }

@@ -35,7 +35,7 @@ class TrialAnswer:
 
 
 def answer_prompt(
-    reader: PrefixCachedGenerator,
+    generator: PrefixCachedGenerator,
     prompts: Sequence[NeedlePrompt],
     builder: NeedlePromptBuilder,
     mode: str,
@@ -46,7 +46,7 @@ def answer_prompt(
     With a `decomposition`, also compute attribution, in total and through the whole needle.
     """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
-    copy_scores = CopyScoreAccumulator(reader.model.geometry.layers, spans)
+    copy_scores = CopyScoreAccumulator(generator.model.geometry.layers, spans)
     needles = [(start - builder.cue_count, end) for start, end in spans]
     attribution = None if decomposition is None else AttributionAccumulator(decomposition, needles)
 
@@ -56,7 +56,7 @@ def answer_prompt(
             attribution.update(record)
 
     with nullcontext() if attribution is None else attribution.hooks_registered():
-        tokens, answer_tokens = generate_answer(reader, ids, builder, mode, spans[0][1] - spans[0][0], listen)
+        tokens, answer_tokens = generate_answer(generator, ids, builder, mode, spans[0][1] - spans[0][0], listen)
     scored = torch.tensor(tokens if mode == "wu" else answer_tokens, dtype=torch.int64)
     copies = copy_scores.compute(torch.from_numpy(ids.astype(np.int64)), scored)
     if mode == "wu":
@@ -69,7 +69,7 @@ def answer_prompt(
 
 
 def generate_answer(
-    reader: PrefixCachedGenerator,
+    generator: PrefixCachedGenerator,
     ids: TokenIds,
     builder: NeedlePromptBuilder,
     mode: str,
@@ -81,8 +81,8 @@ def generate_answer(
     `scored_count` is the number of scored tokens of the needle.
     """
     max_steps = wu_prompts.MAX_STEPS if mode == "wu" else scored_count + EXTRA_ANSWER_STEPS
-    ends = answer_end_test(reader.model, builder.tokenizer, stop_at_end_token=mode != "wu")
-    tokens = reader.generate(ids, listener, max_steps, ends)
+    ends = answer_end_test(generator.model, builder.tokenizer, stop_at_end_token=mode != "wu")
+    tokens = generator.generate(ids, listener, max_steps, ends)
     return tokens, tokens[:-1] if ends(tokens[-1]) else tokens
 
 

@@ -54,7 +54,9 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "trials",
             number_format="+.3f",
         ),
-        "retrieval_wu": Statistic("retrieval score (wu)", "", "mean score, counted as in Wu et al.'s code"),
+        "retrieval_wu": Statistic(
+            "retrieval score (Wu et al.)", "", "mean retrieval score, counted as in Wu et al.'s code"
+        ),
         "retrieval_control": Statistic("retrieval score, no needle", "", "mean strict score in the control trials"),
     }
 )
@@ -62,7 +64,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "retrieval": Role(
-            f"retrieval score above {RETRIEVAL_THRESHOLD}, over needles",
+            f"retrieval score above {RETRIEVAL_THRESHOLD}",
             lambda heads: heads["retrieval"] > RETRIEVAL_THRESHOLD,
             "retrieval",
         )

@@ -6,9 +6,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, head_scatter, style
+from headscope.report.text import format_percent
 from headscope.runs.column_metadata import statistic
 from probes.needle.analysis import seed_columns, success_by_cell
 from probes.needle.heads import RETRIEVAL_THRESHOLD
+
+SHARE_TICKS = {"tickvals": [0, 0.2, 0.4, 0.6, 0.8, 1], "ticktext": ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]}
+"""Plotly settings of the ticks of a share; plotly's own format of per cent has no space."""
 
 
 def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.Figure:
@@ -16,21 +20,22 @@ def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") ->
     title = f"{_needle_kind_label(mode)} retrieved: {style.escape_label(model)}"
     if reason := style.missing_data_reason(needles, "model", "mode", "context_length", "depth", "success"):
         return style.empty_figure(title, reason)
-    counted = success_by_cell(needles[(needles["model"] == model) & (needles["mode"] == mode)])
-    if counted.empty:
+    success = success_by_cell(needles[(needles["model"] == model) & (needles["mode"] == mode)])
+    if success.empty:
         return style.empty_figure(title, "no data to plot")
     shares, trials, low, high = (
-        counted.pivot_table(index="depth", columns="context_length", values=name, observed=True)
+        success.pivot_table(index="depth", columns="context_length", values=name, observed=True)
         for name in ("share", "trials", "low", "high")
     )
-    hover = (
-        "%{z:.0%} of %{customdata[0]:.0f} trials<br>"
-        "95 % confidence interval %{customdata[1]:.0%} to %{customdata[2]:.0%}"
+    hover = "%{text} of %{customdata[0]} trials<br>95 % confidence interval %{customdata[1]} to %{customdata[2]}"
+    counts = trials.map("{:.0f}".format)
+    text, low_text, high_text = (
+        frame.map(format_percent, na_action="ignore").fillna("") for frame in (shares, low, high)
     )
-    hover_data = np.dstack([trials, low, high])
+    hover_data = np.dstack([counts, low_text, high_text])
     figure = _length_depth_heatmap(title, shares, hover_data, hover)
-    figure.update_traces(colorbar={"title": {"text": "share"}, "tickformat": ".0%"})
-    return figure.update_traces(texttemplate="%{z:.0%}" if shares.size <= 60 else None)
+    figure.update_traces(text=text.to_numpy(), colorbar={"title": {"text": "share"}, **SHARE_TICKS})
+    return figure.update_traces(texttemplate="%{text}" if shares.size <= 60 else None)
 
 
 def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
@@ -42,11 +47,12 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
     trials = needles[needles["mode"] == mode]
     figure = style.new_figure(title)
     for label, model_style in style.model_styles(trials).items():
-        counted = success_by_cell(trials[trials["model"] == label].assign(depth=0.0)).set_index("context_length")
-        line = counted.rename(columns={"share": "mean"})[["mean", "low", "high"]]
-        style.add_line_with_band(figure, line, model_style, "%{x:,} tokens: %{y:.0%} of trials")
+        success = success_by_cell(trials[trials["model"] == label].assign(depth=0.0)).set_index("context_length")
+        line = success.rename(columns={"share": "mean"})[["mean", "low", "high"]]
+        style.add_line_with_band(figure, line, model_style, "%{x:,} tokens: %{text} of trials")
+        figure.data[-1].text = [format_percent(share) for share in line["mean"]]
     figure.update_xaxes(title_text="context length (tokens)", tickformat=",")
-    figure.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
+    figure.update_yaxes(title_text="share of trials", range=[-0.02, 1.02], **SHARE_TICKS)
     return style.fit_legend(figure)
 
 
@@ -74,12 +80,13 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
             for extreme in ("minimum", "maximum"):
                 figure.add_scatter(x=line.index, y=line[extreme], showlegend=False, legendgroup=name, **thin_line)
         style.add_line_with_band(
-            figure, line[["mean", "low", "high"]], model_style, "%{customdata} heads: %{y:.0%} of trials"
+            figure, line[["mean", "low", "high"]], model_style, "%{customdata} heads: %{text} of trials"
         )
+        figure.data[-1].text = [format_percent(share) for share in line["mean"]]
         figure.data[-1].customdata = [sizes[index] for index in line.index]
     ticks = {"tickvals": [*range(len(sizes))], "ticktext": [str(size) for size in sizes]}
     figure.update_xaxes(title_text="ablated heads", **ticks)
-    figure.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
+    figure.update_yaxes(title_text="share of trials", range=[-0.02, 1.02], **SHARE_TICKS)
     return style.fit_legend(figure)
 
 
@@ -199,7 +206,7 @@ def _length_depth_heatmap(title: str, z: pd.DataFrame, hover_data: npt.ArrayLike
     figure = style.new_figure(title, 320)
     figure.add_heatmap(
         x=[f"{length:,}" for length in z.columns],
-        y=[f"{depth:.0%}" for depth in z.index],
+        y=[format_percent(depth) for depth in z.index],
         z=z.to_numpy(),
         customdata=hover_data,
         hovertemplate=f"%{{x}} tokens, depth %{{y}}: {hover_template}<extra></extra>",

@@ -22,20 +22,24 @@ CONTEXT_TOKENS = 40
 def retrieval_columns(copies: CopyScores, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
     """Columns of `retrieval` for every depth, layer and head."""
     scores = {
-        "score": copies.scores.reshape(-1),
-        "copies": copies.copy_counts.reshape(-1),
-        "mass": copies.span_mass.reshape(-1).clamp(max=1),
+        "score": copies.scores.reshape(-1).numpy(),
+        "copies": copies.copy_counts.reshape(-1).numpy(),
+        "mass": copies.span_mass.reshape(-1).clamp(max=1).numpy(),
     }
-    return _head_and_depth_columns(copies.scores, geometry, depths) | {
-        name: column.numpy() for name, column in scores.items()
-    }
+    return _existing_heads(_head_and_depth_columns(copies.scores, geometry, depths) | scores, geometry)
 
 
 def attribution_columns(attribution: AnswerAttribution, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
     """Columns of `needle_attribution` for every depth, layer and head."""
     rest = attribution.total - attribution.through_spans
     columns = {"through": attribution.through_spans.reshape(-1).numpy(), "rest": rest.reshape(-1).numpy()}
-    return _head_and_depth_columns(attribution.through_spans, geometry, depths) | columns
+    return _existing_heads(_head_and_depth_columns(attribution.through_spans, geometry, depths) | columns, geometry)
+
+
+def _existing_heads(columns: dict[str, Any], geometry: Geometry) -> dict[str, Any]:
+    """The rows of heads that their layer has: layers may differ in their number of heads."""
+    heads = np.array(geometry.layer_heads)[np.searchsorted(geometry.layer_numbers, columns["layer"])]
+    return {name: column[columns["head"] < heads] for name, column in columns.items()}
 
 
 def _head_and_depth_columns(numbers: torch.Tensor, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:

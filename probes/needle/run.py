@@ -1,8 +1,7 @@
 """Needle-in-a-Haystack: which heads copy a hidden fact while the model answers a question about it.
 
 After Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality". Prompts with a common prefix
-are
-consecutive, so the model only reads the tokens after it.
+are consecutive, so the model only reads the tokens after it.
 """
 
 import logging
@@ -89,7 +88,7 @@ class NeedleRunner:
         if not self.options.ablate_top:
             return []
         geometry = self.context.model(label).geometry
-        head_count = geometry.layers * geometry.heads
+        head_count = sum(geometry.layer_heads)
         if max(self.options.ablate_top) > head_count:
             raise BadInput(
                 f"ablate_top {max(self.options.ablate_top)}: model '{label}' has {head_count} heads. Use a "
@@ -151,7 +150,7 @@ class NeedleRunner:
         heads."""
         ranking = self._head_ranking(label, task)
         if ranking is None:
-            log.warning("no trial that ranks the heads of %s succeeds; its heads are not ablated", label)
+            log.warning("no successful trial ranks the heads of %s; its heads are not ablated", label)
             return {}
         heads = ablation.select_heads(ranking, task, self.context.seed)
         units = ablation.heads_to_units(heads, model.geometry)

@@ -18,7 +18,7 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
-from headscope.report.text import to_visible_line, to_visible_token
+from headscope.report.text import format_percent, to_visible_line, to_visible_token
 from probes.needle import PROBE
 from probes.needle.analysis import MODE_LABELS, present_modes, success_by_cell
 from probes.needle.schema import NEEDLES
@@ -51,7 +51,7 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
     cell = trials[(trials["context_length"] == int(length)) & (trials["depth_text"] == depth)].reset_index(drop=True)
     number = choice_or_default("trial", [str(count) for count in range(1, len(cell) + 1)], url_query, notes)
     trial = cell.iloc[int(number) - 1]
-    cell_title = f"{int(length):,} tokens, depth {float(depth):.0%}"
+    cell_title = f"{int(length):,} tokens, depth {format_percent(float(depth))}"
     sections: dict[str, list[Block]] = {
         "": [
             *_mode_choice(context, mode),
@@ -88,12 +88,12 @@ def _mode_choice(context: RenderContext, mode: str) -> Iterator[LinkChoice]:
 
 def _success_table(trials: pd.DataFrame, length: str, depth: str) -> Block:
     """Share of successful trials by depth and context length; each cell links to its trials."""
-    counted = success_by_cell(trials).assign(depth_text=lambda rows: rows["depth"].map(_format_depth))
-    lengths = sorted(counted["context_length"].unique())
+    cell_counts = success_by_cell(trials).assign(depth_text=lambda rows: rows["depth"].map(_format_depth))
+    lengths = sorted(cell_counts["context_length"].unique())
     cells: list[list[TextCell]] = []
-    for depth_text, rows in counted.groupby("depth_text", sort=True):
+    for depth_text, rows in cell_counts.groupby("depth_text", sort=True):
         by_length = rows.set_index("context_length")
-        row: list[TextCell] = [f"{float(str(depth_text)):.0%}"]
+        row: list[TextCell] = [format_percent(float(str(depth_text)))]
         for cell_length in lengths:
             is_selected = (str(cell_length), str(depth_text)) == (length, depth)
             token = (
@@ -110,7 +110,7 @@ def _success_table(trials: pd.DataFrame, length: str, depth: str) -> Block:
 def _share_token(counts: pd.Series, length: int, depth: str, is_selected: bool) -> Token:
     tooltip = f"{int(counts['successes'])} of {int(counts['trials'])} trials"
     href = f"?length={length}&depth={depth}&trial=1"
-    return Token(f"{counts['share']:.0%}", float(counts["share"]), href, is_marked=is_selected, tooltip=tooltip)
+    return Token(format_percent(counts["share"]), float(counts["share"]), href, is_marked=is_selected, tooltip=tooltip)
 
 
 def _trial_list(cell: pd.DataFrame, trial_number: int) -> Block:
@@ -175,8 +175,8 @@ def _head_tokens(step_copies: pd.DataFrame, copies: pd.DataFrame) -> Iterator[To
         return
     counts = copies.groupby(["layer", "head"]).size().rename("count")
     ranked = step_copies.join(counts, on=["layer", "head"]).sort_values("count", ascending=False, kind="stable")
-    listed = ranked[["layer", "head", "key", "count"]].head(MAX_HEADS_PER_STEP)
-    for layer, head, key, count in listed.itertuples(index=False, name=None):
+    top_rows = ranked[["layer", "head", "key", "count"]].head(MAX_HEADS_PER_STEP)
+    for layer, head, key, count in top_rows.itertuples(index=False, name=None):
         tooltip = f"from token {key:,}; copies in this trial: {count}"
         yield Token(f"L{layer}H{head}", count / counts.max() / 2, f"/head/{layer}.{head}", tooltip=tooltip)
         yield Token(" ")

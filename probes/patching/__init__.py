@@ -23,4 +23,5 @@ PROBE = Probe(
     glossary="probes.patching.findings:GLOSSARY",
     overview="probes.patching.report:overview",
     synthetic_rows="probes.patching.schema:synthetic_cells",
+    bench="probes.patching.bench:benchmark_variants",
 )

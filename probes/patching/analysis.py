@@ -1,10 +1,11 @@
 """Analysis of patches: mean effects over pairs with intervals, agreement of estimates, columns of the per-head table.
 
 Every mean is over the pairs whose metric differs enough between the clean and the corrupted prompt
-(`schema.MIN_DIFFERENCE`). A unit counts as exact if it was patched exactly, else as estimated.
+(`schema.MIN_DIFFERENCE`) in every model of the run, so that the effects of models can be compared. A unit counts as
+exact if it was patched exactly, else as estimated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ from headscope.runs.aggregation import (
 )
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
-from probes.patching.schema import ACTIVATION_LABELS, ALL_POSITIONS, PATCHING, WHOLE_GROUP
+from probes.patching.schema import ACTIVATION_LABELS, ALL_POSITIONS, PATCHING, PATCHING_SPANS, WHOLE_GROUP
 
 SWEEP_KEYS = ["model", "prompts", "metric", "activation", "direction"]
 """Keys of one sweep over all units."""
@@ -39,8 +40,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"patching effect, {label}",
             "",
             f"share of the metric's difference between the two prompts that patching the {label} of the head or of its "
-            "KV group moves, mean over the pairs of all prompt sets; denoising if it was run, else noising; exact "
-            "where patched, else estimated",
+            "KV group moves, mean over the pairs of all prompt sets that count in every model; denoising if it was "
+            "run, else noising; exact where patched, else estimated",
             number_format="+.2f",
         )
         for activation, label in ACTIVATION_LABELS.items()
@@ -78,27 +79,40 @@ def unit_effects(run: RunTables) -> pd.DataFrame:
 
     p and p_adjusted are NaN for estimates and below three pairs.
     """
-    rows = _usable_rows(run)
-    columns = [*SWEEP_KEYS, *UNIT_KEYS, "method", "effect", "low", "high", "pairs", "p", "p_adjusted"]
+    return _mean_effects(_usable_rows(run), SWEEP_KEYS, run)
+
+
+def span_effects(run: RunTables) -> pd.DataFrame:
+    """The same for patches of named spans, with the column `span`; each span of a sweep is corrected by itself."""
+    rows = None
+    if PATCHING_SPANS.name in run.tables:
+        rows = run.table(PATCHING_SPANS.name)
+        rows = plain_types(rows[rows["is_normalised"]])
+    return _mean_effects(rows, [*SWEEP_KEYS, "span"], run)
+
+
+def _mean_effects(rows: pd.DataFrame | None, sweep_keys: list[str], run: RunTables) -> pd.DataFrame:
+    """Mean effects of every unit over pairs, by these keys."""
+    columns = [*sweep_keys, *UNIT_KEYS, "method", "effect", "low", "high", "pairs", "p", "p_adjusted"]
     if rows is None or rows.empty:
         return pd.DataFrame(columns=columns)
     blocks = []
-    groups: Any = _best_method(rows).groupby([*SWEEP_KEYS, "method"], sort=False)
+    groups: Any = _best_method(rows, sweep_keys).groupby([*sweep_keys, "method"], sort=False)
     for (*sweep, method), block in groups:
         table = block.pivot_table(index=UNIT_KEYS, columns="pair", values="effect")
         values = table.to_numpy(dtype=np.float64)
         low, high = confidence_interval(values)
-        p = _t_test(values) if method == "exact" else np.full(len(values), np.nan)
+        p = t_test(values) if method == "exact" else np.full(len(values), np.nan)
         results = {"effect": values.mean(axis=1), "low": low, "high": high, "p": p}
-        keys = dict(zip(SWEEP_KEYS, sweep, strict=True))
+        keys = dict(zip(sweep_keys, sweep, strict=True))
         frame = pd.DataFrame({**results, "pairs": values.shape[1]}, index=table.index).reset_index()
         blocks.append(frame.assign(**keys, method=method))
     effects = pd.concat(blocks, ignore_index=True)
-    effects["p_adjusted"] = effects.groupby(SWEEP_KEYS, sort=False)["p"].transform(_adjust)
-    return effects[columns].sort_values([*SWEEP_KEYS, *UNIT_KEYS], key=_order_of_models(run), ignore_index=True)
+    effects["p_adjusted"] = effects.groupby(sweep_keys, sort=False)["p"].transform(adjusted_p_values)
+    return effects[columns].sort_values([*sweep_keys, *UNIT_KEYS], key=order_of_models(run), ignore_index=True)
 
 
-def _order_of_models(run: RunTables) -> Callable[[pd.Series], pd.Series]:
+def order_of_models(run: RunTables) -> Callable[[pd.Series], pd.Series]:
     """A sort key that puts models in the order of the run."""
     return lambda column: column.map(run.models.index) if column.name == "model" else column
 
@@ -107,6 +121,19 @@ def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
     """The sweeps of a run with their `unit_effects`, in the order of the run's models."""
     groups: Any = run.derived(unit_effects).groupby(SWEEP_KEYS, sort=False)
     return [(key, units.reset_index(drop=True)) for key, units in groups]
+
+
+def effects_by_span(run: RunTables, key: SweepKey) -> pd.DataFrame:
+    """The `span_effects` of one sweep, in the order of the spans in the prompts; empty without spans."""
+    effects = run.derived(span_effects)
+    for name, value in zip(SWEEP_KEYS, key, strict=True):
+        effects = effects[effects[name] == value]
+    if effects.empty:
+        return effects
+    rows = run.table(PATCHING_SPANS.name)
+    rows = rows[rows["prompts"] == key[1]]
+    first_positions = rows.groupby("span", observed=True)["first"].mean().sort_values()
+    return effects.assign(span=pd.Categorical(effects["span"], [*map(str, first_positions.index)]))
 
 
 def decisive_units(units: pd.DataFrame) -> pd.DataFrame:
@@ -125,6 +152,28 @@ def pair_metrics(run: RunTables) -> pd.DataFrame:
     rows = plain_types(run.table(PATCHING.name))
     keys = ["model", "prompts", "metric", "pair"]
     return rows[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]].drop_duplicates(keys, ignore_index=True)
+
+
+def shared_pairs(run: RunTables) -> pd.DataFrame:
+    """The pairs that means are over, one row each: prompts, metric, pair.
+
+    The metric of such a pair differs enough in every model. Models in which it differs enough in no pair of the set
+    are disregarded.
+    """
+    usable = run.derived(pair_metrics).query("is_normalised")
+    set_keys = ["prompts", "metric"]
+    model_count = usable.groupby(set_keys)["model"].transform("nunique")
+    is_shared = usable.groupby([*set_keys, "pair"])["model"].transform("size") == model_count
+    return usable.loc[is_shared, [*set_keys, "pair"]].drop_duplicates(ignore_index=True)
+
+
+def exact_effects(run: RunTables) -> dict[SweepKey, pd.DataFrame]:
+    """The exact effects of each sweep: one row per unit (UNIT_KEYS), one column per shared pair."""
+    rows = _usable_rows(run)
+    if rows is None:
+        return {}
+    groups: Any = rows[rows["method"] == "exact"].groupby(SWEEP_KEYS, sort=False)
+    return {key: sweep.pivot_table(index=UNIT_KEYS, columns="pair", values="effect") for key, sweep in groups}
 
 
 def estimate_agreement(run: RunTables) -> pd.DataFrame:
@@ -160,21 +209,22 @@ def position_effects(run: RunTables, key: SweepKey, pair: str) -> pd.DataFrame:
 
 
 def _usable_rows(run: RunTables) -> pd.DataFrame | None:
-    """Rows of patches at all positions, of pairs with a normalised effect; None if the run has no such table."""
+    """Rows of patches at all positions, of the shared pairs; None if the run has no such table."""
     if PATCHING.name not in run.tables:
         return None
     rows = run.table(PATCHING.name)
-    return plain_types(rows[(rows["position"] == ALL_POSITIONS) & rows["is_normalised"]])
+    rows = plain_types(rows[(rows["position"] == ALL_POSITIONS) & rows["is_normalised"]])
+    return rows.merge(run.derived(shared_pairs))
 
 
-def _best_method(rows: pd.DataFrame) -> pd.DataFrame:
+def _best_method(rows: pd.DataFrame, sweep_keys: Sequence[str] = SWEEP_KEYS) -> pd.DataFrame:
     """The exact rows of units that were patched exactly, and the estimates of the others."""
     is_exact = rows["method"] == "exact"
-    has_exact = is_exact.groupby([rows[name] for name in [*SWEEP_KEYS, *UNIT_KEYS]]).transform("any")
+    has_exact = is_exact.groupby([rows[name] for name in [*sweep_keys, *UNIT_KEYS]]).transform("any")
     return rows[is_exact | ~has_exact]
 
 
-def _t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Two-sided p-values of mean 0 over pairs for each row of [units, pairs]; NaN below three pairs."""
     units, pairs = values.shape
     if pairs < MIN_DOCUMENTS:
@@ -184,7 +234,7 @@ def _t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(np.where(np.isnan(t), 1.0, 2 * stdtr(pairs - 1, -np.abs(t))))
 
 
-def _adjust(p: pd.Series) -> pd.Series:
+def adjusted_p_values(p: pd.Series) -> pd.Series:
     """Benjamini-Hochberg adjusted p-values of a sweep, NaN where p is NaN."""
     if p.isna().all():
         return p

@@ -18,17 +18,16 @@ from probes.patching.analysis import (
     SweepKey,
     agreement_of,
     decisive_units,
+    effects_by_span,
     estimate_agreement,
     largest_unit,
     pair_metrics,
+    shared_pairs,
     sweeps,
 )
-from probes.patching.schema import (
-    ACTIVATION_LABELS,
-    MIN_DIFFERENCE,
-    PATCHING,
-    WHOLE_GROUP,
-)
+from probes.patching.claims import model_claims
+from probes.patching.labels import describe_methods, describe_sweep, format_effect, unit_label, unit_noun
+from probes.patching.schema import MIN_DIFFERENCE, PATCHING, WHOLE_GROUP
 
 GLOSSARY = (
     Term(
@@ -55,16 +54,20 @@ def findings(run: Run) -> Iterator[Finding]:
     """The pairs of each model and set, the largest effects of each sweep, agreement of estimates, changes of models."""
     if PATCHING.name not in run.tables:
         return
-    for (model, prompts, metric), pairs in run.derived(pair_metrics).groupby(
-        ["model", "prompts", "metric"], sort=False
-    ):
-        yield Finding(PROBE.title, _describe_pairs(str(model), str(prompts), str(metric), pairs), str(model))
+    shared = run.derived(shared_pairs).groupby(["prompts", "metric"]).size()
+    groups: Any = run.derived(pair_metrics).groupby(["model", "prompts", "metric"], sort=False)
+    for (model, prompts, metric), pairs in groups:
+        text = _describe_pairs(model, prompts, metric, pairs, int(shared.get((prompts, metric), 0)))
+        yield Finding(PROBE.title, text, model)
     for key, units in run.derived(sweeps):
         yield _sweep_finding(key, units)
+        if len(spans := effects_by_span(run, key)):
+            yield _span_finding(key, spans)
     agreement: Any = run.derived(estimate_agreement).groupby(SWEEP_KEYS, sort=False)
     for key, units in agreement:
         yield _agreement_finding(key, units)
     yield from _model_findings(run)
+    yield from model_claims(run)
 
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
@@ -91,32 +94,7 @@ def unit_of_head(run: Run, units: pd.DataFrame, layer: int, head: int) -> pd.Dat
     return unit
 
 
-def unit_label(unit: pd.Series) -> str:
-    """Name of a unit in a sentence: "layer 3, head 1"."""
-    name = f"KV group {unit['kv_group']}" if unit["head"] == WHOLE_GROUP else f"head {unit['head']}"
-    return f"layer {unit['layer']}, {name}"
-
-
-def describe_sweep(key: SweepKey) -> str:
-    """Text naming what is patched: "Denoising of the head output z"."""
-    return f"{key[4].capitalize()} of the {ACTIVATION_LABELS[key[3]]}"
-
-
-def describe_methods(units: pd.DataFrame) -> str:
-    """Text with the number of exact and estimated units."""
-    exact = int((units["method"] == "exact").sum())
-    if exact == len(units):
-        return f"all {exact} units exact"
-    return f"{exact} of {len(units)} units exact, the others estimated" if exact else f"{len(units)} units estimated"
-
-
-def format_effect(unit: pd.Series) -> str:
-    """The effect with its interval and method: "+0.45 (95 % confidence interval +0.40 to +0.50, exact)"."""
-    bounds = "" if np.isnan(unit["low"]) else f"95 % confidence interval {unit['low']:+.2f} to {unit['high']:+.2f}, "
-    return f"{unit['effect']:+.2f} ({bounds}{'exact' if unit['method'] == 'exact' else 'an estimate'})"
-
-
-def _describe_pairs(model: str, prompts: str, metric: str, pairs: pd.DataFrame) -> str:
+def _describe_pairs(model: str, prompts: str, metric: str, pairs: pd.DataFrame, shared: int) -> str:
     clean, corrupted = pairs["metric_clean"].mean(), pairs["metric_corrupted"].mean()
     left_out = int((~pairs["is_normalised"]).sum())
     unit = METRIC_UNITS[metric]
@@ -124,10 +102,12 @@ def _describe_pairs(model: str, prompts: str, metric: str, pairs: pd.DataFrame) 
         f"{model}, {prompts}, {len(pairs)} pairs: the mean {METRIC_LABELS[metric]} is {clean:.2f} {unit} for clean and "
         f"{corrupted:.2f} for corrupted prompts."
     )
-    if not left_out:
-        return text
-    verb = "pair differs" if left_out == 1 else "pairs differ"
-    return f"{text} {left_out} {verb} by less than {MIN_DIFFERENCE} {unit}; means leave them out."
+    if left_out:
+        verb = "pair differs" if left_out == 1 else "pairs differ"
+        text += f" {left_out} {verb} by less than {MIN_DIFFERENCE} {unit}; means leave them out."
+    if shared < len(pairs) - left_out:
+        text += f" Means are over the {shared} pairs that differ by at least {MIN_DIFFERENCE} {unit} in every model."
+    return text
 
 
 def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
@@ -143,7 +123,7 @@ def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     else:
         significance = (
             f"{significant} of {len(exact)} exact effects differ from zero (false discovery rate 5 % over "
-            f"{len(units)} units)"
+            f"{len(units)} {unit_noun(units)})"
         )
     text = (
         f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the most "
@@ -155,14 +135,29 @@ def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     return Finding(PROBE.title, text, model, data=data)
 
 
+def _span_finding(key: SweepKey, effects: pd.DataFrame) -> Finding:
+    """The unit of largest absolute effect in each named span."""
+    parts = []
+    for span, units in effects.groupby("span", observed=True):
+        decisive = decisive_units(units)
+        largest = decisive.iloc[int(decisive["effect"].abs().argmax())]
+        parts.append(f"{span}: {unit_label(largest)}, {format_effect(largest)}")
+    return Finding(
+        PROBE.title,
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]}, only at the positions of a span ({int(effects['pairs'].max())} "
+        f"pairs), the effects of largest size: {'; '.join(parts)}.",
+        key[0],
+    )
+
+
 def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     spearman, shared, size = agreement_of(units)
     correlation = "not defined" if np.isnan(spearman) else f"{spearman:.2f}"
     return Finding(
         PROBE.title,
-        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} units patched exactly, the rank correlation "
-        f"of estimates with exact effects is {correlation}; the two top {size} by absolute effect have {shared} in "
-        "common.",
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} {unit_noun(units)} patched exactly, the rank "
+        f"correlation of estimates with exact effects is {correlation}; the two top {size} by absolute effect "
+        f"have {shared} in common.",
         key[0],
         data=FindingData(spearman, n=len(units)),
     )
@@ -180,12 +175,13 @@ def _model_findings(run: Run) -> Iterator[Finding]:
         top = both.iloc[int(both["change"].abs().argmax())]
         estimated = int(((both["method"] != "exact") | (both["method_base"] != "exact")).sum())
         correlation = float(both["effect"].corr(both["effect_base"], "spearman"))
-        note = f" {estimated} of {len(both)} units are estimated in at least one model." if estimated else ""
+        noun = unit_noun(both)
+        note = f" {estimated} of {len(both)} {noun} are estimated in at least one model." if estimated else ""
         yield Finding(
             PROBE.title,
-            f"{describe_sweep(key)}, {key[1]}, {key[0]} against {run.models[0]}: the rank correlation of the effects "
-            f"of {len(both)} units is {correlation:.2f}. The largest change "
-            f"is that of {unit_label(top)}, from {top['effect_base']:+.2f} to {top['effect']:+.2f}.{note}",
+            f"{describe_sweep(key)}, {key[1]}, {key[0]} against {run.models[0]}, over the same {int(top['pairs'])} "
+            f"pairs: the rank correlation of the effects of {len(both)} {noun} is {correlation:.2f}. The largest "
+            f"change is that of {unit_label(top)}, from {top['effect_base']:+.2f} to {top['effect']:+.2f}.{note}",
             key[0],
             data=FindingData(correlation, n=len(both)),
         )

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from headscope.plots import head_scatter, style
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.report.text import to_visible_line
-from probes.patching.analysis import SweepKey, largest_unit
-from probes.patching.findings import describe_methods, describe_sweep, format_effect, unit_label
+from probes.patching.analysis import UNIT_KEYS, SweepKey, largest_unit
+from probes.patching.labels import describe_methods, describe_sweep, format_effect, unit_label
 from probes.patching.schema import WHOLE_GROUP
 
 MAX_POSITION_UNITS = 20
@@ -86,6 +86,41 @@ def plot_positions(key: SweepKey, pair: str, rows: pd.DataFrame, tokens: pd.Data
     figure.update_xaxes(tickvals=list(range(len(labels))), ticktext=labels, tickangle=-60, showgrid=False)
     figure.update_yaxes(type="category", showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
+
+
+def plot_spans(key: SweepKey, effects: pd.DataFrame) -> go.Figure:
+    """Heatmap of the mean effect by unit and named span, for the units of largest effect in any span.
+
+    `effects` are those of `analysis.effects_by_span`. Estimated units are marked.
+    """
+    by_unit = effects.pivot_table(
+        index=UNIT_KEYS, columns="span", values="effect", observed=False, dropna=False
+    ).dropna(how="all")
+    top = by_unit.loc[by_unit.abs().max(axis=1).nlargest(MAX_POSITION_UNITS).index].sort_index(ascending=False)
+    cells = effects.set_index([*UNIT_KEYS, "span"])
+    hover = [[format_effect(cells.loc[(*unit, span)]) for span in top.columns] for unit in top.index]
+    marks = [["" if text.endswith("exact)") else ESTIMATE_MARK for text in row] for row in hover]
+    pairs = int(effects["pairs"].max())
+    figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(key, f"by span, {pairs} pairs"))
+    limit = max(float(np.nanmax(np.abs(top.to_numpy()))), 1e-3)
+    figure.add_heatmap(
+        x=[style.escape_label(name) for name in top.columns],
+        y=[_unit_tick(*unit) for unit in top.index],
+        z=top.to_numpy(),
+        zmin=-limit,
+        zmax=limit,
+        text=marks,
+        texttemplate="%{text}",
+        hovertext=hover,
+        hovertemplate="%{y}, %{x}<br>effect %{hovertext}<extra></extra>",
+        colorbar={"title": {"text": "effect"}},
+        xgap=1,
+        ygap=1,
+        **ZERO_CENTRED_SCALE,
+    )
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False)
+    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="span")
 
 
 def plot_agreement(key: SweepKey, units: pd.DataFrame) -> go.Figure:

@@ -15,6 +15,7 @@ from probes.patching.analysis import (
     SWEEP_KEYS,
     SweepKey,
     agreement_of,
+    effects_by_span,
     estimate_agreement,
     largest_unit,
     pair_metrics,
@@ -22,7 +23,8 @@ from probes.patching.analysis import (
     sweeps,
     unit_effects,
 )
-from probes.patching.findings import describe_sweep, format_effect, unit_label, unit_of_head
+from probes.patching.findings import unit_of_head
+from probes.patching.labels import describe_sweep, format_effect, unit_label
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
 MATRIX_CAPTION = (
@@ -32,6 +34,10 @@ MATRIX_CAPTION = (
 POSITION_CAPTION = (
     "Effect of patching one position at a time, for the heads of largest effect. Tokens are those of the clean prompt, "
     "with the token of the corrupted prompt after | where it differs."
+)
+SPAN_CAPTION = (
+    "Effect of patching the positions of one named span, mean over pairs, for the heads of largest effect. "
+    f"{plots.ESTIMATE_MARK}: estimated."
 )
 
 
@@ -85,7 +91,8 @@ def overview(run: Run) -> Overview | None:
     warnings = []
     if not records:
         warnings.append(
-            "the metric of the two prompts differs too little in every pair, so there are no effects. Use other pairs"
+            "no pair differs enough in its metric between the two prompts in every model, so there are no effects. Use "
+            "other pairs, or fewer models"
         )
     return Overview("patching", PROBE.title, pd.DataFrame(records), records, warnings)
 
@@ -99,11 +106,14 @@ def _sweep_charts(run: Run, key: SweepKey, units: pd.DataFrame) -> Iterator[Char
         spearman, shared, size = agreement_of(agreement.reset_index(drop=True))
         yield Chart(
             plots.plot_agreement(key, agreement),
-            "One point per unit that was both estimated and patched. On the dashed line the estimate equals the exact "
+            "One point per head or KV group that was both estimated and patched. On the dashed line the estimate "
+            "equals the exact "
             "effect.",
             f"Rank correlation {spearman:.2f}; {shared} of the top {size} by absolute effect are the same.",
             half_width=True,
         )
+    if len(spans := effects_by_span(run, key)):
+        yield Chart(plots.plot_spans(key, spans), SPAN_CAPTION, half_width=True)
     if PATCHING_TOKENS.name not in run.tables:
         return
     tokens = plain_types(run.table(PATCHING_TOKENS.name))

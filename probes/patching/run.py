@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from headscope.forward.interventions import Unit
 from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, decode_tokens
-from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, check_set_names, load_pair_set
+from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -24,7 +23,9 @@ from probes.patching.schema import (
     ACTIVATIONS,
     ALL_POSITIONS,
     PATCHING,
+    PATCHING_SPANS,
     PATCHING_TOKENS,
+    PairOptions,
     PatchingOptions,
     effect_columns,
 )
@@ -36,12 +37,27 @@ STREAM_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class _PatchingTask:
+class PairTask:
+    """One step on the pair with number `index` of a set of prompts."""
+
     step: Literal["estimate", "exact"]
     prompts: str
     index: int
     prerequisites: tuple[str, ...] = field(default=(), compare=False)
-    """Cells whose stored estimates select the units of this one."""
+    """Cells whose stored estimates select what this one patches."""
+
+
+def pair_cells(label: str, source: str, pairs: PairSet, costs: Mapping[Any, float]) -> Iterator[Cell]:
+    """A cell per pair and step in `costs`, step after step; the first cells of a step select what the next patches."""
+    prerequisites: tuple[str, ...] = ()
+    for step, cost in costs.items():
+        tasks = [PairTask(step, source, index, prerequisites) for index in range(len(pairs.pair_names))]
+        cells = [
+            Cell(f"{label}: {pairs.name}, pair {name}, {step}", label, cost, task)
+            for name, task in zip(pairs.pair_names, tasks, strict=True)
+        ]
+        prerequisites = tuple(cell.id for cell in cells[:SELECTION_PAIRS])
+        yield from cells
 
 
 class PatchingRunner:
@@ -71,18 +87,22 @@ class PatchingRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        task: _PatchingTask = cell.task
+        task: PairTask = cell.task
         pair = self._pair_set(cell.model, task.prompts).build(task.index)
         tokens = pair_tokens(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
         with replay.running():
             if task.step == "estimate":
-                blocks = [*self._estimates(replay, model)]
+                table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
             else:
-                blocks = [pd.DataFrame(self._exact_patches(replay, model, cell.model, task))]
+                table = pd.DataFrame(self._exact_patches(replay, model, cell.model, task, pair))
         keys = {"model": cell.model, "prompts": self._pair_set(cell.model, task.prompts).name, "pair": pair.name}
-        rows = {PATCHING.name: pd.concat(blocks, ignore_index=True).assign(**keys, group=pair.group)}
-        if self.options.positions == "each" and not task.prerequisites:
+        table = table.assign(**keys, group=pair.group)
+        is_span = table["span"] != ""
+        rows = {PATCHING.name: table[~is_span].drop(columns=["span", "first", "last"])}
+        if self.options.span_names:
+            rows[PATCHING_SPANS.name] = table[is_span].drop(columns="position")
+        if self.options.by_position and not task.prerequisites:
             rows[PATCHING_TOKENS.name] = _token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
@@ -92,54 +112,49 @@ class PatchingRunner:
         patches = unit_count * len(options.directions)
         if options.method == "verify":
             patches = (options.top + options.random) * len(self._activations) * len(options.directions)
-        length = options.length if source in ("induction", "needle") else 32
-        passes = length if options.positions == "each" and options.method == "exact" else 1
+        length = options.length if source in SETS_OF_ANY_LENGTH else 32
+        passes = 1 + len(options.span_names) + (length if options.by_position and options.method == "exact" else 0)
         costs = {"estimate": 2 + 2.5 * len(options.directions), "exact": 2 + 0.5 * patches * passes}
-        steps: list[Any] = ["estimate", "exact"] if options.method == "verify" else [options.method]
-        prerequisites: tuple[str, ...] = ()
-        for step in steps:
-            cells = [
-                Cell(
-                    f"{label}: {pairs.name}, pair {name}, {step}",
-                    label,
-                    costs[step] * pass_cost(length),
-                    _PatchingTask(step, source, index, prerequisites),
-                )
-                for index, name in enumerate(pairs.pair_names)
-            ]
-            prerequisites = tuple(cell.id for cell in cells[:SELECTION_PAIRS])
-            yield from cells
+        steps = costs if options.method == "verify" else [options.method]
+        return pair_cells(label, source, pairs, {step: costs[step] * pass_cost(length) for step in steps})
 
     @property
     def _activations(self) -> list[Activation]:
         return [name for name in ACTIVATIONS if name in self.options.activations]
 
-    def _estimates(self, replay: PatchingReplay, model: Model) -> Iterator[pd.DataFrame]:
-        """Rows of the estimates of every unit, at all positions and, if requested, at each."""
+    def _estimates(self, replay: PatchingReplay, model: Model, pair: TokenPair) -> Iterator[pd.DataFrame]:
+        """Rows of the estimates of every unit at all positions and, if requested, at each and in named spans."""
+        spans = self._spans(pair, with_positions=self.options.by_position)
         for direction in self.options.directions:
-            for by_position in (False, True) if self.options.positions == "each" else (False,):
-                for activation, changes in replay.estimate(self._activations, direction, by_position).items():
-                    first = replay.pair.aligned_positions(replay.clean.ids).start if by_position else ALL_POSITIONS
-                    yield _estimate_rows(replay, model, activation, direction, changes, first)
+            estimates = replay.estimate(self._activations, direction, [span.positions for span in spans])
+            for activation, changes in estimates.items():
+                yield _estimate_rows(replay, model, activation, direction, changes, spans)
 
     def _exact_patches(
-        self, replay: PatchingReplay, model: Model, label: str, task: _PatchingTask
+        self, replay: PatchingReplay, model: Model, label: str, task: PairTask, pair: TokenPair
     ) -> Iterator[dict[str, Any]]:
-        """Rows of the exact patches of all units or, for verify, of the selected ones at all positions."""
+        """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
         selection = self._selection(label, model, task) if task.prerequisites else None
-        spans: list[range | None] = [None]
-        if self.options.positions == "each" and selection is None:
-            spans += [range(at, at + 1) for at in range(replay.pair.aligned)]
-        first = replay.pair.aligned_positions(replay.clean.ids).start
+        spans: dict[range | None, list[_Span]] = {}  # spans of equal positions are patched once
+        for span in self._spans(pair, with_positions=self.options.by_position and selection is None):
+            spans.setdefault(span.positions, []).append(span)
         for direction in self.options.directions:
             for activation in self._activations:
                 units = selection[activation, direction] if selection else patched_units(model, activation)
-                for unit, span, value in replay.patch(activation, direction, units, spans):
-                    position = ALL_POSITIONS if span is None else first + span.start
+                for unit, positions, value in replay.patch(activation, direction, units, [*spans]):
                     columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, value)
-                    yield {**columns, "position": position, "method": "exact"}
+                    for span in spans[positions]:
+                        yield {**columns, **span.columns, "method": "exact"}
 
-    def _selection(self, label: str, model: Model, task: _PatchingTask) -> dict[tuple[str, str], list[Unit]]:
+    def _spans(self, pair: TokenPair, with_positions: bool) -> list["_Span"]:
+        """All positions of a pair together, each position if requested, and the named spans."""
+        first = len(pair.clean) - pair.aligned
+        spans = [_Span(None, first)]
+        if with_positions:
+            spans += [_Span(range(at, at + 1), first) for at in range(pair.aligned)]
+        return spans + [_Span(pair.aligned_span(name), first, name) for name in self.options.span_names]
+
+    def _selection(self, label: str, model: Model, task: PairTask) -> dict[tuple[str, str], list[Unit]]:
         """By activation and direction: the `top` units of largest |mean estimate|, and `random` seeded others."""
         if (label, task.prompts) not in self._selections:
             stored = pd.concat([self._read_estimates(cell) for cell in task.prerequisites])
@@ -164,35 +179,21 @@ class PatchingRunner:
         top, random = self.options.top, self.options.random
         if top + random > unit_count:
             raise BadInput(
-                f"top {top} and random {random} exceed the {unit_count} units of model '{label}'. Use a smaller --top "
+                f"top {top} and random {random} exceed the {unit_count} heads or KV groups of model '{label}'. "
+                "Use a smaller --top "
                 "or --random, or --method exact"
             )
 
     def _pair_set(self, label: str, source: str) -> PairSet:
         """A set of pairs in the tokens of a model."""
         if (label, source) not in self._pair_sets:
-            options = self.options
-            pairs = load_pair_set(
-                source,
-                self.context.tokenizer(label),
-                partial(self._haystacks, label),
-                count=options.count,
-                length=options.length,
-                seed=self.context.seed,
-                alignment=options.align,
-                metric=options.metric,
-            )
+            pairs = open_pair_set(self.context, self.options, label, source)
             if source not in GENERATED_SETS:
                 self._check_lengths(pairs)
-            self.context.record_input(f"prompt pairs '{source}'", [pairs.digest.encode()])
+            for number in range(len(pairs) if source not in GENERATED_SETS else 1):
+                self._spans(pairs.build(number), with_positions=False)  # refuses a pair that lacks a span
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
-
-    def _haystacks(self, label: str) -> list[Haystack]:
-        """The documents of the study as texts for needles."""
-        tokenizer = self.context.tokenizer(label)
-        documents = self.context.documents(label, self.options.length)
-        return [Haystack(document.name, document.ids, tokenizer) for document in documents]
 
     def _check_lengths(self, pairs: PairSet) -> None:
         """Refuse activations that carry positions for pairs of different lengths."""
@@ -203,6 +204,28 @@ class PatchingRunner:
                 f"the prompts of pair '{name}' have different lengths, so {position_dependent[0]} cannot be "
                 "patched: it depends on absolute positions. Patch z or v"
             )
+
+
+def open_pair_set(context: StudyContext, options: PairOptions, label: str, source: str) -> PairSet:
+    """A set of pairs in the tokens of a model, recorded as an input of the study."""
+
+    def haystacks() -> list[Haystack]:
+        """The documents of the study as texts for needles."""
+        documents = context.documents(label, options.length)
+        return [Haystack(document.name, document.ids, context.tokenizer(label)) for document in documents]
+
+    pairs = load_pair_set(
+        source,
+        context.tokenizer(label),
+        haystacks,
+        count=options.count,
+        length=options.length,
+        seed=context.seed,
+        alignment=options.align,
+        metric=options.metric,
+    )
+    context.record_input(f"prompt pairs '{source}'", [pairs.digest.encode()])
+    return pairs
 
 
 def select_units(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequence[int]) -> list[Unit]:
@@ -223,21 +246,43 @@ def pair_tokens(pair: TokenPair, device: Any) -> PairTokens:
     return PairTokens(clean, corrupted, tensor(pair.answer), tensor(pair.wrong), pair.aligned)
 
 
-def _estimate_rows(
-    replay: PatchingReplay, model: Model, activation: Activation, direction: Direction, changes: Tensor, first: int
-) -> pd.DataFrame:
-    """Rows of the estimates of one activation; `changes` are those of `PatchingReplay.estimate`.
+@dataclass(frozen=True)
+class _Span:
+    """Positions that are patched together, counted from the first aligned one, which is token `first_aligned`.
 
-    `first` is the position of the first estimate, or -1 for estimates of all positions.
+    None is all positions. A named span has a name.
     """
-    unpatched = replay.corrupted_value if direction == "denoising" else replay.clean_value
+
+    positions: range | None
+    first_aligned: int
+    name: str = ""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The span in the columns of both tables."""
+        if self.positions is None:
+            return {"position": ALL_POSITIONS, "span": "", "first": 0, "last": 0}
+        first, last = (self.first_aligned + self.positions[end] for end in (0, -1))
+        return {"position": first, "span": self.name, "first": first, "last": last}
+
+
+def _estimate_rows(
+    replay: PatchingReplay,
+    model: Model,
+    activation: Activation,
+    direction: Direction,
+    changes: Tensor,
+    spans: Sequence[_Span],
+) -> pd.DataFrame:
+    """Rows of the estimates of one activation; `changes` are those of `PatchingReplay.estimate`."""
+    unpatched = replay.unpatched_value(direction)
+    span_columns = pd.DataFrame([span.columns for span in spans])
     blocks = []
     for unit in patched_units(model, activation):
         number = unit.kv_group if activation in ("k", "v") else unit.head
-        change = np.atleast_1d(changes[unit.layer, number].numpy())
-        columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, unpatched + change)
-        positions = first + np.arange(len(change))
-        blocks.append(pd.DataFrame({**columns, "position": positions, "method": "estimate"}))
+        patched = unpatched + changes[unit.layer, number].numpy()
+        columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, patched)
+        blocks.append(span_columns.assign(**columns, method="estimate"))
     return pd.concat(blocks, ignore_index=True)
 
 

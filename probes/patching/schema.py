@@ -1,12 +1,14 @@
 """Options, stored tables and synthetic rows of the patching probe."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH
+from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -32,14 +34,14 @@ WHOLE_GROUP = -1
 """Value of `head` for a patch of a KV group."""
 
 
-class PatchingOptions(Options):
-    """Activation patching: run one prompt of a pair with an activation of the other run."""
+class PairOptions(Options):
+    """Sets of prompt pairs, the metric of their answers, and the run that is patched."""
 
     pairs: list[Annotated[str, Field(min_length=1)]] = Field(
         ["ioi"],
         min_length=1,
         description="sets of prompt pairs: ioi, greater-than, induction, needle, or a JSON lines file with the keys "
-        "name, clean, corrupted, answer, wrong, group",
+        "name, clean, corrupted, answer, wrong, group, spans",
     )
     metric: Literal["logit_diff", "logprob", "kl", "nll"] = Field(
         "logit_diff",
@@ -47,21 +49,53 @@ class PatchingOptions(Options):
         "answer in nats; kl: KL(clean || run) at the last prompt token in nats; nll: mean loss of the answer's tokens "
         "in nats/token, for answers of one or several tokens",
     )
-    activations: list[Activation] = Field(
-        ["z"],
-        min_length=1,
-        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights)",
-    )
-    positions: Literal["all", "each"] = Field(
-        "all",
-        description="all: patch all positions together; each: also every position of the prompt separately, which "
-        "verify only estimates",
-    )
     directions: list[Literal["denoising", "noising"]] = Field(
         ["denoising"],
         min_length=1,
         description="denoising: clean activations in the corrupted run; noising: corrupted activations in the clean "
         "run",
+    )
+    count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
+    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
+    align: Literal["equal", "end"] = Field(
+        "equal",
+        description="equal: both prompts must have the same number of tokens; end: patch only the last tokens that "
+        "both prompts of a pair share. For files of pairs",
+    )
+    method: Literal["exact", "estimate", "verify"] = Field("verify")
+    top: int = Field(10, ge=1, le=MAX_UNITS)
+    random: int = Field(10, ge=0, le=MAX_UNITS)
+
+    @model_validator(mode="after")
+    def _refuse_unused_options(self) -> Self:
+        """Refuse options that would change nothing."""
+        files = [source for source in self.pairs if source not in GENERATED_SETS]
+        unused = {
+            "top": self.method != "verify" and "it selects heads for method verify",
+            "random": self.method != "verify" and "it selects heads for method verify",
+            "count": len(files) == len(self.pairs) and "every pair of a file is used",
+            "length": not {*SETS_OF_ANY_LENGTH} & {*self.pairs} and f"it is for {' and '.join(SETS_OF_ANY_LENGTH)}",
+            "align": not files and "it is for files of pairs",
+        }
+        for name, reason in unused.items():
+            if reason and name in self.model_fields_set:
+                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+        return self
+
+
+class PatchingOptions(PairOptions):
+    """Activation patching: run one prompt of a pair with an activation of the other run."""
+
+    activations: list[Activation] = Field(
+        ["z"],
+        min_length=1,
+        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights)",
+    )
+    positions: list[Annotated[str, Field(min_length=1)]] = Field(
+        ["all"],
+        min_length=1,
+        description="all: patch all positions together; each: also every position of the prompt separately, which "
+        "verify only estimates; NAME: also the positions of a named span of every pair, such as subject",
     )
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
@@ -81,22 +115,21 @@ class PatchingOptions(Options):
         le=MAX_UNITS,
         description="for verify: number of other heads or KV groups to patch exactly, drawn at random",
     )
-    count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
-    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
-    align: Literal["equal", "end"] = Field(
-        "equal",
-        description="equal: both prompts must have the same number of tokens; end: patch only the last tokens that "
-        "both prompts of a pair share (z and v). For files of pairs",
-    )
 
-    @model_validator(mode="after")
-    def _check_gradient(self) -> "PatchingOptions":
-        if self.metric == "kl" and "noising" in self.directions and self.method != "exact":
-            raise ValueError(
-                "kl cannot be estimated for noising: its gradient is 0 in the clean run. Use method exact, or another "
-                "metric"
-            )
-        return self
+    @field_validator("positions", mode="before")
+    @classmethod
+    def _accept_one_name(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @property
+    def by_position(self) -> bool:
+        """Whether every position is also patched separately."""
+        return "each" in self.positions
+
+    @property
+    def span_names(self) -> list[str]:
+        """The named spans to patch."""
+        return [name for name in self.positions if name not in RESERVED_SPAN_NAMES]
 
 
 PROMPTS = key("prompts", "label", "", "set of prompt pairs: a generated set, or the name of a file", None)
@@ -104,6 +137,48 @@ PAIR_NAME = key("pair", "label", "", "name of the prompt pair within its set", N
 POSITION = key(
     "position", "index32", "tokens", "patched position of the clean prompt; -1: all positions", ALL_POSITIONS
 )
+
+DIRECTION = key(
+    "direction",
+    "label",
+    "",
+    "denoising: clean activation in the corrupted run; noising: corrupted activation in the clean run",
+    None,
+)
+UNIT = (
+    key("head", "index16", "", "query head within the layer, from 0; -1 if the unit is a KV group (k, v)", -1),
+    GROUP,
+    key("activation", "label", "", "patched activation: z, q, k, v or pattern (q and k)", None),
+)
+METHOD = key(
+    "method",
+    "label",
+    "",
+    "exact: the run was patched; estimate: first order in the head's output z, for kl and noising second order",
+    None,
+)
+METRIC = key("metric", "label", "", "logit_diff, logprob, kl or nll", None)
+VALUES = (
+    Column("group", "label", "", "kind of pair within its set"),
+    Column("metric_clean", "value", "logits, nats", "metric of the clean run"),
+    Column("metric_corrupted", "value", "logits, nats", "metric of the corrupted run"),
+    Column("metric_patched", "value", "logits, nats", "metric of the patched run, or its estimate"),
+    Column(
+        "is_normalised",
+        "flag",
+        "",
+        f"whether clean and corrupted metric differ by at least {MIN_DIFFERENCE}; means leave out others [ours]",
+    ),
+    Column(
+        "effect",
+        "value",
+        "",
+        "share of the metric's difference that the patch moves: (patched - unpatched) / (source - unpatched); 0 "
+        "without effect, 1 if the patched metric equals that of the run that the activation comes from; 0 where "
+        "is_normalised is false",
+    ),
+)
+"""Value columns of a patch."""
 
 PATCHING = Table(
     "patching",
@@ -113,37 +188,12 @@ PATCHING = Table(
         PROMPTS,
         PAIR_NAME,
         LAYER,
-        key("head", "index16", "", "query head within the layer, from 0; -1 if the unit is a KV group (k, v)", -1),
-        GROUP,
-        key("activation", "label", "", "patched activation: z, q, k, v or pattern (q and k)", None),
+        *UNIT,
         POSITION,
-        key(
-            "direction",
-            "label",
-            "",
-            "denoising: clean activation in the corrupted run; noising: corrupted activation in the clean run",
-            None,
-        ),
-        key("metric", "label", "", "logit_diff, logprob, kl or nll", None),
-        key("method", "label", "", "exact: the run was patched; estimate: first order in the head's output z", None),
-        Column("group", "label", "", "kind of pair within its set"),
-        Column("metric_clean", "value", "logits, nats", "metric of the clean run"),
-        Column("metric_corrupted", "value", "logits, nats", "metric of the corrupted run"),
-        Column("metric_patched", "value", "logits, nats", "metric of the patched run, or its estimate"),
-        Column(
-            "is_normalised",
-            "flag",
-            "",
-            f"whether clean and corrupted metric differ by at least {MIN_DIFFERENCE}; means leave out others [ours]",
-        ),
-        Column(
-            "effect",
-            "value",
-            "",
-            "share of the metric's difference that the patch moves: (patched - unpatched) / (source - unpatched); 0 "
-            "without effect, 1 if the patched metric equals that of the run that the activation comes from; 0 where "
-            "is_normalised is false",
-        ),
+        DIRECTION,
+        METRIC,
+        METHOD,
+        *VALUES,
     ),
 )
 PATCHING_TOKENS = Table(
@@ -158,7 +208,26 @@ PATCHING_TOKENS = Table(
         Column("corrupted", "text", "", "token of the corrupted prompt at the corresponding position"),
     ),
 )
-TABLES = (PATCHING, PATCHING_TOKENS)
+PATCHING_SPANS = Table(
+    "patching_spans",
+    "metric of one prompt of a pair when one unit's activation at the positions of a named span comes from the run of "
+    "the other prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        LAYER,
+        *UNIT,
+        key("span", "label", "", "name of the patched span of positions", None),
+        DIRECTION,
+        METRIC,
+        METHOD,
+        Column("first", "index32", "tokens", "first position of the span in the clean prompt", 0),
+        Column("last", "index32", "tokens", "last position of the span in the clean prompt", 0),
+        *VALUES,
+    ),
+)
+TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS)
 
 
 def effect_columns(patched: Any, clean: float, corrupted: float, direction: str) -> dict[str, Any]:
@@ -184,7 +253,16 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
         tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
         rows = pd.concat(blocks, ignore_index=True).assign(**keys)
-        yield f"{prompts} {pair}", {"patching": rows, "patching_tokens": tokens.assign(**keys)}
+        spans = rows[(rows["activation"] == "z") & (rows["position"] > 0)].assign(first=lambda f: f["position"])
+        spans = spans.assign(last=spans["first"], span=np.where(spans["first"] == 2, "last", "subject"))
+        yield (
+            f"{prompts} {pair}",
+            {
+                "patching": rows,
+                "patching_tokens": tokens.assign(**keys),
+                "patching_spans": spans.drop(columns="position"),
+            },
+        )
 
 
 def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:

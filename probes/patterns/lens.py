@@ -165,9 +165,9 @@ def _selection_lists(run: Run, state: LensState) -> Iterator[LinkChoice]:
 
 def _row_links(run: Run, state: LensState) -> KeyLinks:
     queries = stored_queries(run, state.pattern_key)
-    at = queries.index(state.query_position)
-    before = [(Link("← Previous row", query_link(row=queries[at - 1])), "ArrowLeft")] if at else []
-    after = [(Link("Next row →", query_link(row=queries[at + 1])), "ArrowRight")] if at + 1 < len(queries) else []
+    index = queries.index(state.query_position)
+    before = [(Link("← Previous row", query_link(row=queries[index - 1])), "ArrowLeft")] if index else []
+    after = [(Link("Next row →", query_link(row=queries[index + 1])), "ArrowRight")] if index + 1 < len(queries) else []
     head = [(Link("Page of this head", f"/head/{state.layer}.{state.head}"), "")]
     links, keys = zip(*before, *after, *head, strict=True)
     return KeyLinks(links, keys)
@@ -181,8 +181,8 @@ def _attended_text(run: Run, state: LensState, text: TokenizedText, top_keys: pd
         token_cells = shaded_tokens(
             text, range(state.length), weights, {state.query_position}, links, keep_line_breaks=True
         )
-        which = "any" if len(links) == state.length else "an underlined"
-        return passage_table(f"{_caption(state)} Click {which} token to make it the query.", ("",), [[token_cells]])
+        clickable = "any" if len(links) == state.length else "an underlined"
+        return passage_table(f"{_caption(state)} Click {clickable} token to make it the query.", ("",), [[token_cells]])
     spans = context_spans({**dict.fromkeys(weights, KEY_CONTEXT), state.query_position: QUERY_CONTEXT}, state.length)
     cells: list[list[TextCell]] = [
         [_distance_label(state.query_position, span), shaded_tokens(text, span, weights, {state.query_position}, links)]
@@ -257,7 +257,7 @@ def _format_change(baseline: pd.Series, other: pd.Series, key: int) -> str:
 
 def _format_signed(change: float) -> str:
     text = f"{change:+.3f}"
-    return "0.000" if text in ("+0.000", "-0.000") else text.replace("-", "−")
+    return "0.000" if text in ("+0.000", "-0.000") else text
 
 
 def _round_bound_up(bound: float) -> float:

@@ -64,7 +64,7 @@ def overview(run: Run) -> Overview | None:
     if "top_keys" not in run.tables:
         return None
     records = [record for label in run.models for record in _overview_records(run, label)]
-    warnings = [] if records else ["no key is 32 or more tokens back; see the table top_keys for the attended tokens"]
+    warnings = [] if records else ["No key is 32 or more tokens back. See the table top_keys for the attended tokens"]
     return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
 
 

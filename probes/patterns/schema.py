@@ -158,8 +158,8 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
 
 
 def _token_text_rows(doc: str, length: int) -> Rows:
-    token = [0, *(1 + at % len(SYNTHETIC_TOKENS) for at in range(length - 1))]
-    text = ["<|endoftext|>", *(SYNTHETIC_TOKENS[at % len(SYNTHETIC_TOKENS)] for at in range(length - 1))]
+    token = [0, *(1 + position % len(SYNTHETIC_TOKENS) for position in range(length - 1))]
+    text = ["<|endoftext|>", *(SYNTHETIC_TOKENS[position % len(SYNTHETIC_TOKENS)] for position in range(length - 1))]
     special = [True] + [False] * (length - 1)
     keys = {"tokenizer": "synthetic", "doc": doc, "position": list(range(length))}
     return {**keys, "token": token, "text": text, "special": special}

@@ -45,7 +45,10 @@ def shaded_tokens(
 
 def context_spans(context_sizes: Mapping[int, tuple[int, int]], length: int) -> Iterator[range]:
     """Spans around positions, in order, from the tokens (before, after) of each; spans that nearly meet are joined."""
-    spans = sorted((max(0, at - before), min(length, at + after + 1)) for at, (before, after) in context_sizes.items())
+    spans = sorted(
+        (max(0, position - before), min(length, position + after + 1))
+        for position, (before, after) in context_sizes.items()
+    )
     start, stop = spans[0]
     for first, last in spans[1:]:
         if first > stop + MAX_GAP:
@@ -81,11 +84,11 @@ def _shaded_token(
     links: Mapping[int, str],
     keep_line_breaks: bool,
 ) -> Token:
-    group_weights = [weights[at] for at in positions if at in weights]
+    group_weights = [weights[position] for position in positions if position in weights]
     weight = sum(group_weights)
     first, last = positions[0], positions[-1]
-    href = next((links[at] for at in reversed(positions) if at in links), "")
-    special, marked = bool(text.is_special[last]), any(at in marked_positions for at in positions)
+    href = next((links[position] for position in reversed(positions) if position in links), "")
+    special, marked = bool(text.is_special[last]), any(position in marked_positions for position in positions)
     token_text = str(text.token_texts[last])
     visible = to_visible_line(token_text)
     if group_weights or marked or href or special:

@@ -26,7 +26,10 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[boo
 
     Bytes that form no character become U+FFFD on the last token before they prove invalid.
     """
-    special = {*tokenizer.all_special_ids, *(at for at, token in _added_tokens(tokenizer).items() if token.special)}
+    special = {
+        *tokenizer.all_special_ids,
+        *(token_id for token_id, token in _added_tokens(tokenizer).items() if token.special),
+    }
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decode_token = _token_decoder(tokenizer)
     texts: list[str] = []

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.attention.record import stack_layers
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, frequencies_by_layer, pad_frequencies
 from headscope.study.cells import Cell
@@ -42,7 +43,7 @@ def _positions(model: Model) -> dict[str, Tensor]:
     theta = frequencies_by_layer(model, schedule)
     layer, group, pair = _grid(*theta.shape)
     inits = [schedule.log_theta_init(layer).exp() for layer in range(model.geometry.layers)]
-    return {
+    columns = {
         "layer": torch.tensor(model.geometry.layer_numbers)[layer],
         "kv_group": group,
         "pair": pair,
@@ -51,20 +52,25 @@ def _positions(model: Model) -> dict[str, Tensor]:
         "log_theta_init": pad_frequencies(model, inits).log(),
         "log_theta_base": frequencies_by_layer(model, FixedSchedule.of_checkpoint(model)).log(),
     }
+    groups, head_dims = torch.tensor(model.geometry.layer_kv_groups), torch.tensor(model.geometry.layer_head_dims)
+    exists = (group < groups[layer]) & (pair < head_dims[layer] // 2)
+    return {name: column[exists] for name, column in columns.items()}
 
 
 def _scales(model: Model) -> dict[str, Tensor]:
     schedule, geometry, checkpoint_schedule = model.schedule, model.geometry, FixedSchedule.of_checkpoint(model)
     layers = range(geometry.layers)
     layer, head = _grid(geometry.layers, geometry.heads)
+    exists = head < torch.tensor(geometry.layer_heads)[layer]
+    layer, head = layer[exists], head[exists]
     group = geometry.kv_group(layer, head)
     tau, gamma = (t.detach().cpu() for t in schedule.tau_and_gamma())
+    by_layer = zip(frequencies_by_layer(model, schedule), geometry.layer_pairs, strict=True)
     # float64: a product of many frequencies loses the base's last digits in float32.
-    mean_log = frequencies_by_layer(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
-    if geometry.pairs > 1:
-        base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
-    else:  # the frequency of a single pair does not depend on the base
-        base = torch.full_like(mean_log, torch.inf)
+    mean_log = torch.stack([theta[:, :pairs].double().log().mean(-1) for theta, pairs in by_layer])
+    pairs = torch.tensor(geometry.layer_pairs)[:, None]
+    # The frequency of a single pair does not depend on the base.
+    base = torch.where(pairs > 1, torch.exp(-4 * pairs / (2 * pairs - 2) * mean_log), torch.inf)
     logit_scale = (
         torch.tensor([schedule.attention_factor(n) / checkpoint_schedule.attention_factor(n) for n in layers])[
             :, None
@@ -73,16 +79,19 @@ def _scales(model: Model) -> dict[str, Tensor]:
     )
     if schedule.scales_queries:
         at_reference = torch.full((1, 1), schedule.reference_length)
-        scales = [schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(geometry.heads) for n in layers]
-        logit_scale = logit_scale * torch.stack(scales)
+        scales = [
+            schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(heads)
+            for n, heads in enumerate(geometry.layer_heads)
+        ]
+        logit_scale = logit_scale * stack_layers(scales, 1)
     return {
         "layer": torch.tensor(geometry.layer_numbers)[layer],
         "head": head,
         "kv_group": group,
-        "tau": tau,
-        "gamma": gamma,
+        "tau": tau[layer, head],
+        "gamma": gamma[layer, head],
         "reference_length": torch.full_like(layer, schedule.reference_length),
-        "logit_scale": logit_scale,
+        "logit_scale": logit_scale[layer, head],
         "effective_base": base[layer, group],
         "mean_log_theta": mean_log[layer, group],
     }

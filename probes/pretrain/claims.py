@@ -1,9 +1,10 @@
 """The paper's claims about models pretrained with AdaRoPE, tested on small models trained from random weights.
 
-Each claim is judged separately for every seed that has the models it needs, by the whole 95 % interval against the
-threshold (`report.verdicts`). The verdict is "supported" or "not supported" if all seeds agree, else "inconclusive".
-The thresholds are ours; they were fixed before the first training was evaluated, and the statements name them.
-Intervals are percentile bootstraps over heads, resampled separately for each model; those of losses are over documents.
+Each claim is judged separately for every seed that has the models it needs: the whole 95 % confidence interval must be
+on one side of the threshold (`report.verdicts`). The verdict is "supported" or "not supported" if all seeds agree, else
+"inconclusive". The thresholds are ours; they were fixed before the first training was evaluated, and the statements
+name them. Intervals are percentile bootstraps over heads, resampled separately for each model; those of losses are over
+documents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -250,7 +251,7 @@ def _loss_gap_claim(
         yield PaperClaim(
             statement,
             judge_all(verdicts),
-            f"Validation loss in contexts of {length:,} tokens, minus AdaRoPE's, nats/token: {', '.join(gaps)}",
+            f"Validation losses minus AdaRoPE's, in nats/token, in contexts of {length:,} tokens: {', '.join(gaps)}",
         )
 
 

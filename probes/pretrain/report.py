@@ -60,8 +60,8 @@ def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
     """Validation loss minus that of the first training at the same step (nats/token), with 95 % bands over
     documents."""
     title = "Validation loss relative to the first training"
-    if why := style.missing_data_reason(validation, "adapter", "step", "nll"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(validation, "adapter", "step", "nll"):
+        return style.empty_figure(title, reason)
     rows = validation.astype({"nll": np.float64, "doc": "str"})
     model_styles = style.model_styles(rows.rename(columns={"adapter": "model"}))
     means = pd.DataFrame(mean_losses(rows.astype({"adapter": "str"}), ["adapter", "step", "doc"]).unstack("doc"))

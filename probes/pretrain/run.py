@@ -30,8 +30,8 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import DigestParts
 from headscope.study.monitor import measure_training_step
-from headscope.training.adapter_trainer import BETAS, EPSILON, held_out_loss, warn_if_warmup_too_long, wsd_rate_factor
-from headscope.training.sequence_sampler import SequenceSampler, exclude_held_out
+from headscope.training.adapter_trainer import BETAS, EPSILON, validation_loss, warn_if_warmup_too_long, wsd_rate_factor
+from headscope.training.sequence_sampler import SequenceSampler, exclude_validation_texts
 from probes.pretrain.model_setup import (
     initial_positions,
     random_model,
@@ -64,8 +64,8 @@ class PretrainRunner:
     def __init__(self, options: PretrainOptions, context: StudyContext):
         self.options, self.context = options, context
         self._refuse_too_large()
-        self.held_out_texts = self._choose_held_out_texts()
-        context.record_input("held-out texts", _digest_content(self.held_out_texts))
+        self.validation_texts = self._choose_validation_texts()
+        context.record_input("held-out texts", _digest_content(self.validation_texts))
         context.record_input("training texts", _digest_content(self._training_texts()))
         warn_if_warmup_too_long(options.steps, options.warmup)
 
@@ -79,25 +79,26 @@ class PretrainRunner:
                 "--feed-forward, --batch or --length"
             )
 
-    def _choose_held_out_texts(self) -> list[Document]:
+    def _choose_validation_texts(self) -> list[Document]:
         """The first of the study's texts, in seeded order, that are long enough for any vocabulary."""
         texts, length = self.context.study.texts, CHARACTERS_PER_TOKEN * self.options.validation_length
         candidates = read_documents(texts.source, self.context.seed)
-        held_out = [*islice((document for document in candidates if len(document.text) >= length), texts.docs)]
-        if len(held_out) < texts.docs:
+        validation_texts = [*islice((document for document in candidates if len(document.text) >= length), texts.docs)]
+        if len(validation_texts) < texts.docs:
             raise BadInput(
-                f"too few validation documents: {texts.docs} are needed, but only {len(held_out)} in {texts.source} "
-                f"have {length:,} characters. Use fewer --docs, a smaller --validation-length or another --text"
+                f"too few validation documents: {texts.docs} are needed, but only {len(validation_texts)} in "
+                f"{texts.source} have {length:,} characters. Use fewer --docs, a smaller --validation-length or "
+                "another --text"
             )
-        return held_out
+        return validation_texts
 
     def _training_texts(self) -> Iterator[Document]:
         for source in self.options.train:
-            yield from exclude_held_out(self._held_out_digests, source)
+            yield from exclude_validation_texts(self._validation_digests, source)
 
     @property
-    def _held_out_digests(self) -> dict[str, str]:
-        return {document.name: document.digest for document in self.held_out_texts}
+    def _validation_digests(self) -> dict[str, str]:
+        return {document.name: document.digest for document in self.validation_texts}
 
     def cells(self) -> list[Cell]:
         segments = [(0, 0), *pairwise(self.options.segment_bounds)]
@@ -128,7 +129,7 @@ class PretrainRunner:
             step_records = [
                 self._train_step(trainer, segment, step) for step in range(segment.start_step, segment.end_step)
             ]
-        validation = held_out_loss(trained, positions, self.held_out_documents)
+        validation = validation_loss(trained, positions, self.validation_documents)
         if not np.isfinite(validation["nll"]).all():
             raise self._divergence_error("the validation loss is not finite", segment, segment.end_step)
         self._save_segment(trainer, positions, segment)
@@ -195,13 +196,13 @@ class PretrainRunner:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer trained on the training texts, without the held-out ones."""
+        """The tokenizer, trained on the training texts without the validation texts."""
         return train_tokenizer((document.text for document in self._training_texts()), self.options.vocabulary)
 
     @cached_property
-    def held_out_documents(self) -> list[TokenDocument]:
+    def validation_documents(self) -> list[TokenDocument]:
         length = self.options.validation_length
-        documents = [TokenDocument(d.name, first_tokens(d.text, self.tokenizer, length)) for d in self.held_out_texts]
+        documents = [TokenDocument(d.name, first_tokens(d.text, self.tokenizer, length)) for d in self.validation_texts]
         if short := next((document for document in documents if len(document.ids) < length), None):
             raise BadInput(
                 f"validation document {short.name} is too short: it has {len(short.ids)} tokens, fewer than "
@@ -215,10 +216,10 @@ class PretrainRunner:
         sampler = SequenceSampler(
             self.options.train,
             self.tokenizer,
-            self._held_out_digests,
+            self._validation_digests,
             self.context.seed,
             uniform_over_sources,
-            self.held_out_documents,
+            self.validation_documents,
         )
         sampler.check_length(self.options.length)
         return sampler

@@ -50,7 +50,7 @@ class TrainingKey(NamedTuple):
 
 
 class PretrainOptions(Options):
-    """Training of small models from random weights. The study's texts are held out."""
+    """Training of small models from random weights. The study's texts are the validation texts."""
 
     trainings: list[str] = Field(
         ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "rope:1", "adarope:1"],
@@ -67,7 +67,7 @@ class PretrainOptions(Options):
     )
     vocabulary: int = Field(4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --train")
     architecture: Literal["llama", "qwen3", "olmoe"] = Field("llama", description="model class in transformers")
-    layers: int = Field(4, ge=1, description="layers")
+    layers: int = Field(4, ge=1, description="number of decoder layers")
     width: int = Field(192, ge=4, description="dimensions of the residual stream")
     heads: int = Field(8, ge=1, description="query heads per layer; a head has width / heads dimensions")
     kv_groups: int = Field(4, ge=1, description="KV heads per layer")
@@ -107,16 +107,22 @@ class PretrainOptions(Options):
                     f"invalid training '{training}'. Use VARIANT or VARIANT:SEED, with VARIANT one of "
                     f"{', '.join(get_args(Variant))}"
                 )
-        if len(set(map(_parse_training, trainings))) < len(trainings):
-            raise ValueError("a training is listed twice (a variant without a seed has seed 0). Remove one of the two")
+        parsed = [_parse_training(training) for training in trainings]
+        if repeated := [training for number, training in enumerate(trainings) if parsed[number] in parsed[:number]]:
+            raise ValueError(
+                f"training '{repeated[0]}' is listed twice (a variant without a seed has seed 0). Remove one of the two"
+            )
         return trainings
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "PretrainOptions":
         if self.width % self.heads or self.heads % self.kv_groups or self.width // self.heads % 2:
-            raise ValueError("width must be a multiple of 2 x heads, and heads a multiple of kv_groups")
-        if any(not 0 <= step <= self.steps for step in self.checkpoints):
-            raise ValueError(f"invalid checkpoints. Use steps between 0 and {self.steps}")
+            raise ValueError(
+                f"width {self.width} must be a multiple of 2 x heads ({self.heads}), and heads a multiple of kv_groups "
+                f"({self.kv_groups}). Change one of them"
+            )
+        if outside := [step for step in self.checkpoints if not 0 <= step <= self.steps]:
+            raise ValueError(f"invalid checkpoint {outside[0]}. Use steps between 0 and {self.steps}")
         return self
 
     @property

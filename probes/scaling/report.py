@@ -57,8 +57,8 @@ def findings(run: Run) -> Iterator[Finding]:
 def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     """ESS / target by L for logits with the means of `scheme`: one line per target, with mean and interval."""
     title = f"Effective length relative to its target: {style.escape_label(scheme)} means"
-    if why := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
+        return style.empty_figure(title, reason)
     rows = scaling[scaling["scheme"] == scheme].astype({"ratio": "float64"})
     names = {
         key: f"L^{key[1]:g}, ESS_{key[0]:g} (case {target_rows['regime'].iloc[0]})"

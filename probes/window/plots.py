@@ -12,8 +12,8 @@ from probes.window.analysis import SCHEME_NAMES, SOLVED_ACCURACY, accuracy_by_wi
 def plot_accuracy_by_width(window: pd.DataFrame) -> go.Figure:
     """Balanced accuracy by window width, one line per scheme: mean and 95 % confidence interval over seeds."""
     title = "Accuracy by window width"
-    if why := style.missing_data_reason(window, "scheme", "width", "accuracy"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(window, "scheme", "width", "accuracy"):
+        return style.empty_figure(title, reason)
     widths = _with_scheme_names(accuracy_by_width(window)).rename(columns={"accuracy": "mean"})
     figure = style.new_figure(title)
     figure.add_hline(y=0.5, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}, annotation_text="chance")
@@ -31,8 +31,8 @@ def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
     The dashed lines are C1 / (W/2 + 1) and pi / (W + 1) + C2 with the tightest constants for all points.
     """
     title = "Frequency mass of the models that solve the task"
-    if why := style.missing_data_reason(window, "scheme", "width", "frequency_mass"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(window, "scheme", "width", "frequency_mass"):
+        return style.empty_figure(title, reason)
     bounds = mass_bounds(window)
     if bounds is None:
         return style.empty_figure(title, "no trained model solves the task")
@@ -72,8 +72,8 @@ def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
 def plot_dominant_frequency(window: pd.DataFrame) -> go.Figure:
     """Frequency of the strongest pair (rad/token) by window width: median over seeds, one line per scheme."""
     title = "Frequency of the strongest pair"
-    if why := style.missing_data_reason(window, "scheme", "width", "dominant_theta"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(window, "scheme", "width", "dominant_theta"):
+        return style.empty_figure(title, reason)
     widths = _with_scheme_names(accuracy_by_width(window))
     widths = widths[widths["dominant_theta"] > 0]
     figure = style.new_figure(title)

@@ -33,7 +33,8 @@ def reset_adapter(
         for unit in units:
             if component != "scale":
                 theta = target.theta(unit.layer)
-                twin.xi[unit.layer, unit.kv_group] = theta[unit.kv_group if len(theta) > 1 else 0].log()
+                xi = theta[unit.kv_group if len(theta) > 1 else 0].log()
+                twin.xi[unit.layer, unit.kv_group, : len(xi)] = xi
             if component != "freq":
                 heads = unit.head_slice(model.geometry)
                 for parameter, value in zip((twin.tau, twin.gamma), temperatures, strict=True):

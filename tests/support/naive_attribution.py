@@ -53,7 +53,10 @@ def head_contributions(model: Model, ids: Tensor, heads: int, span: tuple[int, i
         name for name in modules_by_name if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm")
     )
     unembedding = reference.module.get_output_embeddings().weight.detach().double()
-    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * reference.gain(modules_by_name[final])
+    directions = unembedding[ids[1:]] - unembedding.mean(0)
+    if cap := getattr(reference.config, "final_logit_softcapping", None):
+        directions = capped_directions(reference.inputs["lm_head"][:-1], unembedding, ids[1:], cap)
+    direction = directions * reference.gain(modules_by_name[final])
     scale = reference.scale(final, modules_by_name[final])[:-1]
     by_layer = []
     for name, module in modules_by_name.items():
@@ -80,6 +83,15 @@ def head_contributions(model: Model, ids: Tensor, heads: int, span: tuple[int, i
             of_layer.append((added * direction).sum(-1) / scale)
         by_layer.append(torch.stack(of_layer))
     return torch.stack(by_layer)
+
+
+def capped_directions(hidden: Tensor, unembedding: Tensor, tokens: Tensor, cap: float) -> Tensor:
+    """Gradients [n, D] of the soft-capped logits of `tokens` minus the vocabulary's mean, by torch's autograd."""
+    hidden = hidden.detach().requires_grad_()
+    logits = cap * torch.tanh(hidden @ unembedding.T / cap)
+    (logits.gather(1, tokens[:, None])[:, 0] - logits.mean(-1)).sum().backward()
+    assert hidden.grad is not None
+    return hidden.grad
 
 
 def span_outputs(model: Model, ids: Tensor, start: int, end: int) -> list[Tensor]:

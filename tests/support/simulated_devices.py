@@ -1,4 +1,4 @@
-"""Devices that are not there: tensors that are on the CPU and say that they are on `cpu:1` or `cpu:2`.
+"""Simulated devices: tensors that are on the CPU and report `cpu:1` or `cpu:2` as their device.
 
 Inside `enforcing_devices()` an operation on tensors of two of them, or of one and the CPU, fails as it does between two
 GPUs. So what runs here on two such devices leaves every tensor with the layer that it belongs to, and its numbers are

@@ -23,7 +23,7 @@ def loss_without_head(model: Model, unit: Unit, ids: Tensor) -> float:
     """The loss of the whole model with a hook of torch that zeroes the head's input to its output projection."""
 
     def zero_head(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        heads = args[0].unflatten(-1, (model.geometry.heads, -1)).clone()
+        heads = args[0].unflatten(-1, (model.geometry.layer_heads[unit.layer], -1)).clone()
         heads[..., unit.head, :] = 0
         return (heads.flatten(-2), *args[1:])
 

@@ -22,8 +22,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from .sizes import HEADS, HIDDEN, LAYERS, ORIGINAL, OVERRIDES, SIZES, STARTS
 
 
-def tiny_config_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """Keywords that make a tiny config of the same kind."""
+def tiny_config_fields(config: PreTrainedConfig, overrides: dict[str, dict[str, Any]] = OVERRIDES) -> dict[str, Any]:
+    """Keywords that make a tiny config of the same kind; `overrides` by model type."""
     fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     small: dict[str, Any] = {}
     for name, value in fields.items():
@@ -34,7 +34,7 @@ def tiny_config_fields(config: PreTrainedConfig) -> dict[str, Any]:
         if name == "is_decoder" and not fields.get("is_encoder_decoder"):
             small[name] = True
         if isinstance(value, PreTrainedConfig):
-            small[name] = tiny_config_fields(value) | {"model_type": value.model_type}
+            small[name] = tiny_config_fields(value, overrides) | {"model_type": value.model_type}
     for name in ("num_key_value_heads", "num_kv_heads", "num_query_groups", "num_global_key_value_heads"):
         groups, heads = fields.get(name), fields.get("num_attention_heads")
         if isinstance(groups, int):
@@ -42,7 +42,7 @@ def tiny_config_fields(config: PreTrainedConfig) -> dict[str, Any]:
     if "head_dim" in fields and fields["head_dim"] == fields.get("qk_rope_head_dim"):
         small["head_dim"] = SIZES["qk_rope_head_dim"]
     if isinstance(fields.get("rope_parameters"), dict):
-        small["rope_parameters"] = _rope(fields["rope_parameters"], small.get("head_dim", HIDDEN // HEADS))
+        small["rope_parameters"] = small_rope(fields["rope_parameters"], small.get("head_dim", HIDDEN // HEADS))
     layers = next((fields[n] for n in ("num_hidden_layers", "n_layer", "num_layers") if n in fields), None)
     lists = {
         name: list(value)
@@ -51,14 +51,14 @@ def tiny_config_fields(config: PreTrainedConfig) -> dict[str, Any]:
     }
     if lists:
         selected_layers = _selected_layers(list(zip(*map(_hashable, lists.values()), strict=True)))
-        small |= {name: [_sized(name, values[layer]) for layer in selected_layers] for name, values in lists.items()}
+        small |= {name: [shrunk(name, values[layer]) for layer in selected_layers] for name, values in lists.items()}
         small |= {n: len(selected_layers) for n in ("num_hidden_layers", "n_layer", "num_layers") if n in fields}
-    return small | OVERRIDES.get(config.model_type, {})
+    return small | overrides.get(config.model_type, {})
 
 
-def _rope(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def small_rope(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Rope parameters whose original context is shorter than the tiny one, and whose sections fill a tiny head."""
-    small = {name: _rope(value, head_dim) if isinstance(value, dict) else value for name, value in rope.items()}
+    small = {name: small_rope(value, head_dim) if isinstance(value, dict) else value for name, value in rope.items()}
     if "original_max_position_embeddings" in rope:
         small["original_max_position_embeddings"] = ORIGINAL
     if "mrope_section" in rope:
@@ -67,7 +67,7 @@ def _rope(rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
     return small
 
 
-def _sized(name: str, value: Any) -> Any:
+def shrunk(name: str, value: Any) -> Any:
     return SIZES.get(name, HEADS if "heads" in name else value) if type(value) is int and value > 1 else value
 
 
@@ -96,7 +96,11 @@ def tiny_config(model_type: str, changes: dict[str, Any] | None = None) -> PreTr
 
 def tiny(model_type: str, changes: dict[str, Any] | None = None, seed: int = 0) -> PreTrainedModel:
     """A tiny random float32 model of that type with eager attention, in evaluation mode."""
-    config = tiny_config(model_type, changes)
+    return model_from_config(model_type, tiny_config(model_type, changes), seed)
+
+
+def model_from_config(model_type: str, config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A random float32 model with eager attention, in evaluation mode."""
     auto = AutoModelForCausalLM if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
     kind = auto._model_mapping[type(config)]
     if not isinstance(config, kind.config_class):  # the language model of a composite

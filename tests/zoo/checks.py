@@ -37,11 +37,15 @@ Kind = Literal["right", "right without pairs", "refused", "cannot be built", "WR
 
 @dataclass
 class Verdict:
-    """`reason` says why a model is refused, or what is wrong by how much; `errors` the largest of each check."""
+    """`reason` says why a model is refused, or what is wrong by how much; `errors` the largest of each check.
+
+    `refused` are the measures that refuse the model, with their reasons; only layouts are checked for them.
+    """
 
     kind: Kind
     reason: str = ""
     errors: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def check_model(make: Callable[[], PreTrainedModel]) -> Verdict:
@@ -145,7 +149,7 @@ def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
 
 def _planes(model: Model, layer: int) -> list[tuple[int, int]]:
     """The two dimensions of each pair, rotary pairs first."""
-    geometry = model.geometry
+    geometry = model.geometry.at_layer(layer)
     dims, start = 2 * geometry.pairs, geometry.rotary_start
     head_dim = geometry.head_dim
     rotary = list(range(start, start + dims))
@@ -275,12 +279,18 @@ def _yarn(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
         model,
         expected,
     )
-    is_visible = relative(expected.logits, truth.logits) > 100 * MAX_EAGER_ERROR
+    is_visible = relative(expected.logits, truth.logits) > 10 * MAX_EAGER_ERROR or _has_this_yarn(model)
     missing_effect = {} if is_visible else {"yarn without effect": math.inf}
     return {
         "yarn logits": relative(measured, expected.logits),
         "yarn attention": max(attention.values()),
     } | missing_effect
+
+
+def _has_this_yarn(model: Model) -> bool:
+    """Whether the checkpoint itself has YaRN with this factor."""
+    ropes = getattr(model.module.config.get_text_config(), "rope_parameters", None) or {}
+    return ropes.get("rope_type") == "yarn" and ropes.get("factor") == FACTOR
 
 
 CHECKS: dict[str, Callable[[Model, Tensor, Truth], dict[str, float]]] = {

@@ -15,7 +15,7 @@ import transformers
 from transformers import modeling_layers, modeling_rope_utils, modeling_utils  # noqa: F401  # what every child needs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from . import build, checks, decoding_and_bf16, hub_coverage, table, variants
+from . import build, checkpoint_page, checks, decoding_and_bf16, hub_coverage, layout_checks, layouts, table, variants
 from .checks import Verdict
 from .worker_processes import run_in_processes
 
@@ -55,6 +55,13 @@ def usage_checks() -> dict[str, Work]:
     }
 
 
+def layout_work() -> dict[str, Work]:
+    """Every measure on each published layout."""
+    return {
+        name: partial(layout_checks.check_layout, partial(layouts.build_layout, name)) for name in layouts.layouts()
+    }
+
+
 def verdicts(work: Mapping[str, Work], max_processes: int) -> dict[str, Verdict]:
     """The verdict of each piece of work, in order, printed as it comes."""
     names = list(work)
@@ -71,43 +78,45 @@ def line(name: str, verdict: Verdict, seconds: float) -> str:
     text = f": {verdict.reason}" if verdict.reason else ""
     worst = max(verdict.errors.values(), default=0.0)
     figure = f" (largest error {worst:.0e})" if verdict.kind.startswith("right") else ""
-    return f"{name:26} {verdict.kind}{text}{figure} [{seconds:.1f} s]"
+    without = "".join(f"; no {measure}: {reason}" for measure, reason in verdict.refused.items())
+    return f"{name:26} {verdict.kind}{text}{figure}{without} [{seconds:.1f} s]"
 
 
 def main(arguments: list[str]) -> None:
-    """Judge the model types named, or all."""
+    """Judge the model types named, or all; or the published layouts."""
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=main.__doc__)
     parser.add_argument("types", nargs="*", metavar="TYPE")
     parser.add_argument("--variants", action="store_true", help="their variants as well")
     parser.add_argument("--use", action="store_true", help="cached decoding and bfloat16 as well")
+    parser.add_argument("--layouts", action="store_true", help="published layouts in place of the types")
     parser.add_argument("--json", type=Path, help="store the verdicts in this file")
-    parser.add_argument("--write", type=Path, help="write the table of families into this file")
+    parser.add_argument("--write", type=Path, help="write the table of families, or of layouts, into this file")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="how many at once")
     options = parser.parse_args(arguments)
-    if options.types and options.write:
-        parser.error("the table is of all types: name none with --write")
+    if options.types and (options.write or options.layouts):
+        parser.error("--write and --layouts take all types or layouts: name none")
     transformers.logging.set_verbosity_error()
     start = time.monotonic()
     names = tuple(options.types) or TYPES
-    all_checks = type_checks(names)
+    all_checks = layout_work() if options.layouts else type_checks(names)
     extra_checks = (variant_checks() if options.variants else {}) | (usage_checks() if options.use else {})
     all_checks |= {name: job for name, job in extra_checks.items() if name.partition(", ")[0] in names}
     verdicts_by_name = verdicts(all_checks, options.children)
-    causal_verdicts = {
-        name: verdict for name, verdict in verdicts_by_name.items() if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    }
-    counts = Counter(verdict.kind for verdict in causal_verdicts.values())
+    counted = layouts.layouts() if options.layouts else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    counts = Counter(verdict.kind for name, verdict in verdicts_by_name.items() if name in counted)
     processor_seconds = sum(
         resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
     print(f"{time.monotonic() - start:.0f} s, {processor_seconds:.0f} s of processor time")
-    if not options.types:
+    if not options.types and not options.layouts:
         covered = hub_coverage.checkpoint_share(hub_coverage.correct_types(verdicts_by_name))
         print(f"{covered:.1%} of the hub's checkpoints of these types are of a right one")
     if options.json:
         options.json.write_text(
             json.dumps({name: asdict(verdict) for name, verdict in verdicts_by_name.items()}, indent=1)
         )
-    if options.write:
+    if options.write and options.layouts:
+        options.write.write_text(checkpoint_page.markdown(verdicts_by_name), encoding="utf-8")
+    elif options.write:
         table.write(options.write, {name: verdicts_by_name[name] for name in names})

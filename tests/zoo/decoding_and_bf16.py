@@ -25,6 +25,7 @@ KINDS = {
     "gpt_neo": "attention code of its own, windows in some layers",
     "bloom": "ALiBi",
     "falcon": "attention code of its own, one key head",
+    "doge": "a learned bias on each key",
     "gpt_oss": "sinks",
     "gemma2": "soft-capped logits",
     "deepseek_v3": "latent attention",
@@ -41,7 +42,10 @@ MAX_BF16_RATIO = 1.5
 
 def check_cached_decoding(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
     """Is decoding with a cache right?"""
-    errors = decoding_errors(make())
+    module = make()
+    ids = tokens(module)
+    truth = eager(module, ids)
+    errors = decoding_errors(hs.load(module), ids, truth)
     wrong = {name: error for name, error in errors.items() if not error <= CACHE_TOLERANCE}
     return _verdict(errors, [f"{name} {error:.1e}" for name, error in wrong.items()])
 
@@ -62,22 +66,24 @@ def _verdict(errors: dict[str, float], wrong: list[str]) -> checks.Verdict:
 
 
 @torch.no_grad()
-def decoding_errors(module: PreTrainedModel) -> dict[str, float]:
+def decoding_errors(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     """Largest relative errors of logits and row statistics, against the same rows of one eager pass without cache."""
-    ids = tokens(module)
-    truth = eager(module, ids)
-    model = hs.load(module)
     records: list[AttentionRecord] = []
-    logits = []
     with hs.capturing(model) as layers:
         layers.listen(records.append)
-        out = model.module(input_ids=ids[:, :PREFIX], use_cache=True)
-        logits.append(out.logits[0])
-        for at in range(PREFIX, ids.shape[1]):
-            out = model.module(input_ids=ids[:, at : at + 1], past_key_values=out.past_key_values, use_cache=True)
-            logits.append(out.logits[0])
-    cached_logits = torch.cat(logits).float()
+        cached_logits = decoded_logits(model.module, ids)
     return {"logits": checks.relative(cached_logits, truth.logits[0])} | _row_errors(model, records, truth)
+
+
+@torch.no_grad()
+def decoded_logits(module: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Logits [L, V] of ids [1, L], of which PREFIX tokens are read at once and the rest one by one."""
+    out = module(input_ids=ids[:, :PREFIX], use_cache=True)
+    logits = [out.logits[0]]
+    for token in ids[:, PREFIX:].split(1, 1):
+        out = module(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
+        logits.append(out.logits[0])
+    return torch.cat(logits).float()
 
 
 def _row_errors(model: Model, records: list[AttentionRecord], truth: Truth) -> dict[str, float]:

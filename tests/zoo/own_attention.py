@@ -57,7 +57,7 @@ def _after_forward(queries_and_keys: Callable[..., tuple[Tensor, Tensor, float]]
     def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         q, k, scaling = queries_and_keys(module, hidden, kwargs)
-        alpha = output[1][0]
+        alpha = _falcon_alibi_weights(q[0], k[0], scaling) if output[1] is None else output[1][0]
         record(module, q[0], k[0], alpha, torch.ones_like(alpha[:1], dtype=torch.bool).tril(), scaling)
 
     return hook
@@ -74,6 +74,14 @@ def _falcon(module: Any, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor
         rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
         query, key = rotate(query, key, *kwargs["position_embeddings"])
     return query, key[:, :: key.shape[1] // module.num_kv_heads], module.head_dim**-0.5
+
+
+def _falcon_alibi_weights(q: Tensor, k: Tensor, scaling: float) -> Tensor:
+    """Weights [H, L, L] of Falcon with ALiBi, whose sdpa attention returns none; slopes are rounded to bfloat16."""
+    slopes = 2.0 ** (-8 * torch.arange(1, len(q) + 1) / len(q))
+    bias = (slopes.bfloat16()[:, None, None] * torch.arange(q.shape[1])).float()
+    hidden = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
+    return ((q @ k.mT + bias) * scaling).masked_fill(hidden, -torch.inf).softmax(-1)
 
 
 def _mpt(module: Any, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, float]:

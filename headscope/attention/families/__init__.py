@@ -14,7 +14,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.families import bloom, falcon, gpt_neo, gpt_neox_japanese, gptj, mpt, sparse_indexer, xglm
+from headscope.attention.families import (
+    bloom,
+    doge,
+    falcon,
+    gpt_neo,
+    gpt_neox_japanese,
+    gptj,
+    mpt,
+    sparse_indexer,
+    xglm,
+)
 from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
 from headscope.attention.masks import OpaqueMask
 
@@ -22,6 +32,7 @@ SPARSE_INDEXERS = ("AXK2Indexer", "DeepseekV32Indexer", "Dots3NoteTextIndexer", 
 ADAPTERS = {
     "BloomAttention": bloom.ADAPTER,
     "CodeGenAttention": gptj.ADAPTER,
+    "DogeAttention": doge.ADAPTER,
     "FalconAttention": falcon.ADAPTER,
     "GPTJAttention": gptj.ADAPTER,
     "GPTNeoSelfAttention": gpt_neo.ADAPTER,

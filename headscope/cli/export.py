@@ -1,0 +1,66 @@
+"""The command `export`: scores of heads in the file formats of other tools."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    file_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="duo (DuoAttention, kvpress), retrieval-head, headkv, qrhead, rtp-llm, lukv (kvpress LUKVPress), "
+            "mha2mla, longrope, csv, latex or json (a set of heads).",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="File to write, or folder for duo. It must not exist yet.")],
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score",
+            help="Column of the per-head table, such as retrieval or ess2_2048; for mha2mla mean_abs, rms or "
+            "norm_product of rotary pairs; not for longrope.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Label of the model; needed if the run has several.")
+    ] = None,
+    reduction: Annotated[
+        str | None,
+        typer.Option(
+            "--reduction",
+            help="Score of a KV group from its query heads, max or mean: duo, rtp-llm, lukv. \\[default: max]",
+        ),
+    ] = None,
+    sink: Annotated[
+        int | None,
+        typer.Option("--sink", help="First tokens that streaming heads keep: duo, rtp-llm. \\[default: 64]"),
+    ] = None,
+    recent: Annotated[
+        int | None,
+        typer.Option("--recent", help="Last tokens that streaming heads keep: duo, rtp-llm. \\[default: 256]"),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option("--share", help="Share of KV groups that keep the whole context: rtp-llm. \\[default: 0.5]"),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", help="Number of heads: qrhead, latex, json. \\[default: 16]")
+    ] = None,
+) -> None:
+    """Write a score of every head in the file format of another tool, for KV-cache compression or for a paper.
+
+    A file PATH.headscope.json beside it (headscope.json in a folder) says where the scores come from: run, model,
+    digest of the weights, and how query heads were reduced to KV groups.
+
+    [bold]headscope export runs/RUN --format duo --score retrieval --model base --out pattern[/bold]
+    """
+    from headscope.runs.run import Run
+
+    options = {"reduction": reduction, "sink": sink, "recent": recent, "share": share, "top": top}
+    given_options = {name: value for name, value in options.items() if value is not None}
+    path = Run.open(run).export(file_format, out, score, model, **given_options)
+    print(f"Export: {path}")

@@ -1,0 +1,309 @@
+"""Path patching: change what one head receives from one earlier head, and nothing else.
+
+A path leads from a sender head to the queries, keys or values of a receiver head in a later layer, or to the logits.
+The sender's output z is taken from the source run of a prompt pair. Its change, through the sender's slice of o_proj,
+is added to the residual stream that the receiver's layer reads; all heads and MLPs between them keep their values (Wang
+et al. 2022, Goldowsky-Dill et al. 2023). Only the receiver's q, k or v follows this change, not those of other heads,
+even in the same KV group. The receiver's new output is patched, and the rest of the model runs normally. Norms on the
+path are frozen at their scale in the patched run, or recomputed; a norm of q or k within the attention always runs.
+
+An estimate is the gradient of the metric with respect to the receiver's q, k or v, pulled back to the residual stream,
+times the sender's change: all pairs of heads for the cost of a few passes.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from headscope.attention import backend
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.capture import capturing
+from headscope.forward.logits import replacing_forward
+from headscope.forward.module_calls import ModuleCall, consumes_output, recording_calls
+from headscope.forward.patching import BATCH_TOKENS, Direction, PatchingReplay
+from headscope.forward.replay import ResidualStreamStore, attention_layer_indices, resumable_layers
+from headscope.forward.residual_decomposition import AttentionBranch, DecompositionError, Norm
+from headscope.forward.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+
+Through = Literal["q", "k", "v", "logits"]
+ReceiverInput = Literal["q", "k", "v"]
+RECEIVER_INPUTS: tuple[ReceiverInput, ...] = get_args(ReceiverInput)
+Norms = Literal["frozen", "recomputed"]
+LayerHead = tuple[int, int]
+"""Index of an attention layer, and query head."""
+ESTIMATE_TOKENS = 2**15
+"""Tokens of the copies of a residual stream, one per receiver, whose gradients are computed as one batch."""
+
+
+@dataclass(frozen=True, order=True)
+class Path:
+    """A path from a sender to the q, k or v of a receiver in a later layer; to the logits, the receiver is None."""
+
+    sender: LayerHead
+    receiver: LayerHead | None
+    through: Through
+
+
+@dataclass(frozen=True, eq=False)
+class PathModel:
+    """Where the heads of a model write to the residual stream and read from it, by index of the attention layer.
+
+    `input_norms` are the norms between the residual stream and the attention, None where there is none.
+    """
+
+    branches: tuple[AttentionBranch, ...]
+    input_norms: tuple[Norm | None, ...]
+    final_norm: Norm
+
+
+def inspect_paths(model: Model, ids: Tensor) -> PathModel:
+    """Inspect a model in a short pass over ids [1, L].
+
+    Raises UnsupportedModel for a model whose heads do not write to and read from one residual stream, or whose heads'
+    outputs are gated.
+    """
+    schedule: Any = model.schedule
+    layers = resumable_layers(model)
+    with torch.no_grad(), attached(model, schedule), capturing(model) as captured:
+        decomposition = decompose_residual_stream(model, captured, ids, "path patching")
+        branches = {
+            layer.attention_branch.layer_index: layer.attention_branch
+            for layer in decomposition.layers
+            if layer.attention_branch is not None
+        }
+        if decomposition.soft_cap is not None:
+            raise UnsupportedModel(f"path patching is not possible for {model.name}: its logits are soft-capped")
+        if any(branch.is_gated for branch in branches.values()):
+            raise UnsupportedModel(
+                f"path patching is not possible for {model.name}: its heads' outputs are multiplied by a gate before "
+                "the projection"
+            )
+        try:
+            norms = (*_input_norms(model, layers, ids[:, :MAX_INSPECTED_TOKENS]),)
+        except DecompositionError as error:
+            raise UnsupportedModel(f"path patching is not possible for {model.name}: {error}") from error
+    return PathModel(tuple(branches[index] for index in sorted(branches)), norms, decomposition.final_norm)
+
+
+def _input_norms(model: Model, layers: Sequence[nn.Module], ids: Tensor) -> Iterator[Norm | None]:
+    """The norm between the residual stream and the attention of each attention layer."""
+    with recording_calls([module for layer in layers for module in (layer, *layer.children())]) as calls:
+        model.module(ids, use_cache=False)
+    for layer, index in zip(layers, attention_layer_indices(model, layers), strict=True):
+        if index is None:
+            continue
+        children = {*layer.children()}
+        stream = next(call for call in calls if call.module is layer).inputs[0]
+        readers = [call for call in calls if call.module in children]
+        attention = next(call for call in readers if model.attention_modules[index] in {*call.module.modules()})
+        reads_stream = _receives(attention, stream)
+        norm_calls = [call for call in readers if consumes_output(attention, call) and _receives(call, stream)]
+        if reads_stream == bool(norm_calls):
+            raise DecompositionError(f"the attention of {type(layer).__name__} does not read one norm of its input")
+        if reads_stream:
+            yield None
+            continue
+        norm = Norm.from_module(norm_calls[0].module, norm_calls[0].output)
+        norm.scales(norm_calls[0].inputs[0][0], norm_calls[0].output[0])
+        yield norm
+
+
+def _receives(call: ModuleCall, stream: Tensor) -> bool:
+    """Whether a call received this residual stream, possibly copied to another device."""
+    return any(t.shape == stream.shape and torch.equal(t, stream.to(t.device)) for t in call.inputs)
+
+
+class PathPatching:
+    """Path patches of one run of a prompt pair. Create and use it inside `replay.running`.
+
+    `model_paths` is the model's `inspect_paths`. Memory holds the change of every head's output (the first
+    `memory_bytes`; the rest is on disk).
+    """
+
+    def __init__(
+        self,
+        replay: PatchingReplay,
+        model_paths: PathModel,
+        direction: Direction,
+        norms: Norms = "frozen",
+        memory_bytes: float = 2**30,
+    ):
+        self.replay, self.model_paths, self.norms = replay, model_paths, norms
+        self.run, source = replay.run_and_source(direction)
+        self._changes = ResidualStreamStore(memory_bytes)
+        self._write_scales: list[Tensor | None] = []
+        positions, source_positions = (
+            slice(span.start, span.stop)
+            for span in (replay.pair.aligned_positions(run.ids) for run in (self.run, source))
+        )
+        for layer, branch in enumerate(model_paths.branches):
+            z = self.run.attention(layer)[0]
+            change = torch.zeros_like(z[0])
+            change[:, positions] = source.attention(layer)[0][0, :, source_positions] - z[0, :, positions]
+            self._changes.append(change)
+            self._write_scales.append(None if branch.norm is None else self._scales_after(layer, branch.norm))
+
+    def patch(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+        """The metric with one path patched at a time, receiver layer by receiver layer, the logits last.
+
+        Raises BadInput for a receiver that is not in a later layer than its sender.
+        """
+        for path in paths:
+            if path.receiver is not None and path.receiver[0] <= path.sender[0]:
+                raise BadInput(f"{path}: the receiver is not in a later layer than the sender")
+        batch = max(1, BATCH_TOKENS // self.run.ids.shape[1])
+        for layer in sorted({path.receiver[0] for path in paths if path.receiver is not None}):
+            layer_paths = sorted(path for path in paths if path.receiver is not None and path.receiver[0] == layer)
+            for first in range(0, len(layer_paths), batch):
+                yield from self._patch_receivers(layer, layer_paths[first : first + batch])
+        direct = sorted(path for path in paths if path.receiver is None)
+        for first in range(0, len(direct), batch):
+            yield from self._patch_logits(direct[first : first + batch])
+
+    def estimate(self) -> tuple[Tensor, Tensor]:
+        """Estimated change of the metric, float64.
+
+        [layers, H, layers, H, 3] by sender, receiver and q, k or v, zero where the receiver is not in a later layer,
+        and [layers, H] by sender for the direct path to the logits. Layers with fewer heads than others leave zeros.
+        """
+        geometry = self.replay.model.geometry
+        shape = (geometry.layers, geometry.heads)
+        to_heads = torch.zeros(*shape, *shape, len(RECEIVER_INPUTS), dtype=torch.float64)
+        to_logits = torch.zeros(shape, dtype=torch.float64)
+
+        def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
+            for heads, pulled_back in self._stream_gradients(layer, call, gradients[0]):
+                for sender_layer in range(layer):
+                    written = self._written(sender_layer).to(pulled_back.device)
+                    products = torch.einsum("hld,nrld->hnr", written, pulled_back)
+                    to_heads[sender_layer, : len(written), layer, heads] = products.double().cpu()
+
+        self.run.backpropagate([self.replay.metric], add_layer)
+        gradient = self._logit_gradient()
+        for layer in range(geometry.layers):
+            written = self._written(layer).to(gradient.device)
+            to_logits[layer, : len(written)] = torch.einsum("hld,ld->h", written, gradient).double().cpu()
+        return to_heads, to_logits
+
+    def _patch_receivers(self, layer: int, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+        """Patch paths to receivers of one layer."""
+        senders = sorted({path.sender for path in paths})
+        z, call = self.run.attention(layer)
+        new_call = self._attention(layer, self._with_senders(self._stream_before(layer), senders))[1]
+        geometry, variants = self.replay.model.geometry, []
+        for path in paths:
+            head, copy = cast(LayerHead, path.receiver)[1], senders.index(path.sender)
+            group = geometry.kv_group(layer, head)
+            slices = slice(head, head + 1), slice(group, group + 1)
+            one_head, changed = call.for_heads(*slices), new_call.for_heads(*slices)
+            inputs = {name: getattr(one_head, name) for name in RECEIVER_INPUTS}
+            inputs[cast(ReceiverInput, path.through)] = getattr(changed, path.through)[copy : copy + 1]
+            variant = z.clone()
+            variant[:, slices[0]] = one_head.attend(**inputs)
+            variants.append(variant)
+        for path, logits in zip(paths, self.run.target_logits_of(layer, torch.cat(variants)), strict=True):
+            yield path, self.replay.value(logits)
+
+    def _patch_logits(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+        """Patch direct paths to the logits."""
+        streams = self._with_senders(self._last_stream(), [path.sender for path in paths])
+        with self._freezing(self.model_paths.final_norm, self._last_stream()):
+            all_logits = self.run.target_logits_after(streams)
+        for path, logits in zip(paths, all_logits, strict=True):
+            yield path, self.replay.value(logits)
+
+    def _stream_gradients(
+        self, layer: int, call: backend.AttentionCall, z_gradient: Tensor
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Gradients of the metric by the residual stream before a layer, through the q, k or v of one head each.
+
+        Yields heads and their gradients [n, 3, L, D].
+        """
+        heads_per_group = call.q.shape[1] // call.k.shape[1]
+        with torch.enable_grad():
+            q = call.q.detach().requires_grad_()
+            k, v = (t.detach().repeat_interleave(heads_per_group, 1).requires_grad_() for t in (call.k, call.v))
+            input_gradients = torch.autograd.grad(call.attend(q, k, v), (q, k, v), z_gradient)
+            batch = max(1, ESTIMATE_TOKENS // q.shape[2])
+            for first in range(0, q.shape[1], batch):
+                heads = range(first, min(first + batch, q.shape[1]))
+                stream = self._stream_before(layer)
+                streams = stream.expand(len(heads), -1, -1).clone().requires_grad_()
+                new_call = self._attention(layer, streams)[1]
+                pulled_back: list[Tensor] = []
+                for name, gradient in zip(RECEIVER_INPUTS, input_gradients, strict=True):
+                    tensor: Tensor = getattr(new_call, name)
+                    seed = torch.zeros_like(tensor)
+                    for copy, head in enumerate(heads):
+                        seed[copy, head * tensor.shape[1] // q.shape[1]] = gradient[0, head]
+                    pulled_back += torch.autograd.grad(tensor, streams, seed, retain_graph=name != "v")
+                yield slice(heads.start, heads.stop), torch.stack(pulled_back, 1).float()
+
+    def _logit_gradient(self) -> Tensor:
+        """Gradient [L, D] of the metric with respect to the output of the last layer."""
+        with torch.enable_grad(), self._freezing(self.model_paths.final_norm, self._last_stream()):
+            stream = self._last_stream().detach().requires_grad_()
+            hidden = self.run.final_hidden_states(stream)
+            (seed,) = self.run.hidden_gradients(hidden.detach(), [self.replay.metric])
+            (gradient,) = torch.autograd.grad(hidden, stream, seed)
+        return gradient[0].float()
+
+    def _stream_before(self, layer: int) -> Tensor:
+        """The residual stream [1, L, D] before an attention layer."""
+        return self.run.stream(self.run.decoder_layer_of(layer))
+
+    def _last_stream(self) -> Tensor:
+        """The output of the last layer [1, L, D]."""
+        return self.run.stream(len(self.run.layers))
+
+    def _with_senders(self, stream: Tensor, senders: Sequence[LayerHead]) -> Tensor:
+        """The residual stream [1, L, D] with the change of one sender each, [n, L, D]."""
+        by_layer = {layer: self._written(layer) for layer in {layer for layer, _ in senders}}
+        return stream + torch.stack([by_layer[layer][head].to(stream) for layer, head in senders])
+
+    def _written(self, layer: int) -> Tensor:
+        """What each head of a layer adds to the residual stream in the source run minus the patched run, [H, L, D]."""
+        branch, change = self.model_paths.branches[layer], self._changes.load(layer)
+        projection = branch.projection.float().view(-1, len(change), change.shape[-1])
+        written = branch.factor * torch.einsum("hld,khd->hlk", change.float(), projection)
+        scales = self._write_scales[layer]
+        return written if branch.norm is None or scales is None else branch.norm.linear(written) / scales[:, None]
+
+    def _attention(self, layer: int, streams: Tensor) -> tuple[Tensor, backend.AttentionCall]:
+        """The head outputs and the call of a layer that reads these residual streams [B, L, D]."""
+        with self._freezing(self.model_paths.input_norms[layer], self._stream_before(layer)):
+            return self.run.attention(layer, streams)
+
+    def _freezing(self, norm: Norm | None, inputs: Tensor) -> AbstractContextManager[None]:
+        """Freeze a norm at its scale for `inputs` [1, L, D], if norms are frozen."""
+        if norm is None or self.norms == "recomputed":
+            return nullcontext()
+        with torch.no_grad():
+            outputs: Tensor = norm.module(inputs)
+            scales = norm.scales(inputs[0], outputs[0])[:, None]
+
+        def frozen(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            change = norm.linear((hidden.to(outputs) - inputs.to(outputs)).float()) / scales
+            return (outputs.float() + change).to(outputs.dtype)
+
+        return replacing_forward(norm.module, frozen)
+
+    def _scales_after(self, layer: int, norm: Norm) -> Tensor:
+        """The divisors [L] of a norm after the attention of a layer, in the patched run."""
+        calls: list[tuple[Tensor, Tensor]] = []
+
+        def record(module: nn.Module, args: Any, output: Tensor) -> None:
+            calls.append((args[0][0], output[0]))
+
+        handle = norm.module.register_forward_hook(record)
+        try:
+            self.run.run_layer(self.run.decoder_layer_of(layer), self._stream_before(layer))
+        finally:
+            handle.remove()
+        return norm.scales(*calls[0])

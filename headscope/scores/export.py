@@ -1,0 +1,280 @@
+"""Write the scores of heads in the file formats of tools that compress the KV cache, and for tables and papers.
+
+A format that has no field for where the scores come from gets a second file, which ends in headscope.json: score,
+model, digest of the weights, and how query heads were reduced to KV groups.
+"""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import yaml
+
+from headscope import user_input
+from headscope.errors import BadInput, CannotWrite
+from headscope.runs.run_tables import RunTables
+from headscope.scores.head_scores import HeadScores, Matrix, Reduction
+from headscope.scores.positions import longrope_parameters, pair_ranks
+
+Files = Mapping[str, bytes]
+"""Content by file name; the name "" is the exported file itself, other names are files in an exported folder."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of formats.
+
+    `reduction`: how query heads that share a key head are reduced to one score. `sink`, `recent`: tokens that a
+    streaming head keeps at the start and at the end. `share`: share of KV groups, 0 to 1, that keep the whole context.
+    `top`: the number of heads.
+    """
+
+    reduction: Reduction = "max"
+    sink: int = 64
+    recent: int = 256
+    share: float = 0.5
+    top: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("sink", "recent", "top"):
+            if type(getattr(self, name)) is not int:
+                raise BadInput(f"{name}={getattr(self, name)!r}: give a whole number")
+        if not isinstance(self.share, int | float):
+            raise BadInput(f"share={self.share!r}: give a number from 0 to 1")
+        if self.reduction not in get_args(Reduction):
+            raise BadInput(f"reduction is '{self.reduction}'. Use one of: {', '.join(get_args(Reduction))}")
+        if self.sink < 0 or self.recent < 0 or self.sink + self.recent == 0:
+            raise BadInput(
+                f"sink={self.sink} and recent={self.recent} leave a streaming head no token. Give at least one token"
+            )
+        if not 0 <= self.share <= 1:
+            raise BadInput(f"share={self.share}: the share of KV groups must be from 0 to 1")
+        if self.top < 1:
+            raise BadInput(f"top={self.top}: the number of heads must be at least 1")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format: what it is, the options it reads, and the function that makes its files."""
+
+    meaning: str
+    write: Callable[[RunTables, str, str | None, ExportOptions], Files]
+    options: tuple[str, ...] = ()
+    needs_score: bool = True
+
+
+def export_scores(
+    run: RunTables,
+    file_format: str,
+    out: Path | str,
+    score: str | None = None,
+    model: str | None = None,
+    **options: Any,
+) -> Path:
+    """Write a score of all heads of one model to `out`, which must not exist yet, and return it.
+
+    `score` is a column of `run.heads`; for mha2mla a column of `run.pairs`; longrope needs none. `options` are fields
+    of `ExportOptions`. Raises BadInput for what the run or the format lacks, CannotWrite if `out` cannot be written;
+    nothing is written then.
+    """
+    if file_format not in FORMATS:
+        raise BadInput(f"no export format '{file_format}'. Use one of: {', '.join(FORMATS)}")
+    chosen = FORMATS[file_format]
+    if unused := sorted({*options} - {*chosen.options}):
+        known = f"it has {', '.join(chosen.options)}" if chosen.options else "it has no options"
+        raise BadInput(f"format {file_format} has no option '{unused[0]}'; {known}. Leave it out")
+    if chosen.needs_score != (score is not None):
+        raise BadInput(f"format {file_format} needs {'a' if chosen.needs_score else 'no'} score")
+    path = user_input.check_path(out, "out")
+    for existing in (path, _side_file(path)):
+        if existing.exists():
+            raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")
+    _write(path, chosen.write(run, score or "", model, ExportOptions(**options)))
+    return path
+
+
+def _write(path: Path, files: Files) -> None:
+    """Write all files under draft names and rename them: a failure leaves nothing behind."""
+    draft = path.with_name(f".{path.name}.draft")
+    side = _side_file(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if "" in files:
+            if "headscope.json" in files:
+                side.write_bytes(files["headscope.json"])
+            draft.write_bytes(files[""])
+        else:
+            draft.mkdir()
+            for name, content in files.items():
+                (draft / name).write_bytes(content)
+        os.rename(draft, path)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        for leftover in (draft, side):
+            if leftover.is_file():
+                leftover.unlink()
+        raise CannotWrite(f"cannot write '{path}': {error.strerror}. Choose another --out") from error
+
+
+def _side_file(path: Path) -> Path:
+    """The file beside an exported one that says where it comes from."""
+    return path.with_name(f"{path.name}.headscope.json")
+
+
+def _origin(scores: HeadScores, **facts: object) -> bytes:
+    """Where the scores come from, as JSON."""
+    names = {"score": scores.name, "model": scores.model, "run": scores.source, "weights_sha256": scores.model_digest}
+    return _json({**names, **facts})
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _unit_interval(values: Matrix) -> tuple[Matrix, str]:
+    """Values from 0 to 1 as they are, others as ranks from 0 to 1, and which of the two."""
+    if values.min() >= 0 and values.max() <= 1:
+        return values, "none"
+    ranks = values.ravel().argsort(kind="stable").argsort(kind="stable").reshape(values.shape)
+    return ranks / max(1, values.size - 1), "rank, 0 for the lowest to 1 for the highest score"
+
+
+def _duo(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    values, transform = _unit_interval(scores.by_group(options.reduction))
+    rows = "\n".join("\t".join(f"{value:.6f}" for value in row) for row in values)
+    return {
+        "full_attention_heads.tsv": f"{rows}\n".encode(),
+        "config.json": _json({"sink_size": options.sink, "recent_size": options.recent}),
+        "headscope.json": _origin(scores, reduction=options.reduction, transform=transform),
+    }
+
+
+def _retrieval_head(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    ranking = scores.ranking
+    content = {f"{layer}-{head}": [value] for (layer, head), value in zip(ranking, ranking.weights or (), strict=True)}
+    return {"": _json(content), "headscope.json": _origin(scores)}
+
+
+def _headkv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    scores.by_head()  # the reader reshapes in the order of keys: every layer needs the same heads
+    rows = zip(*(scores.table[name].tolist() for name in ("layer", "head", "score")), strict=True)
+    return {
+        "": _json({f"{layer}-{head}": [value] for layer, head, value in rows}),
+        "headscope.json": _origin(scores),
+    }
+
+
+def _qrhead(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    checkpoint = next(entry["checkpoint"] for entry in run.manifest["models"] if entry["label"] == scores.model)
+    heads = [f"{layer}-{head}" for layer, head in scores.ranking.heads[: options.top]]
+    content = {
+        "attn_head_set": ",".join(heads),
+        "model_base_class": Path(checkpoint).name,
+        "model_name_or_path": checkpoint,
+    }
+    return {"": yaml.safe_dump(content, sort_keys=False).encode(), "headscope.json": _origin(scores, top=len(heads))}
+
+
+def _rtp_llm(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    groups = scores.by_group(options.reduction)
+    heads_per_group = scores.by_head().shape[1] // groups.shape[1]
+    kept = np.zeros(groups.size, dtype=bool)
+    kept[(-groups.ravel()).argsort(kind="stable")[: round(options.share * groups.size)]] = True
+    layers = [str(layer) for layer in scores.table["layer"].unique()]
+    flags = kept.reshape(groups.shape).repeat(heads_per_group, axis=1).astype(int).tolist()
+    window = {"sink_token_num": options.sink, "swa_token_num": options.recent}
+    config = {**window, "seqlen_threshold": options.sink + options.recent, **dict(zip(layers, flags, strict=True))}
+    facts = {"reduction": options.reduction, "share": options.share}
+    return {"": _json({"headwise_config": config}), "headscope.json": _origin(scores, **facts)}
+
+
+def _lukv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    groups = scores.by_group(options.reduction)
+    rank = groups.ravel().argsort(kind="stable").argsort(kind="stable").reshape(groups.shape)
+    compressions = np.arange(1, 100)[:, None, None] / 100
+    ratios = np.clip(compressions * groups.size - rank, 0, 1)  # the lowest groups are emptied first
+    buffer = io.BytesIO()
+    np.save(buffer, ratios.astype(np.float32), allow_pickle=False)
+    rule = "KV groups are pruned wholly in order of score, lowest first, until the mean is the compression ratio"
+    return {"": buffer.getvalue(), "headscope.json": _origin(scores, reduction=options.reduction, rule=rule)}
+
+
+def _mha2mla(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    ranks, facts = pair_ranks(run, score, model)
+    import torch  # the format is torch's own
+
+    buffer = io.BytesIO()
+    torch.save(torch.from_numpy(np.concatenate([ranks, ranks], axis=-1)), buffer)
+    return {"": buffer.getvalue(), "headscope.json": _json(facts)}
+
+
+def _longrope(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    parameters, facts = longrope_parameters(run, model)
+    return {"": _json({"rope_parameters": parameters}), "headscope.json": _json(facts)}
+
+
+def _csv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    return {"": scores.table.to_csv(index=False).encode(), "headscope.json": _origin(scores)}
+
+
+def _latex(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    scores = HeadScores.from_run(run, score, model)
+    ranking = scores.ranking
+    top = [*zip(ranking, ranking.weights or (), strict=True)][: options.top]
+    rows = [f"{layer} & {head} & {value:.4g} \\\\" for (layer, head), value in top]
+    name = scores.name.replace("_", r"\_")
+    lines = [
+        f"% {scores.name} of {scores.model}, run {scores.source}, weights {scores.model_digest}",
+        r"\begin{tabular}{rrr}",
+        r"\hline",
+        f"layer & head & {name} \\\\",
+        r"\hline",
+        *rows,
+        r"\hline",
+        r"\end{tabular}",
+    ]
+    return {"": ("\n".join(lines) + "\n").encode()}
+
+
+def _head_set(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    ranking = HeadScores.from_run(run, score, model).ranking.to_dict()
+    return {"": _json(ranking | {key: ranking[key][: options.top] for key in ("heads", "weights")})}  # type: ignore[index]
+
+
+FORMATS: Mapping[str, Format] = {
+    "duo": Format(
+        "DuoAttention and kvpress: a folder with full_attention_heads.tsv [layers, KV heads] and config.json",
+        _duo,
+        ("reduction", "sink", "recent"),
+    ),
+    "retrieval-head": Format("Retrieval_Head: JSON of layer-head to a list of scores, highest first", _retrieval_head),
+    "headkv": Format("HeadKV: the same, all heads in order of layer and head", _headkv),
+    "qrhead": Format("QRHead: YAML with the best heads", _qrhead, ("top",)),
+    "rtp-llm": Format(
+        "RTP-LLM: JSON headwise_config with 1 for each query head that keeps the whole context",
+        _rtp_llm,
+        ("reduction", "share", "sink", "recent"),
+    ),
+    "lukv": Format("kvpress LUKVPress: npy [99, layers, KV heads] of prune ratios", _lukv, ("reduction",)),
+    "mha2mla": Format("MHA2MLA: torch file of the ranks of rotary pairs [layers, KV heads, head_dim]", _mha2mla),
+    "longrope": Format(
+        "rope_parameters of type longrope, if all heads share their frequencies", _longrope, needs_score=False
+    ),
+    "csv": Format("all heads: layer, head, kv_group, score", _csv),
+    "latex": Format("a table of the best heads", _latex, ("top",)),
+    "json": Format("the best heads as a HeadSet of headscope", _head_set, ("top",)),
+}
+"""Export formats by name."""

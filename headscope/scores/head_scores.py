@@ -1,0 +1,100 @@
+"""One score for every head of one model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from headscope.errors import BadInput
+from headscope.heads import HeadSet, format_head
+from headscope.runs.run_tables import RunTables
+
+Reduction = Literal["max", "mean"]
+"""How the scores of the query heads that share a key head become one score."""
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """A finite score for each head, in a table of columns layer, head, kv_group (-1 if unknown) and score.
+
+    `name` is the statistic, `model` the label of the model, `source` the run or file that the scores come from, and
+    `model_digest` the SHA-256 of the weights, or "". `per_group` says that `head` counts KV groups, as in files that
+    have one score per KV group.
+    """
+
+    table: pd.DataFrame
+    name: str
+    model: str = ""
+    source: str = ""
+    model_digest: str = ""
+    per_group: bool = False
+
+    def __post_init__(self) -> None:
+        missing = self.table[~np.isfinite(self.table["score"].to_numpy(dtype=np.float64))]
+        if len(missing):
+            first = missing.iloc[0]
+            raise BadInput(
+                f"score '{self.name}' has no finite value in {len(missing)} of {len(self.table)} heads, the first "
+                f"{format_head(int(first['layer']), int(first['head']))}. Choose another score, or measure these heads"
+            )
+        repeated = self.table[self.table.duplicated(["layer", "head"])]
+        if len(repeated):
+            first = repeated.iloc[0]
+            raise BadInput(
+                f"score '{self.name}' has two values for {format_head(int(first['layer']), int(first['head']))}. Give "
+                "one value per head"
+            )
+
+    @classmethod
+    def from_run(cls, run: RunTables, name: str, model: str | None = None) -> "HeadScores":
+        """The scores in column `name` of `run.heads`. Raises BadInput for a column or model that the run lacks."""
+        heads: pd.DataFrame = run.heads
+        keys = ["model", "layer", "head", "kv_group"]
+        names = [str(column) for column in heads if column not in keys and heads[column].dtype.kind in "fiu"]
+        if name not in names:
+            raise BadInput(f"no score '{name}' in {run.name}. Use one of: {', '.join(names)}")
+        label = choose_model(run, model)
+        rows = heads.loc[heads["model"] == label, ["layer", "head", "kv_group", name]]
+        table = rows.rename(columns={name: "score"}).astype({"score": "float64"}).reset_index(drop=True)
+        digest = next(entry["weights_sha256"] for entry in run.manifest["models"] if entry["label"] == label)
+        return cls(table.sort_values(["layer", "head"], ignore_index=True), name, label, run.name, digest or "")
+
+    def by_head(self) -> Matrix:
+        """Scores [layers, heads]. Raises BadInput if layers differ in their number of heads."""
+        return self._matrix(self.table, "head")
+
+    def by_group(self, reduction: Reduction = "max") -> Matrix:
+        """Scores [layers, KV groups], each the maximum or mean over the query heads of the group."""
+        if self.per_group:
+            return self.by_head()
+        groups = self.table.groupby(["layer", "kv_group"])["score"].agg(reduction).reset_index()
+        return self._matrix(groups, "kv_group")
+
+    @property
+    def ranking(self) -> HeadSet:
+        """All heads by decreasing score; equal scores by layer and head."""
+        rows = self.table.sort_values(["layer", "head"]).sort_values("score", ascending=False, kind="stable")
+        heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
+        source = f"{self.name} of {self.model}" if self.model else self.name
+        return HeadSet(heads, tuple(map(float, rows["score"])), f"{source}, {self.source}", self.model_digest)
+
+    def _matrix(self, rows: pd.DataFrame, column: str) -> Matrix:
+        counts = rows.groupby("layer").size()
+        if counts.nunique() != 1:
+            raise BadInput(
+                f"layers have {counts.min()} to {counts.max()} values of '{self.name}', and this format needs the same "
+                "number in every layer. Use csv or json"
+            )
+        return np.asarray(rows.pivot(index="layer", columns=column, values="score").to_numpy(dtype=np.float64))
+
+
+def choose_model(run: RunTables, model: str | None) -> str:
+    """The label of the model, which may be left out if the run has one. Raises BadInput for any other case."""
+    if model is None and len(run.models) != 1:
+        raise BadInput(f"{run.name} has {len(run.models)} models. Name one of them: {', '.join(run.models)}")
+    if model is not None and model not in run.models:
+        raise BadInput(f"no model '{model}' in {run.name}. Use one of: {', '.join(run.models)}")
+    return run.models[0] if model is None else model

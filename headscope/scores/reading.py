@@ -1,0 +1,114 @@
+"""Read head scores from the files of other tools."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.errors import BadInput, ResourceMissing
+from headscope.heads import HeadSet
+from headscope.scores.head_scores import HeadScores
+from headscope.user_input import check_path, quote, read_yaml
+
+
+def read(path: Path | str) -> HeadScores:
+    """Read a score per head, or per KV group (`per_group`), from a file that `headscope export` can write.
+
+    Recognised by content: a folder of DuoAttention, JSON of Retrieval_Head and HeadKV (the mean of each list), YAML of
+    QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context), CSV with
+    columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without the file,
+    BadInput for content that is none of these.
+    """
+    file = check_path(path, "path")
+    if file.is_dir():
+        return _read_duo(file)
+    if not file.is_file():
+        raise ResourceMissing(f"no scores at '{file}'. Check the path")
+    if file.suffix == ".csv":
+        return _read_csv(file)
+    content = _read_json(file) if file.suffix == ".json" else read_yaml(file, f"scores '{file}'")
+    if not isinstance(content, Mapping):
+        raise _not_scores(file, content)
+    try:
+        return _read_mapping(file, content)
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadInput(f"scores '{file}': {' '.join(str(error).split())}. Check the file") from error
+
+
+def _read_json(file: Path) -> Any:
+    """The content of a JSON file, which may be large. Raises BadInput for another text and for a key that repeats."""
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if len({*keys}) < len(keys):
+            repeated = next(key for key, count in Counter(keys).items() if count > 1)
+            raise ValueError(f"the key {quote(repeated)} repeats")
+        return dict(pairs)
+
+    try:
+        return json.loads(file.read_bytes(), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(
+            f"scores '{file}' cannot be read ({' '.join(str(error).split())[:200]}). Check the file"
+        ) from error
+
+
+def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
+    if "headwise_config" in content:
+        layers = {int(key): flags for key, flags in content["headwise_config"].items() if str(key).isdecimal()}
+        rows = [(layer, head, float(flag)) for layer, flags in layers.items() for head, flag in enumerate(flags)]
+        return _scores(rows, "headwise_config", file)
+    if "attn_head_set" in content:
+        names = str(content["attn_head_set"]).split(",")
+        return _scores([(*map(int, name.split("-")), 1.0) for name in names], "attn_head_set", file)
+    if "heads" in content:
+        heads = HeadSet.read(file)
+        weights = heads.weights or (1.0,) * len(heads)
+        return _scores([(*head, weight) for head, weight in zip(heads, weights, strict=True)], heads.source, file)
+    rows = []
+    for key, values in content.items():
+        layer, dash, head = str(key).partition("-")
+        if not (dash and layer.isdecimal() and head.isdecimal()):
+            raise _not_scores(file, content)
+        values = values if isinstance(values, list) else [values]
+        rows.append((int(layer), int(head), float(np.mean([*map(float, values)]))))
+    return _scores(rows, file.stem, file)
+
+
+def _read_duo(folder: Path) -> HeadScores:
+    file = folder / "full_attention_heads.tsv"
+    if not file.is_file():
+        raise ResourceMissing(f"no full_attention_heads.tsv in '{folder}'. Give the folder of a DuoAttention pattern")
+    try:
+        values = np.loadtxt(file, dtype=float, delimiter="\t", ndmin=2)
+    except ValueError as error:
+        raise BadInput(f"'{file}': {' '.join(str(error).split())}. It must hold tab-separated numbers") from error
+    rows = [(layer, group, value) for (layer, group), value in np.ndenumerate(values)]
+    return _scores(rows, "full_attention_heads", folder, per_group=True)
+
+
+def _read_csv(file: Path) -> HeadScores:
+    with file.open(encoding="utf-8", newline="") as stream:
+        lines = [*csv.DictReader(stream)]
+    try:
+        rows = [(int(line["layer"]), int(line["head"]), float(line["score"])) for line in lines]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"'{file}' needs the columns layer, head and score with numbers: {error}") from error
+    return _scores(rows, file.stem, file)
+
+
+def _scores(rows: list[Any], name: str, source: Path, per_group: bool = False) -> HeadScores:
+    if not rows:
+        raise BadInput(f"'{source}' holds no scores")
+    table = pd.DataFrame(rows, columns=["layer", "head", "score"]).sort_values(["layer", "head"], ignore_index=True)
+    table.insert(2, "kv_group", table["head"] if per_group else -1)
+    return HeadScores(table, name, source=str(source), per_group=per_group)
+
+
+def _not_scores(file: Path, content: object) -> BadInput:
+    return BadInput(f"'{file}' holds no scores of heads: {quote(content)}. Use a file that headscope export can write")

@@ -1,0 +1,101 @@
+"""Names of components, heads and KV groups, and changes of the loss with their uncertainty, in sentences and titles."""
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.column_metadata import capitalise
+from headscope.streaming import StreamingWindow, is_streaming
+from probes.influence import bands
+from probes.influence.effect_rows import TEXT_NOUNS
+from probes.influence.heads import COMPONENT_DESCRIPTIONS
+
+TARGET_DESCRIPTIONS = {"init": "the start of training", "base": "the checkpoint's own"}
+"""Text for the values to which parameters are reset."""
+ESTIMATE_LABELS = {"estimate": "first-order", "second-order": "second-order", "damped": "damped second-order"}
+
+
+def describe_methods(units: pd.DataFrame) -> str:
+    """Text naming the methods of a sweep's units."""
+    methods, noun = units["method"].value_counts(), unit_noun(units)
+    estimates = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
+    if "exact" not in methods:
+        return estimates
+    if not estimates:
+        return "exact"
+    return f"{methods['exact']} of {len(units)} {noun}s are exact, the others are {estimates}s"
+
+
+def unit_label(unit: pd.Series) -> str:
+    """Name of a unit, e.g. "layer 3, head 1"."""
+    name = f"KV group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
+    return f"layer {unit['layer']}, {name}"
+
+
+def unit_noun(units: pd.DataFrame) -> str:
+    """What the units of a sweep are: "KV group", "head", or both."""
+    is_group = units["head"] < 0
+    return "KV group" if is_group.all() else "head or KV group" if is_group.any() else "head"
+
+
+def _describe_component(component: str) -> str:
+    if bands.is_band(component):
+        return bands.describe_band(component)
+    if is_streaming(component):
+        return StreamingWindow.parse(component).description
+    return COMPONENT_DESCRIPTIONS.get(component, component)
+
+
+def describe_change(component: str, target: str, objective: str = "text") -> str:
+    """Name of a change, e.g. "frequencies reset to the start of training". For answers it also names the loss."""
+    text = _describe_component(component)
+    text = text if target == "none" else f"{text} reset to {TARGET_DESCRIPTIONS[target]}"
+    return text if objective == "text" else f"{text} (loss of the answer)"
+
+
+def describe_sweep(component: str, target: str, noun: str) -> str:
+    """What a sweep does to its units, each a `noun`, e.g. "Zero ablation of one head at a time"."""
+    is_edit = component not in COMPONENT_DESCRIPTIONS and not is_streaming(component)
+    words = f"edit '{component}'" if is_edit else _describe_component(component)
+    if target != "none":
+        return f"Resetting the {words} of one {noun} at a time to {TARGET_DESCRIPTIONS[target]}"
+    return f"{capitalise(words)} {'in' if component == 'uniform' else 'of'} one {noun} at a time"
+
+
+def describe_context_length(length: int, objective: str) -> str:
+    """Text with the context length of a sweep."""
+    return f"{'up to ' if objective == 'answer' else ''}{length:,} tokens"
+
+
+def format_change(change: float) -> str:
+    """A change of the loss with its sign and two significant digits: "+2.0"."""
+    return f"{change:+#.2g}".removesuffix(".")
+
+
+def describe_fall(unit: pd.Series) -> str:
+    """Text with the size of a fall of the loss and its uncertainty, e.g. "0.012 (estimated, one document)"."""
+    results = {"delta": -unit["delta"], "low": -unit["high"], "high": -unit["low"]}
+    results |= {"minimum": -unit["maximum"], "maximum": -unit["minimum"]}
+    fall = unit.copy()
+    for name, value in results.items():
+        fall[name] = value
+    return f"{format_change(fall['delta'])}{describe_uncertainty(fall)}".replace("+", "")
+
+
+def describe_uncertainty(unit: pd.Series) -> str:
+    """Text with the uncertainty of an effect: whether it is an estimate, and its 95 % confidence interval.
+
+    Two documents have no interval, so the text has both values.
+    """
+    estimated = "" if unit["method"] == "exact" else "estimated, "
+    if not np.isnan(unit["low"]):
+        interval = f"95 % confidence interval {format_change(unit['low'])} to {format_change(unit['high'])}"
+        return f" ({estimated}{interval})"
+    noun = TEXT_NOUNS[unit["objective"]]
+    if unit["documents"] == 1:
+        return f" ({estimated}one {noun})"
+    return f" ({estimated}two {noun}s: {format_change(unit['minimum'])} and {format_change(unit['maximum'])})"
+
+
+def format_q_value(unit: pd.Series) -> str:
+    """Text with the q-value of a unit; "" below three documents."""
+    return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"

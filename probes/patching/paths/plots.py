@@ -1,0 +1,119 @@
+"""Plots of path patching: the graph of the strongest paths, and estimates against exact effects."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import head_scatter, style
+from probes.patching.paths.analysis import SweepKey, strongest_paths
+from probes.patching.paths.schema import LOGITS, RECEIVER_INPUTS, THROUGH
+from probes.patching.paths.text import describe_methods, describe_sweep, format_effect, path_name
+
+MAX_EDGES = 40
+"""Paths in a graph."""
+DASHES: dict[str, str] = dict(zip(THROUGH, ("solid", "dash", "dot", "solid"), strict=True))
+POSITIVE, NEGATIVE = style.DIVERGING_SCALE[-2], style.DIVERGING_SCALE[1]
+MAX_WIDTH = 7.0
+"""Width of the strongest path in px."""
+HOVER_POINTS = 9
+"""Points on a path that show its effect."""
+
+
+def plot_graph(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
+    """The strongest paths of a sweep: senders and receivers by layer and head, the logits at the right.
+
+    Width and colour of a line show its effect, red towards the source run; its dash shows the changed input.
+    """
+    edges = strongest_paths(paths, MAX_EDGES)
+    heads = np.concatenate(
+        [
+            edges[["sender_layer", "sender_head"]],
+            edges.loc[edges["receiver_layer"] != LOGITS, ["receiver_layer", "receiver_head"]],
+        ]
+    )
+    nodes = pd.DataFrame(heads, columns=["layer", "head"]).drop_duplicates().sort_values(["layer", "head"])
+    logits_at = float(nodes["layer"].max()) + 1.5, float(nodes["head"].mean())
+    largest = float(edges["effect"].abs().max())
+    figure = style.new_figure("", 560).update_layout(title=_title(key, paths, len(edges)))
+    for _, path in edges.iloc[::-1].iterrows():  # the strongest on top
+        _add_edge(figure, path, logits_at, largest)
+    _add_legend(figure, [name for name in RECEIVER_INPUTS if name in set(edges["through"])])
+    has_logits = bool((edges["receiver_layer"] == LOGITS).any())
+    labels = [
+        *nodes.apply(lambda node: f"L{node['layer']}H{node['head']}", axis=1),
+        *(["logits"] if has_logits else []),
+    ]
+    figure.add_scatter(
+        x=[*nodes["layer"], *([logits_at[0]] if has_logits else [])],
+        y=[*nodes["head"], *([logits_at[1]] if has_logits else [])],
+        mode="markers+text",
+        marker={"size": 9, "color": style.TEXT_COLOUR, "line": head_scatter.MARKER_OUTLINE},
+        text=labels,
+        textposition="top center",
+        textfont={"size": 10},
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+    )
+    figure.update_xaxes(title_text="layer", showgrid=False)
+    figure.update_yaxes(title_text="head", showgrid=False)
+    return style.set_metadata(style.set_top_margin(figure, 90), value="effect")
+
+
+def plot_agreement(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
+    """Scatter plot of the estimated against the exact effect, one point per path; the dashed line is y = x."""
+    both = paths[(paths["method"] == "exact") & paths["estimate"].notna()]
+    figure = style.new_figure("").update_layout(title=_title(key, both, len(both)))
+    for name in THROUGH:
+        rows = both[both["through"] == name]
+        if len(rows):
+            figure.add_scatter(
+                x=rows["effect"],
+                y=rows["estimate"],
+                mode="markers",
+                marker={"symbol": style.MARKER_SYMBOLS[THROUGH.index(name)], "size": 7},
+                text=[path_name(path) for _, path in rows.iterrows()],
+                hovertemplate="%{text}<br>exact %{x:+.3f}<br>estimate %{y:+.3f}<extra></extra>",
+                name=name,
+            )
+    values = both[["effect", "estimate"]].to_numpy(dtype=np.float64)
+    head_scatter.add_diagonal(figure, [values.min(), values.max()])
+    figure.update_xaxes(title_text="exact effect")
+    figure.update_yaxes(title_text="estimated effect")
+    return style.set_metadata(style.set_top_margin(figure, 90), value="estimated effect", x="exact effect")
+
+
+def _add_edge(figure: go.Figure, path: pd.Series, logits_at: tuple[float, float], largest: float) -> None:
+    """Add one path as a line with hover text."""
+    end = logits_at if path["receiver_layer"] == LOGITS else (path["receiver_layer"], path["receiver_head"])
+    share = np.linspace(0, 1, HOVER_POINTS)
+    size = abs(path["effect"]) / largest
+    text = f"{path_name(path)}<br>effect {format_effect(path)}"
+    figure.add_scatter(
+        x=path["sender_layer"] + share * (end[0] - path["sender_layer"]),
+        y=path["sender_head"] + share * (end[1] - path["sender_head"]),
+        mode="lines",
+        line={
+            "width": max(1.0, MAX_WIDTH * size),
+            "color": POSITIVE if path["effect"] >= 0 else NEGATIVE,
+            "dash": DASHES[path["through"]],
+        },
+        opacity=0.35 + 0.6 * size,
+        name=path_name(path),
+        text=[text] * HOVER_POINTS,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+    )
+
+
+def _add_legend(figure: go.Figure, inputs: list[str]) -> None:
+    """Name the dash of each changed input."""
+    for name in inputs:
+        line = {"color": style.TEXT_COLOUR, "dash": DASHES[name], "width": 2}
+        figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=f"through {name}", hoverinfo="skip")
+    figure.update_layout(showlegend=True)
+
+
+def _title(key: SweepKey, paths: pd.DataFrame, drawn_count: int) -> dict[str, object]:
+    text = f"{describe_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
+    subtitle = style.escape_label(f"{drawn_count} paths drawn; {describe_methods(paths)}", 80)
+    return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}

@@ -1,0 +1,169 @@
+"""Charts, findings, glossary and terminal overview of path patching."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term, TextTable
+from headscope.runs.aggregation import MIN_DOCUMENTS
+from headscope.runs.run import Run
+from probes.patching.paths import PROBE, plots
+from probes.patching.paths.analysis import SweepKey, decisive_paths, strongest_paths, sweeps
+from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
+from probes.patching.paths.text import describe_methods, describe_sweep, format_effect, path_name
+
+TABLE_ROWS = 15
+"""Paths in the table of the strongest."""
+
+GLOSSARY = (
+    Term(
+        "Path patching",
+        "Activation patching of one path: the queries, keys or values of a receiver head change as if one sender head "
+        "had its output of the other run, while all heads and MLPs between them keep their values; then the rest of "
+        "the model runs. A path to the logits is the sender's direct effect. An effect of 0 changes nothing; an effect "
+        "of 1 moves the metric to its value in the other run.",
+        "(m(patched) - m(unpatched)) / (m(source) - m(unpatched)); source: the run that the sender's output comes from",
+        (PATHS.name, PATH_ESTIMATES.name),
+    ),
+)
+GRAPH_CAPTION = (
+    "One line per path, from the sender to the receiver; wider lines have larger effects. Red: towards the run that "
+    "the sender's output comes from; blue: away from it. The dash shows the receiver's input that changes."
+)
+
+
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
+    """The graph of the strongest paths, the strongest paths as a table, and the agreement of estimates."""
+    if not _has_paths(context.run):
+        return
+    for key, paths in context.run.derived(sweeps):
+        if key[0] == context.selected_model:
+            yield ChartGroup(PROBE.title, f"{describe_sweep(key)}, {key[1]}", _sweep_charts(key, paths))
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """The paths of largest effect of each sweep, and the agreement of estimates."""
+    if not _has_paths(run):
+        return
+    for key, paths in run.derived(sweeps):
+        yield _sweep_finding(key, paths)
+        both = _with_both(paths)
+        if len(both) > 2:
+            spearman = float(both["estimate"].corr(both["effect"], "spearman"))
+            error = (both["estimate"] - both["effect"]).abs()
+            yield Finding(
+                PROBE.title,
+                f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(both)} paths patched exactly, the rank "
+                f"correlation of estimates with exact effects is {spearman:.2f}; the largest error of an estimate is "
+                f"{error.max():.2f}.",
+                key[0],
+                data=FindingData(spearman, n=len(both)),
+            )
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    """The strongest path from a head and the strongest to it, in every sweep of a model."""
+    if not _has_paths(run):
+        return
+    for key, paths in run.derived(sweeps):
+        if key[0] != model:
+            continue
+        for end, direction in (("sender", "from"), ("receiver", "to")):
+            own = paths[(paths[f"{end}_layer"] == layer) & (paths[f"{end}_head"] == head)]
+            for _, path in strongest_paths(own, 1).iterrows():
+                yield (
+                    f"{describe_sweep(key)}, {key[1]}, in {model}: the strongest path {direction} this head is "
+                    f"{path_name(path)}, {format_effect(path)}."
+                )
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per sweep: pairs, paths, and the path of largest effect."""
+    if not _has_paths(run):
+        return None
+    records = []
+    for key, paths in run.derived(sweeps):
+        strongest = strongest_paths(paths, 1).iloc[0]
+        records.append(
+            {
+                "model": key[0],
+                "prompts": key[1],
+                "direction": key[3],
+                "pairs": int(paths["pairs"].max()),
+                "paths": describe_methods(paths),
+                "strongest path": f"{path_name(strongest)}, {format_effect(strongest)}",
+            }
+        )
+    warnings = []
+    if not records:
+        warnings.append(
+            "the metric of the two prompts differs too little in every pair, so there are no effects. Use other pairs"
+        )
+    return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
+
+
+def _has_paths(run: Run) -> bool:
+    return PATHS.name in run.tables or PATH_ESTIMATES.name in run.tables
+
+
+def _with_both(paths: pd.DataFrame) -> pd.DataFrame:
+    """The paths that were both estimated and patched."""
+    return paths[(paths["method"] == "exact") & paths["estimate"].notna()]
+
+
+def _sweep_charts(key: SweepKey, paths: pd.DataFrame) -> Iterator[Chart | TextTable]:
+    strongest = strongest_paths(paths, TABLE_ROWS)
+    top = strongest.iloc[0]
+    yield Chart(plots.plot_graph(key, paths), GRAPH_CAPTION, f"Strongest path: {path_name(top)}, {format_effect(top)}.")
+    rows = [[path_name(path), format_effect(path), _format_p(path["p_adjusted"])] for _, path in strongest.iterrows()]
+    yield TextTable("The paths of largest absolute effect.", ["path", "effect, mean over pairs", "adjusted p"], rows)
+    if len(both := _with_both(paths)) > 2:
+        spearman = both["estimate"].corr(both["effect"], "spearman")
+        yield Chart(
+            plots.plot_agreement(key, paths),
+            "One point per path that was both estimated and patched. On the dashed line the estimate equals the exact "
+            "effect.",
+            f"Rank correlation {spearman:.2f} over {len(both)} paths.",
+            half_width=True,
+        )
+
+
+def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
+    """The paths of largest and lowest effect, the strongest to the logits, and how many effects differ from zero."""
+    order = decisive_paths(paths).sort_values("effect", ascending=False, kind="stable")
+    largest, smallest, pairs = order.iloc[0], order.iloc[-1], int(paths["pairs"].max())
+    exact = paths[paths["method"] == "exact"]
+    if exact.empty:
+        significance = "Estimates do not decide whether an effect is real"
+    elif pairs < MIN_DOCUMENTS:
+        significance = "Too few pairs for a significance test"
+    else:
+        significance = (
+            f"{int((exact['p_adjusted'] < 0.05).sum())} of {len(exact)} exact effects differ from zero (false "
+            f"discovery rate 5 % over {len(paths):,} paths)"
+        )
+    between_heads = strongest_paths(paths[paths["receiver_layer"] != LOGITS], 1)
+    between = "".join(
+        f" The strongest between heads is {path_name(path)}, {format_effect(path)}."
+        for _, path in between_heads.iterrows()
+        if largest["receiver_layer"] == LOGITS
+    )
+    text = (
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]} ({pairs} pairs; {describe_methods(paths)}): the most positive "
+        f"effect is that of {path_name(largest)}, {format_effect(largest)}. The lowest is that of "
+        f"{path_name(smallest)}, {format_effect(smallest)}.{between} {significance}."
+    )
+    data = FindingData(
+        largest["effect"],
+        largest["low"],
+        largest["high"],
+        pairs,
+        int(largest["sender_layer"]),
+        int(largest["sender_head"]),
+    )
+    return Finding(PROBE.title, text, key[0], data=data)
+
+
+def _format_p(p: float) -> str:
+    return "" if np.isnan(p) else f"{p:.3g}"

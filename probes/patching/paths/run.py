@@ -1,0 +1,244 @@
+"""Runner of path patching: estimates and exact patches of one prompt pair of one model per cell."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from headscope.errors import BadInput
+from headscope.forward.ablation import heads_by_layer
+from headscope.forward.patching import Direction, PatchingReplay
+from headscope.forward.path_patching import LayerHead, Path, PathModel, PathPatching, inspect_paths
+from headscope.heads import format_head
+from headscope.positions.model import Model
+from headscope.prompts.pair_sets import PairSet, check_set_names
+from headscope.runs.arrow import Rows
+from headscope.study.cells import Cell, pass_cost
+from headscope.study.context import StudyContext
+from probes.patching.paths.schema import (
+    ALL_HEADS,
+    LOGITS,
+    PATH_ESTIMATES,
+    PATH_KEYS,
+    PATHS,
+    RECEIVER_INPUTS,
+    THROUGH,
+    PathsOptions,
+)
+from probes.patching.run import STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells, pair_tokens
+from probes.patching.schema import effect_columns
+
+PATH_COLUMNS = [column.name for column in PATH_KEYS]
+ESTIMATE_COST, PATCH_COST = 12.0, 0.4
+"""Costs of estimates and of one exact patch, in forward passes over a prompt."""
+
+
+class PathsRunner:
+    """Cells: every pair of every set and model; for verify, the estimates of all pairs come before the exact patches.
+
+    The paths to verify are selected by the estimates of the first `SELECTION_PAIRS` pairs of the set, the same
+    paths for every pair.
+    """
+
+    def __init__(self, options: PathsOptions, context: StudyContext):
+        self.options, self.context = options, context
+        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self._path_models: dict[str, PathModel] = {}
+        self._selections: dict[tuple[str, str], dict[str, list[Path]]] = {}
+
+    def cells(self) -> list[Cell]:
+        for label in self.context.labels:  # reports mistakes in prompts before any model is opened
+            check_set_names([self._pair_set(label, source) for source in self.options.pairs])
+        return [
+            cell
+            for label in self.context.labels
+            for source in self.options.pairs
+            for cell in self._set_cells(label, source, len(self._paths(self.context.model(label))))
+        ]
+
+    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert cell.model is not None
+        task: PairTask = cell.task
+        pairs = self._pair_set(cell.model, task.prompts)
+        pair = pairs.build(task.index)
+        tokens = pair_tokens(pair, model.device)
+        replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
+        keys = {"model": cell.model, "prompts": pairs.name, "metric": replay.metric_name, "norms": self.options.norms}
+        if cell.model not in self._path_models:
+            self._path_models[cell.model] = inspect_paths(model, tokens.clean)
+        blocks = []
+        with replay.running():
+            for direction in self.options.directions:
+                patching = PathPatching(
+                    replay, self._path_models[cell.model], direction, self.options.norms, STREAM_MEMORY_BYTES
+                )
+                if task.step == "estimate":
+                    block = self._estimate_rows(patching, replay, model, direction)
+                else:
+                    paths = self._selection(cell.model, model, task)[direction]
+                    block = _exact_rows(patching, replay, model, direction, paths)
+                blocks.append(block.assign(direction=direction, **keys))
+        table = pd.concat(blocks, ignore_index=True)
+        if task.step == "exact":
+            return {PATHS.name: table.assign(pair=pair.name, group=pair.group)}
+        return {PATH_ESTIMATES.name: table} if len(table) else {}
+
+    def _set_cells(self, label: str, source: str, path_count: int) -> Iterator[Cell]:
+        """Cells of one model and one set."""
+        pairs, options = self._pair_set(label, source), self.options
+        if options.method == "verify":
+            path_count = (options.top + options.random) * len(options.through)
+        length = max(len(pairs.build(0).clean), 1)
+        costs = {"estimate": ESTIMATE_COST, "exact": 3 + PATCH_COST * path_count}
+        steps = costs if options.method == "verify" else [options.method]
+        cost = len(options.directions) * pass_cost(length)
+        return pair_cells(label, source, pairs, {step: costs[step] * cost for step in steps})
+
+    def _estimate_rows(
+        self, patching: PathPatching, replay: PatchingReplay, model: Model, direction: Direction
+    ) -> pd.DataFrame:
+        """Estimates of all chosen paths as rows; none if the metric of the two prompts differs too little."""
+        paths, unpatched = self._paths(model), replay.unpatched_value(direction)
+        patched = unpatched + _estimates_of(paths, *patching.estimate())
+        columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction)
+        rows = _path_columns(model, paths).assign(effect=columns["effect"], pairs=1)
+        return rows if columns["is_normalised"] else rows.iloc[:0]
+
+    def _paths(self, model: Model) -> list[Path]:
+        """All paths between the chosen senders and receivers. Raises BadInput for a head without any."""
+        senders = self._heads(model, self.options.senders)
+        receivers = [] if self.options.through == ["logits"] else self._heads(model, self.options.receivers)
+        to_logits = "logits" in self.options.through
+        _check_order(model, senders, receivers, self.options, to_logits)
+        inputs = [name for name in RECEIVER_INPUTS if name in self.options.through]
+        paths = [
+            Path(sender, receiver, name)
+            for name in inputs
+            for sender in senders
+            for receiver in receivers
+            if receiver[0] > sender[0]
+        ]
+        return paths + ([Path(sender, None, "logits") for sender in senders] if to_logits else [])
+
+    def _heads(self, model: Model, names: list[str]) -> list[LayerHead]:
+        geometry = model.geometry
+        if names == ALL_HEADS:
+            return [(layer, head) for layer, heads in enumerate(geometry.layer_heads) for head in range(heads)]
+        return [(layer, head) for layer, members in heads_by_layer(model, names).items() for head in members]
+
+    def _selection(self, label: str, model: Model, task: PairTask) -> dict[str, list[Path]]:
+        """The paths to patch exactly, by direction."""
+        if not task.prerequisites:
+            return dict.fromkeys(self.options.directions, self._paths(model))
+        if (label, task.prompts) not in self._selections:
+            totals = self._total_estimates(model, task)
+            self._selections[label, task.prompts] = {
+                direction: [
+                    _read_path(model, row)
+                    for number, name in enumerate(THROUGH)
+                    for row in select_paths(
+                        totals[(totals["direction"] == direction) & (totals["through"] == name)],
+                        self.options,
+                        [self.context.seed, number, int(direction == "noising")],
+                    )
+                ]
+                for direction in self.options.directions
+            }
+        return self._selections[label, task.prompts]
+
+    def _total_estimates(self, model: Model, task: PairTask) -> pd.DataFrame:
+        """The sum over pairs of the stored estimates, one cell at a time; 0 if no pair has estimates."""
+        sums: pd.Series | None = None
+        for cell in task.prerequisites:
+            cell_id = f"paths/{cell}"
+            if PATH_ESTIMATES.name in self.context.stored_tables(cell_id):
+                rows = self.context.read_stored(cell_id, PATH_ESTIMATES.name)
+                rows = rows.astype({"direction": str, "through": str, "effect": "float64"})
+                effects = rows.set_index(["direction", *PATH_COLUMNS])["effect"]
+                sums = effects if sums is None else sums + effects
+        if sums is None:
+            paths = _path_columns(model, self._paths(model)).assign(effect=0.0)
+            return pd.concat([paths.assign(direction=name) for name in self.options.directions], ignore_index=True)
+        return sums.reset_index()
+
+    def _pair_set(self, label: str, source: str) -> PairSet:
+        """A set of pairs in the tokens of a model."""
+        if (label, source) not in self._pair_sets:
+            self._pair_sets[label, source] = open_pair_set(self.context, self.options, label, source)
+        return self._pair_sets[label, source]
+
+
+def select_paths(estimates: pd.DataFrame, options: PathsOptions, seed: Sequence[int]) -> list[dict[Any, Any]]:
+    """The `top` paths of largest |estimate|, and `random` seeded others; all if there are fewer."""
+    order = estimates["effect"].abs().sort_values(ascending=False, kind="stable").index
+    others = order[options.top :]
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(others))[: options.random])
+    rows = estimates.loc[[*order[: options.top], *others[drawn]]]
+    return rows.to_dict("records")
+
+
+def _check_order(
+    model: Model, senders: list[LayerHead], receivers: list[LayerHead], options: PathsOptions, to_logits: bool
+) -> None:
+    """Raise BadInput for a named head without any path."""
+    numbers = model.geometry.layer_numbers
+    if options.receivers != ALL_HEADS:
+        for layer, head in receivers:
+            if layer <= min(sender for sender, _ in senders):
+                raise BadInput(
+                    f"receiver {format_head(numbers[layer], head)} is not in a later layer than any sender. Name "
+                    "senders in earlier layers, or another receiver"
+                )
+    if options.senders != ALL_HEADS and not to_logits:
+        for layer, head in senders:
+            if layer >= max(receiver for receiver, _ in receivers):
+                raise BadInput(
+                    f"sender {format_head(numbers[layer], head)} is not in an earlier layer than any receiver. Name "
+                    "receivers in later layers, or another sender"
+                )
+
+
+def _estimates_of(paths: Sequence[Path], to_heads: Tensor, to_logits: Tensor) -> np.ndarray:
+    """The estimated change of each path, from those of `PathPatching.estimate`."""
+    changes = [
+        to_logits[path.sender]
+        if path.receiver is None
+        else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.through))]
+        for path in paths
+    ]
+    return np.array([float(change) for change in changes])
+
+
+def _exact_rows(
+    patching: PathPatching, replay: PatchingReplay, model: Model, direction: Direction, paths: Sequence[Path]
+) -> pd.DataFrame:
+    """Rows of exact patches."""
+    results = dict(patching.patch(paths))
+    patched = np.array([*results.values()])
+    columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction)
+    return _path_columns(model, [*results]).assign(**columns)
+
+
+def _path_columns(model: Model, paths: Sequence[Path]) -> pd.DataFrame:
+    """The key columns of paths."""
+    numbers = [*model.geometry.layer_numbers, LOGITS]
+    ends = np.array([(*path.sender, *(path.receiver or (LOGITS, LOGITS))) for path in paths])
+    layers = np.array(numbers)[ends[:, ::2]]  # index -1 is the logits
+    return pd.DataFrame(
+        {
+            "sender_layer": layers[:, 0],
+            "sender_head": ends[:, 1],
+            "receiver_layer": layers[:, 1],
+            "receiver_head": ends[:, 3],
+            "through": [path.through for path in paths],
+        }
+    )
+
+
+def _read_path(model: Model, row: Mapping[Any, Any]) -> Path:
+    """The path in a row of estimates."""
+    index = model.geometry.layer_numbers.index
+    receiver = None if row["through"] == "logits" else (index(row["receiver_layer"]), int(row["receiver_head"]))
+    return Path((index(row["sender_layer"]), int(row["sender_head"])), receiver, row["through"])

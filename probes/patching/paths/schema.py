@@ -1,0 +1,149 @@
+"""Options, stored tables and synthetic rows of path patching."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, field_validator, model_validator
+
+from headscope.heads import HeadSet
+from headscope.runs.arrow import Rows
+from headscope.runs.columns import MODEL, Column, Table, key
+from headscope.runs.synthetic import Sizes
+from probes.patching.schema import (
+    DIRECTION,
+    MAX_UNITS,
+    METRIC,
+    PAIR_NAME,
+    PROMPTS,
+    VALUES,
+    PairOptions,
+    effect_columns,
+)
+
+Through = Literal["q", "k", "v", "logits"]
+THROUGH: tuple[Through, ...] = get_args(Through)
+RECEIVER_INPUTS = THROUGH[:3]
+LOGITS = -1
+"""Value of `receiver_layer` and `receiver_head` for a direct path to the logits."""
+ALL_HEADS = ["all"]
+
+
+class PathsOptions(PairOptions):
+    """Path patching: change what one head receives from one earlier head, or the logits from one head."""
+
+    senders: list[str] = Field(
+        ALL_HEADS, min_length=1, description="heads that paths start from, such as L18H6; or all"
+    )
+    receivers: list[str] = Field(
+        ALL_HEADS, min_length=1, description="heads in later layers that paths lead to, such as L23H3; or all"
+    )
+    through: list[Through] = Field(
+        [*THROUGH],
+        min_length=1,
+        description="what of the receiver changes: q, k, v; logits: the direct path from a sender to the logits",
+    )
+    norms: Literal["frozen", "recomputed"] = Field(
+        "frozen",
+        description="norms on a path (before the receiver's layer or the logits): frozen at their scale in the "
+        "unpatched run, so that paths add up; recomputed, as in TransformerLens",
+    )
+    method: Literal["exact", "estimate", "verify"] = Field(
+        "verify",
+        description="exact: patch every path; estimate: all paths from gradients; verify: estimate all, patch those of "
+        "--top and --random",
+    )
+    top: int = Field(
+        10,
+        ge=1,
+        le=MAX_UNITS,
+        description="for verify: number of paths to patch exactly, those with the largest absolute mean estimate, per "
+        "model, set, direction and input (q, k, v, logits)",
+    )
+    random: int = Field(
+        5, ge=0, le=MAX_UNITS, description="for verify: number of other paths to patch exactly, drawn at random"
+    )
+
+    @field_validator("senders", "receivers")
+    @classmethod
+    def _check_heads(cls, value: list[str]) -> list[str]:
+        return value if value == ALL_HEADS else HeadSet.parse(value).identifiers
+
+    @model_validator(mode="after")
+    def _check_gradient(self) -> Self:
+        if self.metric == "kl" and "noising" in self.directions and self.method != "exact":
+            raise ValueError(
+                "kl cannot be estimated for noising: its gradient is 0 in the clean run. Use method exact, or another "
+                "metric"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_unused_receivers(self) -> Self:
+        if self.through == ["logits"] and "receivers" in self.model_fields_set:
+            raise ValueError("'receivers' has no effect here: paths lead to the logits only. Remove 'receivers'")
+        return self
+
+
+_HEAD = "-1 for the logits"
+PATH_KEYS = (
+    key("sender_layer", "index16", "", "decoder layer of the sender, from 0"),
+    key("sender_head", "index16", "", "query head of the sender, from 0"),
+    key("receiver_layer", "index16", "", f"decoder layer of the receiver, from 0; {_HEAD}", LOGITS),
+    key("receiver_head", "index16", "", f"query head of the receiver, from 0; {_HEAD}", LOGITS),
+    key("through", "label", "", "changed input of the receiver: q, k or v; logits: direct path to the logits", None),
+)
+NORMS = key("norms", "label", "", "norms on the path: frozen or recomputed", None)
+
+PATHS = Table(
+    "paths",
+    "metric of one prompt of a pair when one head receives from one earlier head what it sends in the other run",
+    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, DIRECTION, METRIC, NORMS, *VALUES),
+)
+PATH_ESTIMATES = Table(
+    "path_estimates",
+    "estimates of all paths from gradients: mean over the pairs whose metric differs enough between the prompts",
+    (
+        MODEL,
+        PROMPTS,
+        *PATH_KEYS,
+        DIRECTION,
+        METRIC,
+        NORMS,
+        Column("effect", "value", "", "estimate of the effect of the table `paths`, of first order in the sender"),
+        Column("pairs", "count", "pairs", "number of pairs that were averaged", 1),
+    ),
+    mean_over_cells="pairs",
+)
+TABLES = (PATHS, PATH_ESTIMATES)
+
+
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+    """One cell per pair: estimates of all paths, and exact effects of some; senders with growth near 0 matter most."""
+    paths = _synthetic_paths(sizes.units)
+    true_effect = np.exp(-12 * paths.pop("growth"))
+    chosen = np.argsort(-true_effect.to_numpy(), kind="stable")[:20]
+    for number in range(sizes.docs):
+        rng = np.random.default_rng([sizes.seed, model_index, number])
+        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "direction": "denoising", "metric": "logit_diff"}
+        keys |= {"norms": "frozen"}
+        estimates = paths.assign(effect=true_effect + rng.normal(0, 0.02, len(paths)), pairs=1, **keys)
+        patched = -1 + 3 * (true_effect.iloc[chosen] + rng.normal(0, 0.01, len(chosen)))
+        columns = effect_columns(patched, 2.0, -1.0, "denoising")
+        exact = paths.iloc[chosen].assign(pair=f"ioi {number}", group="", **keys, **columns)
+        yield f"ioi {number}", {"paths": exact, "path_estimates": estimates}
+
+
+def _synthetic_paths(heads: pd.DataFrame) -> pd.DataFrame:
+    """Every path between heads of different layers, and to the logits, with the growth of its sender."""
+    names = {"layer": "layer", "head": "head"}
+    senders, receivers = (
+        heads.rename(columns={name: f"{end}_{name}" for name in names}).drop(columns="kv_group")
+        for end in ("sender", "receiver")
+    )
+    pairs = senders.merge(receivers.drop(columns="growth"), how="cross")
+    pairs = pairs[pairs["receiver_layer"] > pairs["sender_layer"]]
+    blocks = [pairs.assign(through=name) for name in RECEIVER_INPUTS]
+    direct = senders.assign(receiver_layer=LOGITS, receiver_head=LOGITS, through="logits")
+    return pd.concat([*blocks, direct], ignore_index=True)

@@ -1,0 +1,185 @@
+"""Path patching: equal to paths patched by hand in eager attention, for many architectures, and its identities."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import eager_paths, families
+from support.prompt_pairs import LENGTH, random_pair
+from transformers import PreTrainedModel
+
+import headscope as hs
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.patching import Direction, PairTokens, PatchingReplay
+from headscope.forward.path_patching import (
+    RECEIVER_INPUTS,
+    Norms,
+    Path,
+    PathModel,
+    PathPatching,
+    Through,
+    inspect_paths,
+)
+from headscope.positions.model import Model
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    name: families.MEASURABLE[name] for name in ("llama-gqa", "mistral-sliding", "gemma3", "olmo2", "phi", "qwen3")
+} | {name: families.OTHERS[name].build for name in ("gpt_oss", "gpt2", "lfm2")}
+"""GQA, windows, norms after the attention, no norm before it, parallel MLPs, QK-norms, sinks, GPT-2, a hybrid."""
+ALL_FAMILIES = pytest.mark.parametrize("family", FAMILIES)
+
+
+@cache
+def loaded(family: str) -> Model:
+    return hs.load(FAMILIES[family]())
+
+
+@cache
+def path_model(family: str) -> PathModel:
+    return inspect_paths(loaded(family), random_pair().clean)
+
+
+def exact(
+    family: str,
+    paths: list[Path],
+    pair: PairTokens | None = None,
+    direction: Direction = "denoising",
+    norms: Norms = "frozen",
+) -> dict[Path, float]:
+    """The change of the logit difference by each path."""
+    replay = PatchingReplay(loaded(family), pair or random_pair(), "logit_diff", memory_bytes=0)
+    unpatched = replay.corrupted_value if direction == "denoising" else replay.clean_value
+    with replay.running():
+        patching = PathPatching(replay, path_model(family), direction, norms, memory_bytes=0)
+        return {path: value - unpatched for path, value in patching.patch(paths)}
+
+
+def estimates(family: str, norms: Norms = "frozen", pair: PairTokens | None = None) -> Any:
+    replay = PatchingReplay(loaded(family), pair or random_pair(), "logit_diff", memory_bytes=1e9)
+    with replay.running():
+        return PathPatching(replay, path_model(family), "denoising", norms).estimate()
+
+
+def paths_of(family: str, through: Through) -> list[Path]:
+    """Paths between the first, a middle and the last attention layer."""
+    last = loaded(family).geometry.layers - 1
+    if through == "logits":
+        return [Path((0, 2), None, "logits"), Path((last, 1), None, "logits")]
+    ends = {((0, 2), (last, 1)), ((0, 1), (1, 3)), ((last - 1, 0), (last, 0))}
+    return [Path(sender, receiver, through) for sender, receiver in ends]
+
+
+# Independent references --------------------------------------------------------------------------------------------
+
+
+@ALL_FAMILIES
+@pytest.mark.parametrize("through", [*RECEIVER_INPUTS, "logits"])
+def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, through: Through) -> None:
+    paths, pair, sizes = paths_of(family, through), random_pair(), []
+    for direction, norms in (("denoising", "frozen"), ("noising", "recomputed")):
+        for path, change in exact(family, paths, direction=direction, norms=norms).items():
+            run, source = (pair.corrupted, pair.clean) if direction == "denoising" else (pair.clean, pair.corrupted)
+            expected = eager_paths.patched(loaded(family), run[:, :-1], source[:, :-1], path, norms == "frozen")
+            unpatched = eager_paths.patched(loaded(family), run[:, :-1], run[:, :-1], path, norms == "frozen")
+            difference = (expected - unpatched)[-1]
+            expected_change = (difference[pair.answer[0]] - difference[pair.wrong[0]]).item()
+            assert change == pytest.approx(expected_change, rel=1e-5, abs=1e-5)
+            sizes.append(abs(change))
+    assert max(sizes) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt2", "lfm2"])
+@pytest.mark.parametrize("norms", ["frozen", "recomputed"])
+def test_estimates_are_the_derivative_of_exact_paths(family: str, norms: Norms) -> None:
+    """A path's estimate is its effect in the limit of a small change of the sender."""
+    to_heads, to_logits = estimates(family, norms)
+    replay = PatchingReplay(loaded(family), random_pair(), "logit_diff", memory_bytes=1e9)
+    share = 2e-3
+    with replay.running():
+        patching = PathPatching(replay, path_model(family), "denoising", norms)
+        changes = [patching._changes.load(layer) for layer in range(loaded(family).geometry.layers)]
+        for through in (*RECEIVER_INPUTS, "logits"):
+            for sign in (1, -1):
+                for layer, change in enumerate(changes):
+                    patching._changes._entries[layer] = sign * share * change
+                values = dict(patching.patch(paths_of(family, through)))
+                if sign == 1:
+                    forward = values
+            for path, value in values.items():
+                slope = (forward[path] - value) / (2 * share)
+                estimate = (
+                    to_logits[path.sender]
+                    if path.receiver is None
+                    else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.through))]
+                )
+                assert float(estimate) == pytest.approx(slope, rel=2e-2, abs=4e-3)
+
+
+# Identities --------------------------------------------------------------------------------------------------------
+
+
+@ALL_FAMILIES
+def test_paths_between_equal_runs_change_nothing(family: str) -> None:
+    pair = random_pair()
+    same = PairTokens(pair.clean, pair.clean, pair.answer, pair.wrong, pair.aligned)
+    paths = [path for through in (*RECEIVER_INPUTS, "logits") for path in paths_of(family, through)]
+    assert max(map(abs, exact(family, paths, same).values())) <= 1e-5
+    assert max(float(t.abs().max()) for t in estimates(family, pair=same)) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt2"])
+def test_direct_paths_to_the_logits_are_linear_and_equal_their_estimates(family: str) -> None:
+    geometry = loaded(family).geometry
+    senders = [(layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
+    changes = exact(family, [Path(sender, None, "logits") for sender in senders])
+    _, to_logits = estimates(family)
+    for path, change in changes.items():
+        assert change == pytest.approx(float(to_logits[path.sender]), rel=1e-3, abs=1e-4)
+    assert sum(changes.values()) == pytest.approx(
+        eager_paths.direct_effect_of_all_heads(loaded(family), random_pair()), rel=1e-4, abs=1e-4
+    )
+
+
+def test_estimates_are_zero_unless_the_receiver_is_in_a_later_layer() -> None:
+    to_heads, _ = estimates("llama-gqa")
+    for sender in range(4):
+        assert to_heads[sender, :, : sender + 1].abs().max() == 0
+        assert sender == 3 or to_heads[sender, :, sender + 1 :].abs().min() > 0
+
+
+def test_estimates_of_receivers_in_small_batches_equal_those_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = estimates("llama-gqa")
+    monkeypatch.setattr("headscope.forward.path_patching.ESTIMATE_TOKENS", LENGTH)
+    for estimate, expected in zip(estimates("llama-gqa"), together, strict=True):
+        torch.testing.assert_close(estimate, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_keys_of_other_heads_in_the_kv_group_stay() -> None:
+    """Two heads of one KV group have different paths through k, which sum to no common change of the group."""
+    paths = [Path((0, 0), (1, head), "k") for head in (0, 1)]
+    first, second = exact("llama-gqa", paths).values()
+    assert abs(first - second) > 1e-4
+
+
+# Refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("receiver", [(1, 0), (0, 3)])
+def test_a_receiver_that_is_not_in_a_later_layer_is_refused(receiver: tuple[int, int]) -> None:
+    with pytest.raises(BadInput, match="not in a later layer"):
+        exact("llama-gqa", [Path((1, 0), receiver, "q")])
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("gemma2", "its logits are soft-capped"),
+        ("qwen3_next", "its heads' outputs are multiplied by a gate"),
+    ],
+)
+def test_architectures_without_such_paths_are_refused_by_name(family: str, reason: str) -> None:
+    model = hs.load(families.OTHERS[family].build())
+    with pytest.raises(UnsupportedModel, match=f"path patching is not possible for .*: {reason}"):
+        inspect_paths(model, random_pair().clean)

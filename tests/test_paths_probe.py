@@ -1,0 +1,269 @@
+"""The probe of paths between heads: stored rows, selection, resumed runs, refused inputs, charts and findings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenizer
+from test_patching_probe import PAIRS, SAME
+
+import headscope as hs
+from headscope.errors import BadInput, Interrupted
+from headscope.forward.patching import PatchingReplay
+from headscope.forward.path_patching import Path, PathPatching, inspect_paths
+from headscope.prompts.pair_sets import file_pairs
+from headscope.report import assembly
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from headscope.runs.synthetic import synthetic_run
+from headscope.study import runner
+from headscope.study.config import build_study
+from headscope.study.progress import NoProgress
+from probes.patching.paths import analysis, plots, report
+from probes.patching.paths.schema import LOGITS, PathsOptions
+from probes.patching.run import pair_tokens
+
+ALL_PATHS = 3 * (4 * 4 * 6) + 16
+"""Paths of a tiny model of four layers of four heads: q, k and v between layers, and the logits."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
+    """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts are equal."""
+    folder = tmp_path_factory.mktemp("paths")
+    save_checkpoint(folder / "tiny")
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME])))
+    return folder
+
+
+def study(folder: FilePath, **section: Any) -> Any:
+    return build_study(
+        {
+            "models": {"base": f"{folder}/tiny", "yarn": f"{folder}/tiny@yarn:factor=4"},
+            "device": "cpu",
+            "paths": {"pairs": [f"{folder}/pairs.jsonl"], **section},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(folder: FilePath, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    section = {
+        "method": "exact",
+        "senders": ["L0H1", "L1H2"],
+        "receivers": ["L2H3"],
+        "directions": ["noising", "denoising"],
+    }
+    return runner.run_study(study(folder, **section), tmp_path_factory.mktemp("exact"), progress=NoProgress())
+
+
+@pytest.fixture(scope="module")
+def verified(folder: FilePath, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    section = {"top": 2, "random": 1}
+    return runner.run_study(study(folder, **section), tmp_path_factory.mktemp("verified"), progress=NoProgress())
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"), pairs=4, lengths=(256,))
+
+
+# Stored rows -------------------------------------------------------------------------------------------------------
+
+
+def test_every_chosen_path_direction_and_pair_has_one_row(exact: Run) -> None:
+    assert validate(exact) == []
+    rows = exact.table("paths")
+    assert len(rows) == 2 * 2 * 5 * (3 * 2 + 2)
+    assert rows.groupby("through", observed=True).size().to_dict() == {"q": 40, "k": 40, "v": 40, "logits": 40}
+    assert set(rows.loc[rows["through"] == "logits", "receiver_layer"]) == {LOGITS}
+    assert "path_estimates" not in exact.tables
+    assert not rows.loc[rows["pair"] == "same", "is_normalised"].any()
+
+
+def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) -> None:
+    model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
+    pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    tokens = pair_tokens(pairs.build(2), model.device)
+    replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+    paths = [Path((0, 1), (2, 3), "k"), Path((1, 2), None, "logits")]
+    with replay.running():
+        expected = dict(PathPatching(replay, inspect_paths(model, tokens.clean), "noising").patch(paths))
+    rows = exact.table("paths").query("model == 'yarn' and pair == 'pair 2' and direction == 'noising'")
+    stored = rows.set_index(["sender_layer", "sender_head", "through"])["metric_patched"]
+    for path, value in expected.items():
+        assert stored[(*path.sender, path.through)] == pytest.approx(value, abs=1e-5)
+
+
+def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, folder: FilePath) -> None:
+    estimates = verified.table("path_estimates")
+    used = verified.table("paths").query("is_normalised").groupby("model", observed=True)["pair"].nunique()
+    for label, block in estimates.groupby("model", observed=True):
+        assert len(block) == ALL_PATHS
+        assert set(block["pairs"]) == {used[label]}
+    model = hs.load(f"{folder}/tiny", device="cpu")
+    pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    effects = []
+    for number in range(4):
+        tokens = pair_tokens(pairs.build(number), model.device)
+        replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+        difference = replay.clean_value - replay.corrupted_value
+        if abs(difference) >= 0.5:
+            with replay.running():
+                to_heads, _ = PathPatching(replay, inspect_paths(model, tokens.clean), "denoising").estimate()
+            effects.append(float(to_heads[0, 1, 3, 2, 2]) / difference)
+    row = estimates.query(
+        "model == 'base' and sender_layer == 0 and sender_head == 1 and receiver_layer == 3 and receiver_head == 2 and "
+        "through == 'v'"
+    )
+    assert float(row["effect"].iloc[0]) == pytest.approx(np.mean(effects), rel=1e-4)
+
+
+def test_verify_patches_the_paths_of_largest_estimates_and_random_others_in_every_pair(verified: Run) -> None:
+    keys = analysis.PATH_COLUMNS
+    for model, rows in verified.table("paths").groupby("model", observed=True):
+        selections = [{*map(tuple, block[keys].to_numpy())} for _, block in rows.groupby("pair", observed=True)]
+        assert all(selection == selections[0] for selection in selections)
+        estimates = verified.table("path_estimates").query(f"model == '{model}'")
+        for through, block in estimates.groupby("through", observed=True):
+            top = block.loc[block["effect"].abs().nlargest(2).index, keys]
+            assert {*map(tuple, top.to_numpy())} <= selections[0]
+            assert sum(path[-1] == through for path in selections[0]) == 3
+
+
+def test_an_interrupted_run_resumes_to_the_same_tables(folder: FilePath, verified: Run, tmp_path: FilePath) -> None:
+    section = {"top": 2, "random": 1}
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        runner.run_study(study(folder, **section), tmp_path, progress=StopsAfter(13))
+    resumed = runner.run_study(study(folder, **section), tmp_path, progress=NoProgress(), resume=True)
+    assert contents(resumed) == contents(verified)
+
+
+def test_prompts_of_different_lengths_run_with_align_end(folder: FilePath, tmp_path: FilePath) -> None:
+    file = tmp_path / "unequal.jsonl"
+    file.write_text(json.dumps({**PAIRS[0], "clean": f"w9 {PAIRS[0]['clean']}"}))
+    section = {"pairs": [str(file)], "align": "end", "method": "exact", "senders": ["L0H0"], "receivers": ["L3H1"]}
+    run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
+    assert validate(run) == []
+
+
+# Refused inputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("sender L3H0 is not in an earlier layer than any receiver", ("--senders", "L0H1,L3H0", "--through", "q")),
+        ("receiver L1H0 is not in a later layer than any sender", ("--senders", "L1H1", "--receivers", "L1H0")),
+        ("has no head L9H0. Its layers with attention are 0, 1, 2, 3", ("--senders", "L9H0")),
+        ("has no head L2H7", ("--receivers", "L2H7")),
+        ("'head 3' is not a head", ("--senders", "head 3")),
+        ("is a KV group", ("--receivers", "1.g0")),
+        ("paths.through", ("--through", "mlp")),
+        ("paths.norms must be", ("--norms", "none")),
+        ("'receivers' has no effect here", ("--through", "logits", "--receivers", "L3H0")),
+        ("'top' has no effect here: it selects heads for method verify", ("--method", "exact", "--top", 3)),
+        ("kl cannot be estimated for noising", ("--metric", "kl", "--direction", "noising")),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    refused: Callable[..., str], folder: FilePath, message: str, flags: tuple[Any, ...]
+) -> None:
+    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
+    assert message in refused(2, "paths", *tiny, "--pairs", folder / "pairs.jsonl", *flags)
+
+
+def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
+    folder: FilePath, tmp_path: FilePath
+) -> None:
+    (tmp_path / "same.jsonl").write_text(json.dumps(SAME))
+    section = {"pairs": [str(tmp_path / "same.jsonl")], "top": 2, "random": 0}
+    run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
+    assert validate(run) == []
+    assert [*report.findings(run)] == []
+    overview = report.overview(run)
+    assert overview is not None
+    assert "differs too little in every pair" in overview.warnings[0]
+
+
+def test_values_that_are_not_finite_are_refused(folder: FilePath, tmp_path: FilePath) -> None:
+    model = hs.load(f"{folder}/tiny", device="cpu")
+    with torch.no_grad():
+        model.module.model.layers[1].self_attn.v_proj.weight[0] = float("nan")
+    with pytest.raises(BadInput, match="not finite"):
+        hs.paths(model, pairs=[f"{folder}/pairs.jsonl"], method="estimate", out=tmp_path, quiet=True)
+
+
+# Charts and findings -----------------------------------------------------------------------------------------------
+
+
+def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: Run) -> None:
+    paths = analysis.path_effects(verified)
+    assert paths.groupby(["model", "method"]).size().to_dict() == {
+        (model, method): count
+        for model in ("base", "yarn")
+        for method, count in (("estimate", ALL_PATHS - 12), ("exact", 12))
+    }
+    estimated = paths[paths["method"] == "estimate"]
+    assert estimated[["low", "high", "p", "p_adjusted"]].isna().all(axis=None)
+    rows = verified.table("paths").query("model == 'base' and is_normalised").astype({"effect": float})
+    means = rows.groupby(analysis.PATH_COLUMNS, observed=True)["effect"].mean()
+    exact = paths[(paths["method"] == "exact") & (paths["model"] == "base")].set_index(analysis.PATH_COLUMNS)
+    for path, mean in means.items():
+        assert exact.loc[path, "effect"] == pytest.approx(mean)
+        assert exact.loc[path, "low"] <= mean <= exact.loc[path, "high"]
+
+
+def test_findings_give_the_effect_its_interval_and_the_number_of_pairs(verified: Run) -> None:
+    path_findings = [*report.findings(verified)]
+    texts = [finding.text for finding in path_findings]
+    assert any("12 of 304 paths exact, the others estimated" in text for text in texts)
+    assert any("exact effects differ from zero (false discovery rate 5 % over 304 paths)" in text for text in texts)
+    assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
+    first = path_findings[0].data
+    assert first.low <= first.value <= first.high
+    assert first.n is not None
+
+
+def test_estimates_alone_decide_nothing(folder: FilePath, tmp_path: FilePath) -> None:
+    run = runner.run_study(study(folder, method="estimate"), tmp_path, progress=NoProgress())
+    texts = [finding.text for finding in report.findings(run)]
+    assert all("Estimates do not decide whether an effect is real" in text and "an estimate" in text for text in texts)
+
+
+def test_the_graph_has_the_strongest_paths_with_their_ends_and_effects(synthetic: Run) -> None:
+    key, paths = analysis.sweeps(synthetic)[0]
+    figure = plots.plot_graph(key, paths)
+    strongest = analysis.strongest_paths(paths, plots.MAX_EDGES)
+    edges = {trace.name: trace for trace in figure.data if trace.mode == "lines" and trace.x[0] is not None}
+    assert len(edges) == len(strongest) == 20
+    widths = []
+    for _, path in strongest.iterrows():
+        edge = edges[plots.path_name(path)]
+        assert (edge.x[0], edge.y[0]) == (path["sender_layer"], path["sender_head"])
+        if path["receiver_layer"] != LOGITS:
+            assert (edge.x[-1], edge.y[-1]) == (path["receiver_layer"], path["receiver_head"])
+        assert f"{path['effect']:+.2f}" in edge.text[0]
+        widths.append(edge.line.width)
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_report_and_head_page_show_the_paths(synthetic: Run) -> None:
+    assert validate(synthetic) == []
+    groups = [*report.charts(assembly.render_context(synthetic))]
+    assert [len([*group.charts]) for group in groups] == [3]
+    strongest = analysis.strongest_paths(analysis.sweeps(synthetic)[0][1], 1).iloc[0]
+    sentences = [*report.head_findings(synthetic, "base", strongest["sender_layer"], strongest["sender_head"])]
+    assert any(f"the strongest path from this head is {plots.path_name(strongest)}" in text for text in sentences)
+    overview = report.overview(synthetic)
+    assert overview is not None
+    assert len(overview.rows) == 2
+
+
+def test_heads_are_written_alike_and_once() -> None:
+    options = PathsOptions(senders=["23.3", "L23H3", "l1h0"])
+    assert options.senders == ["L23H3", "L1H0"]

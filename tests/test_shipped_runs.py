@@ -1,0 +1,74 @@
+"""The runs in the package open, are undamaged, and come from the study files of their names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dashboards.app import create_app
+from headscope.cli.app import STUDY_FILES
+from headscope.cli.flags import EXAMPLES
+from headscope.report import assembly
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from headscope.study.config import read_study
+from probes.patching import analysis, claims, report
+
+RUNS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
+PATCHING_RUNS = [path for path in RUNS if "-patching-" in path.name]
+DOCS = (Path(__file__).parents[1] / "docs" / "patching.md").read_text(encoding="utf-8")
+
+
+def study_name(path: Path) -> str:
+    """The name in a run directory <utc>-<name>-<hash>."""
+    return path.name.split("-", 1)[1].rsplit("-", 1)[0]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=study_name)
+def test_every_shipped_run_is_undamaged(path: Path) -> None:
+    run = Run.open(path)
+    assert validate(run) == []
+    assert not run.heads.empty
+
+
+@pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
+def test_patching_runs_have_the_models_and_pairs_of_their_study_files(path: Path) -> None:
+    run = Run.open(path)
+    study = read_study(STUDY_FILES / f"{study_name(path)}.yaml", {})
+    options = study.probe_options["patching"]
+    assert run.manifest["config"]["models"] == study.models
+    assert {*run.table("patching")["prompts"]} == {*options.pairs}
+    pairs = run.table("patching").groupby(["model", "prompts"], observed=True)["pair"].nunique()
+    assert pairs.to_list() == [options.count] * len(study.models) * len(options.pairs)
+
+
+@pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
+def test_the_docs_give_the_five_largest_exact_effects_of_each_task_and_model(path: Path) -> None:
+    for (model, prompts, *_), units in analysis.sweeps(Run.open(path)):
+        top = units[units["method"] == "exact"].nlargest(5, "effect")
+        cells = [
+            f"L{unit['layer']}H{unit['head']} {unit['effect']:+.2f} ({unit['low']:+.2f} to {unit['high']:+.2f})"
+            for _, unit in top.iterrows()
+        ]
+        assert f"| {prompts} | {model} | {' | '.join(cells)} |" in DOCS
+
+
+@pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
+def test_the_docs_give_the_verdicts_of_the_patching_runs(path: Path) -> None:
+    verdicts: dict[tuple[str, str], list[str]] = {}
+    for finding in claims.model_claims(Run.open(path)):
+        task = finding.text.split(", ")[1].split(":")[0]
+        verdict = re.search(r"(not supported|supported|inconclusive)\.", finding.text)
+        assert verdict is not None
+        verdicts.setdefault((task, finding.model), []).append(verdict[1])
+    assert len(verdicts) == 2 * len({task for task, _ in verdicts})
+    for (task, model), (kept, changed) in verdicts.items():
+        assert f"| {task} | {model} | {kept} | {changed} |" in DOCS
+
+
+@pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
+def test_patching_runs_appear_in_report_and_app(path: Path) -> None:
+    run = Run.open(path)
+    tasks = run.table("patching")["prompts"].nunique()
+    assert len([*report.charts(assembly.render_context(run))]) == tasks + 1
+    assert create_app(path).server.test_client().get("/").status_code == 200
