@@ -2,6 +2,10 @@
 
 from collections.abc import Iterator
 
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import head_scatter, style
 from headscope.plugin_api import (
     Chart,
     ChartGroup,
@@ -16,7 +20,6 @@ from headscope.report.text import default_models
 from headscope.runs.column_metadata import statistic
 from probes.imported import PROBE
 from probes.imported.analysis import NAME, correlations
-from probes.imported.plots import plot_against_measure
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -38,6 +41,21 @@ def _charts(context: RenderContext) -> Iterator[Chart]:
                 f"One point per head. Spearman's rank correlation over {row['heads']} heads: {row['correlation']:.2f}.",
                 half_width=True,
             )
+
+
+def plot_against_measure(heads: pd.DataFrame, imported: str, measure: str, label: str) -> go.Figure:
+    """Scatter plot of the imported score of every head of the model `label` against a measure; colour is the layer."""
+    stat = statistic(measure)
+    title = f"Imported score against {stat.label} in {label}"
+    rows = heads[heads["model"] == label]
+    if reason := style.missing_data_reason(rows, imported, measure):
+        return style.empty_figure(title, reason)
+    points = rows.dropna(subset=[imported, measure])
+    figure = style.new_figure(title)
+    head_scatter.add_points(figure, points, measure, imported, f"{stat.label} %{{x:.3g}}<br>imported score %{{y:.3g}}")
+    figure.update_xaxes(title_text=stat.label_with_unit, type="log" if stat.log_scale else "linear")
+    figure.update_yaxes(title_text="imported score")
+    return head_scatter.add_layer_colorbar(figure)
 
 
 def findings(run: Run) -> Iterator[Finding]:

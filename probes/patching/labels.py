@@ -1,9 +1,12 @@
-"""Names of heads and KV groups, sweeps and effects in sentences and titles."""
+"""Names of heads, KV groups, paths, sweeps and effects in sentences and titles."""
 
 import numpy as np
 import pandas as pd
 
+from headscope.heads import format_head
 from probes.patching.analysis import SweepKey
+from probes.patching.paths.analysis import SweepKey as PathSweepKey
+from probes.patching.paths.schema import LOGITS
 from probes.patching.schema import ACTIVATION_LABELS, WHOLE_GROUP
 
 
@@ -31,7 +34,31 @@ def describe_methods(units: pd.DataFrame) -> str:
     return f"{exact} of {len(units)} {noun} exact, the others estimated" if exact else f"{len(units)} {noun} estimated"
 
 
-def format_effect(unit: pd.Series) -> str:
-    """The effect with its interval and method: "+0.45 (95 % confidence interval +0.40 to +0.50, exact)"."""
-    bounds = "" if np.isnan(unit["low"]) else f"95 % confidence interval {unit['low']:+.2f} to {unit['high']:+.2f}, "
-    return f"{unit['effect']:+.2f} ({bounds}{'exact' if unit['method'] == 'exact' else 'an estimate'})"
+def path_name(path: pd.Series) -> str:
+    """Name of a path: "L23H3 to v of L29H1" or "L23H3 to the logits"."""
+    sender = format_head(path["sender_layer"], path["sender_head"])
+    if path["receiver_layer"] == LOGITS:
+        return f"{sender} to the logits"
+    return f"{sender} to {path['through']} of {format_head(path['receiver_layer'], path['receiver_head'])}"
+
+
+def describe_path_sweep(key: PathSweepKey) -> str:
+    """Text naming a sweep: "Path patching, denoising"."""
+    return f"Path patching, {key[3]}" + (", norms recomputed" if key[4] == "recomputed" else "")
+
+
+def describe_path_methods(paths: pd.DataFrame) -> str:
+    """Text with the number of exact and estimated paths."""
+    exact = int((paths["method"] == "exact").sum())
+    if exact == len(paths):
+        return f"all {exact:,} paths exact"
+    return (
+        f"{exact:,} of {len(paths):,} paths exact, the others estimated" if exact else f"{len(paths):,} paths estimated"
+    )
+
+
+def format_effect(effect: pd.Series) -> str:
+    """Text such as "+0.45 (95 % confidence interval +0.40 to +0.50, exact)"; `effect` is a row of a unit or a path."""
+    interval = f"95 % confidence interval {effect['low']:+.2f} to {effect['high']:+.2f}, "
+    bounds = "" if np.isnan(effect["low"]) else interval
+    return f"{effect['effect']:+.2f} ({bounds}{'exact' if effect['method'] == 'exact' else 'an estimate'})"

@@ -14,32 +14,22 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.families import (
-    bloom,
-    doge,
-    falcon,
-    gpt_neo,
-    gpt_neox_japanese,
-    gptj,
-    mpt,
-    sparse_indexer,
-    xglm,
-)
+from headscope.attention.families import alibi, chosen_keys, classic
 from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
 from headscope.attention.masks import OpaqueMask
 
 SPARSE_INDEXERS = ("AXK2Indexer", "DeepseekV32Indexer", "Dots3NoteTextIndexer", "GlmMoeDsaIndexer", "HYV4Indexer")
 ADAPTERS = {
-    "BloomAttention": bloom.ADAPTER,
-    "CodeGenAttention": gptj.ADAPTER,
-    "DogeAttention": doge.ADAPTER,
-    "FalconAttention": falcon.ADAPTER,
-    "GPTJAttention": gptj.ADAPTER,
-    "GPTNeoSelfAttention": gpt_neo.ADAPTER,
-    "GPTNeoXJapaneseAttention": gpt_neox_japanese.ADAPTER,
-    "MptAttention": mpt.ADAPTER,
-    "XGLMAttention": xglm.ADAPTER,
-    **dict.fromkeys(SPARSE_INDEXERS, sparse_indexer.ADAPTER),
+    "BloomAttention": alibi.BLOOM,
+    "CodeGenAttention": classic.GPTJ,
+    "DogeAttention": chosen_keys.DOGE,
+    "FalconAttention": alibi.FALCON,
+    "GPTJAttention": classic.GPTJ,
+    "GPTNeoSelfAttention": classic.GPT_NEO,
+    "GPTNeoXJapaneseAttention": classic.GPT_NEOX_JAPANESE,
+    "MptAttention": alibi.MPT,
+    "XGLMAttention": classic.XGLM,
+    **dict.fromkeys(SPARSE_INDEXERS, chosen_keys.SPARSE_INDEXER),
 }
 """Adapter by the class name of the attention module, or of the indexer that chooses its keys."""
 

@@ -5,9 +5,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import head_scatter, style
+from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
 from probes.patching.paths.analysis import SweepKey, strongest_paths
 from probes.patching.paths.schema import LOGITS, RECEIVER_INPUTS, THROUGH
-from probes.patching.paths.text import describe_methods, describe_sweep, format_effect, path_name
 
 MAX_EDGES = 40
 """Paths in a graph."""
@@ -114,6 +114,6 @@ def _add_legend(figure: go.Figure, inputs: list[str]) -> None:
 
 
 def _title(key: SweepKey, paths: pd.DataFrame, drawn_count: int) -> dict[str, object]:
-    text = f"{describe_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
-    subtitle = style.escape_label(f"{drawn_count} paths drawn; {describe_methods(paths)}", 80)
+    text = f"{describe_path_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
+    subtitle = style.escape_label(f"{drawn_count} paths drawn; {describe_path_methods(paths)}", 80)
     return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}

@@ -8,10 +8,10 @@ import pandas as pd
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term, TextTable
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.run import Run
+from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
 from probes.patching.paths import PROBE, plots
 from probes.patching.paths.analysis import SweepKey, decisive_paths, strongest_paths, sweeps
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
-from probes.patching.paths.text import describe_methods, describe_sweep, format_effect, path_name
 
 TABLE_ROWS = 15
 """Paths in the table of the strongest."""
@@ -39,7 +39,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         return
     for key, paths in context.run.derived(sweeps):
         if key[0] == context.selected_model:
-            yield ChartGroup(PROBE.title, f"{describe_sweep(key)}, {key[1]}", _sweep_charts(key, paths))
+            yield ChartGroup(PROBE.title, f"{describe_path_sweep(key)}, {key[1]}", _sweep_charts(key, paths))
 
 
 def findings(run: Run) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def findings(run: Run) -> Iterator[Finding]:
             error = (both["estimate"] - both["effect"]).abs()
             yield Finding(
                 PROBE.title,
-                f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(both)} paths patched exactly, the rank "
+                f"{describe_path_sweep(key)}, {key[1]}, in {key[0]}: for {len(both)} paths patched exactly, the rank "
                 f"correlation of estimates with exact effects is {spearman:.2f}; the largest error of an estimate is "
                 f"{error.max():.2f}.",
                 key[0],
@@ -73,7 +73,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
             own = paths[(paths[f"{end}_layer"] == layer) & (paths[f"{end}_head"] == head)]
             for _, path in strongest_paths(own, 1).iterrows():
                 yield (
-                    f"{describe_sweep(key)}, {key[1]}, in {model}: the strongest path {direction} this head is "
+                    f"{describe_path_sweep(key)}, {key[1]}, in {model}: the strongest path {direction} this head is "
                     f"{path_name(path)}, {format_effect(path)}."
                 )
 
@@ -91,7 +91,7 @@ def overview(run: Run) -> Overview | None:
                 "prompts": key[1],
                 "direction": key[3],
                 "pairs": int(paths["pairs"].max()),
-                "paths": describe_methods(paths),
+                "paths": describe_path_methods(paths),
                 "strongest path": f"{path_name(strongest)}, {format_effect(strongest)}",
             }
         )
@@ -150,8 +150,8 @@ def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
         if largest["receiver_layer"] == LOGITS
     )
     text = (
-        f"{describe_sweep(key)}, {key[1]}, in {key[0]} ({pairs} pairs; {describe_methods(paths)}): the most positive "
-        f"effect is that of {path_name(largest)}, {format_effect(largest)}. The lowest is that of "
+        f"{describe_path_sweep(key)}, {key[1]}, in {key[0]} ({pairs} pairs; {describe_path_methods(paths)}): the "
+        f"most positive effect is that of {path_name(largest)}, {format_effect(largest)}. The lowest is that of "
         f"{path_name(smallest)}, {format_effect(smallest)}.{between} {significance}."
     )
     data = FindingData(

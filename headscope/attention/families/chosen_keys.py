@@ -1,4 +1,7 @@
-"""Doge: each key has a learned bias on its logits, computed from its value; long texts keep keys of highest bias."""
+"""Families in which each query attends to chosen keys: Doge by a learned bias, DeepSeek V3.2 and others by an indexer.
+
+headscope measures them in texts so short that all keys are chosen.
+"""
 
 import sys
 from typing import Any
@@ -10,7 +13,7 @@ from headscope.attention.masks import OpaqueMask
 from headscope.errors import UnsupportedModel
 
 
-def _forward(
+def _forward_doge(
     attend: AttentionFunction,
     module: Any,
     hidden_states: Tensor,
@@ -50,4 +53,25 @@ def _forward(
     return module.o_proj(out.flatten(2)), None
 
 
-ADAPTER = FamilyAdapter("forward", _forward, hides_mask=True)
+DOGE = FamilyAdapter("forward", _forward_doge, hides_mask=True)
+
+
+def _forward_indexer(
+    attend: AttentionFunction,
+    module: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: OpaqueMask,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    # Without a mask: if all keys are chosen, their scores do not matter; otherwise the attention function refuses.
+    no_mask = hidden_states.new_zeros(1, 1, 1)
+    indices: Tensor = type(module).forward(
+        module, hidden_states, q_resid, position_embeddings, no_mask, *args, **kwargs
+    )
+    return indices
+
+
+SPARSE_INDEXER = FamilyAdapter("forward", _forward_indexer, hides_mask=True)
