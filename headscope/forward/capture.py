@@ -58,8 +58,10 @@ class CapturedLayers:
         self._exit_stack.enter_context(backend.editing_output(self._module(layer), edit))
 
     def stream(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:
-        """Let these KV groups of one layer attend to the first and last tokens of `window` only, until the capture
-        ends. They do not read the other keys."""
+        """Let these KV groups of one layer attend to the first and last tokens only, until the capture ends.
+
+        They do not read the other keys.
+        """
         if kv_groups:
             groups = StreamingGroups(tuple(kv_groups), window.sink, window.recent)
             self._exit_stack.enter_context(backend.streaming(self._module(layer), groups))

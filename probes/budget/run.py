@@ -95,6 +95,8 @@ class BudgetRunner:
             self._warn_of_measured_documents(label)
             check_set_names([self._pair_set(label, source) for source in self.options.prompts])
         for label in self.context.labels:
+            for scores in self._fixed.values():
+                scores.by_head(label, self.context.model(label).geometry)  # refuses the scores of another model
             cells += self._model_cells(label)
         return cells
 

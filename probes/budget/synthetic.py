@@ -45,10 +45,10 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
     tables = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(cache), SETTINGS.name: settings}
     yield "orders", tables
     rows = [
-        {"order": order, "draw": draw, "share": share, "pair": f"needle {pair}"}
+        {"order": order, "draw": draw, "share": share, "pair": f"induction {pair}"}
         for (order, draw, share), pair in product(_curve_points(orders), range(6))
     ]
-    answers = pd.DataFrame(rows).assign(model=model, prompts="needle")
+    answers = pd.DataFrame(rows).assign(model=model, prompts="induction")
     answers["nll"] = 0.5 + 3 * answers["share"] + rng.uniform(0, 0.5, len(answers))
     yield "answers", {ANSWERS.name: answers.assign(success=answers["nll"] < 1.8)}
 
