@@ -4,6 +4,8 @@ All values are differences to the pass without streaming, paired by document. Ra
 document first, so that n is the number of documents.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -39,14 +41,15 @@ def loss_changes_by_position(run: RunTables, model: str, context_length: int, or
     rows = rows[(rows["model"] == model) & (rows["context_length"] == context_length)]
     values = rows.set_index(["position", "doc", "order", "draw", "share"])["nll"].rename("value")
     changes = _changes(values, ["position", "doc"])
-    return changes.xs(order, level="order").groupby("position").mean()
+    return pd.DataFrame(changes.xs(order, level="order")).groupby("position").mean()
 
 
 def curves(changes: pd.DataFrame) -> pd.DataFrame:
     """Mean of every curve with its 95 % confidence interval: the keys of the curve, share, mean, low, high, n."""
-    keys = list(changes.index.names[:-1])
+    keys = [str(name) for name in changes.index.names[:-1]]
     blocks = []
-    for key, block in changes.groupby(keys, sort=False):
+    groups: Any = changes.groupby(keys, sort=False)
+    for key, block in groups:
         values = block.to_numpy().T
         low, high = confidence_interval(values)
         columns = {"share": block.columns, "mean": values.mean(axis=1), "low": low, "high": high, "n": len(block)}
@@ -59,7 +62,8 @@ def summaries(run: RunTables) -> pd.DataFrame:
     random orders, and the largest share within the bound; each a mean over documents with `_low` and `_high`, and n."""
     records = []
     changes, bounds = run.derived(loss_changes), _rows(run, SETTINGS.name).set_index("model")["bound"]
-    for (model, length), block in changes.groupby(["model", "context_length"], sort=False):
+    groups: Any = changes.groupby(["model", "context_length"], sort=False)
+    for (model, length), block in groups:
         areas = {str(order): _areas(rows) for order, rows in block.groupby("order", sort=False)}
         for order, rows in block.groupby("order", sort=False):
             values = {

@@ -24,10 +24,17 @@ UNIT = ["layer", "kv_group"]
 class Geometry(Protocol):
     """The part of a model's geometry that the cache depends on; one entry per attention layer."""
 
-    layer_numbers: Sequence[int]
-    windows: Sequence[int | None]
-    layer_kv_groups: Sequence[int]
-    layer_head_dims: Sequence[int]
+    @property
+    def layer_numbers(self) -> Sequence[int]: ...
+
+    @property
+    def windows(self) -> Sequence[int | None]: ...
+
+    @property
+    def layer_kv_groups(self) -> Sequence[int]: ...
+
+    @property
+    def layer_head_dims(self) -> Sequence[int]: ...
 
 
 class FixedScores:
@@ -92,7 +99,8 @@ def streaming_count(share: float, groups: int) -> int:
 def lowest_groups(ranks: pd.DataFrame, count: int) -> dict[int, tuple[int, ...]]:
     """The KV groups of the `count` lowest ranks by layer number."""
     rows = ranks[ranks["rank"] < count].sort_values(UNIT)
-    return {int(layer): tuple(map(int, part)) for layer, part in rows.groupby("layer")["kv_group"]}
+    by_layer: Any = rows.groupby("layer")["kv_group"]
+    return {int(layer): tuple(map(int, part)) for layer, part in by_layer}
 
 
 def kept_tokens(length: int, layer_window: int | None, streaming: StreamingWindow | None) -> int:

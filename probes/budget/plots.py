@@ -39,7 +39,7 @@ def plot_loss_by_position(changes: pd.DataFrame, title: str) -> go.Figure:
     if changes.empty:
         return style.empty_figure(title, "no data to plot")
     figure = style.new_figure(title)
-    shares = [share for share in changes.columns if share > 0]
+    shares = [share for share in map(float, changes.columns) if share > 0]
     for share, colour in zip(shares, style.ordered_colours(len(shares)), strict=True):
         figure.add_scatter(
             x=changes.index,

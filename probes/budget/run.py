@@ -162,13 +162,13 @@ class BudgetRunner:
         document = self._documents(label)[task.document]
         ids, seed = document.ids[: task.length], self.context.seed + task.document
         scores, losses = passes.scores_and_losses(model, ids, self.options.window, self.options.rows, seed)
-        keys = {"model": label, "context_length": task.length, "doc": document.name}
+        keys: dict[str, Any] = {"model": label, "context_length": task.length, "doc": document.name}
         return {SCORES.name: {**keys, **scores}, LOSS.name: {**keys, "order": EVERY_ORDER, "draw": 0, "share": 0.0,
                                                              **losses}}  # fmt: skip
 
     def _order_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
         """Every order for a half of the documents, with the size of the KV cache; and the settings, once."""
-        keys = {"model": label, "half": task.half}
+        keys: dict[str, Any] = {"model": label, "half": task.half}
         stored = [self.context.read_stored(f"budget/{cell}", SCORES.name) for cell in task.prerequisites]
         ranks, sizes = [], []
         for order, draw in self._orders():
@@ -178,7 +178,7 @@ class BudgetRunner:
         rows: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(sizes)}
         if task.half <= 0:
             options, window = self.options, self.options.window
-            settings = {"sink": window.sink, "recent": window.recent, "bound": options.bound}
+            settings: dict[str, Any] = {"sink": window.sink, "recent": window.recent, "bound": options.bound}
             groups = sum(model.geometry.layer_kv_groups)
             rows[SETTINGS.name] = {"model": label, **settings, "groups": [groups], "reduction": options.reduction}
         return rows
@@ -195,7 +195,7 @@ class BudgetRunner:
                 self.context.advance(
                     0.8 * pass_cost(task.length), f"order {task.order}: {share:.0%} of KV groups stream"
                 )
-        keys = {"model": label, "context_length": task.length, "doc": document.name}
+        keys: dict[str, Any] = {"model": label, "context_length": task.length, "doc": document.name}
         return {LOSS.name: pd.concat(blocks).assign(**keys, order=task.order, draw=task.draw)}
 
     def _answer_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
@@ -208,7 +208,7 @@ class BudgetRunner:
             for index, name in enumerate(pairs.pair_names):
                 nll, success = passes.answer(model, pairs.build(index), groups, self.options.window)
                 rows.append({"pair": name, "share": share, "nll": nll, "success": success})
-        keys = {"model": label, "prompts": pairs.name, "order": task.order, "draw": task.draw}
+        keys: dict[str, Any] = {"model": label, "prompts": pairs.name, "order": task.order, "draw": task.draw}
         return {ANSWERS.name: pd.DataFrame(rows).assign(**keys)}
 
     # Orders --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
         yield f"losses {doc}", {LOSS.name: pd.concat(blocks).assign(model=model, doc=f"text/{doc}")}
         scores = sizes.units.assign(log_ess2=4 * sizes.units["growth"], far_mass=sizes.units["growth"])
         scores["local_mass"] = 1 - scores["far_mass"]
-        keys = {"model": model, "context_length": max(sizes.lengths), "doc": f"text/{doc}"}
+        keys: dict[str, Any] = {"model": model, "context_length": max(sizes.lengths), "doc": f"text/{doc}"}
         yield f"scores {doc}", {SCORES.name: scores.drop(columns="growth").assign(**keys)}
     scores = sizes.units.rename(columns={"growth": "score"})
     ranks, cache = [], []
@@ -41,8 +42,15 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
         keys = {"model": model, "order": order, "draw": draw, "half": half}
         ranks.append(rank_groups(scores.assign(score=rng.normal(scores["score"], 0.1)), "max").assign(**keys))
         cache.append(_cache(sizes, len(groups)).assign(**keys))
-    settings = {"model": model, "sink": 4, "recent": 16, "bound": BOUND, "groups": [len(groups)], "reduction": "max"}
-    tables = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(cache), SETTINGS.name: settings}
+    settings: dict[str, Any] = {
+        "model": model,
+        "sink": 4,
+        "recent": 16,
+        "bound": BOUND,
+        "groups": [len(groups)],
+        "reduction": "max",
+    }
+    tables: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(cache), SETTINGS.name: settings}
     yield "orders", tables
     rows = [
         {"order": order, "draw": draw, "share": share, "pair": f"induction {pair}"}
@@ -64,7 +72,7 @@ def _losses(length: int, order: str, draw: int, share: float, scale: float) -> p
     position = position_bin_edges(length)
     change = 0.5 * scale * share ** QUALITY.get(order, 1.0)
     nll = 4 - 0.2 * np.log(position) + change * np.log1p(position) / np.log1p(length)
-    columns = {"context_length": length, "order": order, "draw": draw, "share": share}
+    columns: dict[str, Any] = {"context_length": length, "order": order, "draw": draw, "share": share}
     return pd.DataFrame({"position": position, "nll": nll, "tokens": np.diff(position, prepend=0)}).assign(**columns)
 
 
