@@ -55,18 +55,20 @@ def answer_log_probability(model: Any, heads: Any, kind: Any, text: str) -> floa
 
 def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Path, tmp_path: Path) -> None:
     heads = ["L0H1", "L2H3", "L2H0"]
-    run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads, kinds=["zero", "mean"])
+    kinds = {"zero": "zero", "mean": "mean", "streaming": "streaming:0+1"}
+    section = {"prompt": PROMPT, "answer": ANSWER, "heads": heads, "kinds": [*kinds], "sink": 0, "recent": 1}
+    run = run_study(folder, tmp_path, **section)
     assert validate(run) == []
     model, text = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu"), f"file:{folder}/texts/*.txt"
     rows = run.table("ablation")
-    assert len(rows) == 2 * 3
+    assert len(rows) == 3 * 3
     for row in rows.to_dict("records"):
-        expected = answer_log_probability(model, [(row["layer"], row["head"])], row["kind"], text)
+        expected = answer_log_probability(model, [(row["layer"], row["head"])], kinds[row["kind"]], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
         assert abs(row["metric_after"] - row["metric_before"]) > 1e-4
     for row in run.table("ablation_sets").to_dict("records"):
         assert row["size"] == 3
-        expected = answer_log_probability(model, heads, row["kind"], text)
+        expected = answer_log_probability(model, heads, kinds[row["kind"]], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -244,6 +246,7 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         ("ablation.kinds", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "noise")),
         ("ablation.prompt must", ("--prompt", "", "--answer", ANSWER)),
         ("'draws' is for the kind resample, not zero", ("--prompt", PROMPT, "--answer", ANSWER, "--draws", "2")),
+        ("'sink' is for the kind streaming", ("--prompt", PROMPT, "--answer", ANSWER, "--sink", "4")),
         ("there is only one prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "resample")),
         ("is the only one of 40", ("--pairs", "induction", "--kinds", "resample", "--count", "1", "--length", "40")),
         ("names no heads of a run", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "run:folder")),
@@ -273,6 +276,6 @@ def test_two_files_of_one_name_are_refused(refused: Callable[..., str], folder: 
 def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
     (group,) = report.charts(assembly.render_context(run))
-    assert len([*group.charts]) == 3
-    assert len([*report.head_findings(run, "base", 1, 2)]) == 3
-    assert len([*report.findings(run)]) == 2 * 3
+    assert len([*group.charts]) == 4
+    assert len([*report.head_findings(run, "base", 1, 2)]) == 4
+    assert len([*report.findings(run)]) == 2 * 4

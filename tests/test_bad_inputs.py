@@ -33,6 +33,8 @@ def case(code: int, message: str, *arguments: object, name: str = "") -> Any:
 
 TINY = ("--model", "x={place}/tiny", "--text", "file:{place}/texts/*.txt", "--docs", 1, "--device", "cpu", "--quiet")
 
+BUDGET = (*TINY, "--length", "24")
+
 NEEDLE = (*TINY[:4], "--device", "cpu", "--quiet", "--lengths", "55,", "--depths", "1")
 
 
@@ -92,7 +94,7 @@ def of_schemes() -> Iterator[Any]:
 
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
-    *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported"),
+    *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported", "budget"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "recompute_above"),
@@ -102,6 +104,7 @@ WHOLE = {
     "scaling": ("seeds",),
     "detectors": ("sequences",),
     "patterns": ("rows", "keys"),
+    "budget": ("sink", "recent", "draws", "rows", "count"),
     "evaluate": ("documents",),
 }
 REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
@@ -115,6 +118,7 @@ LISTS = {
     "detectors": ("periods",),
     "patterns": ("lengths",),
     "attribution": ("lengths",),
+    "budget": ("lengths", "orders", "shares"),
     "evaluate": ("tasks", "lengths"),
 }
 CHOICES = {
@@ -231,6 +235,16 @@ STUDIES = [
     ("window.center must be at most", "window: {center: 1000000000}"),
     ("window.dims must be a multiple of 2", "window: {dims: 5}"),
     ("invalid widths [0]. Use widths between 1 and", "window: {widths: [0]}"),
+    ("sink 0 and recent 0 leave a streaming KV group no token", "budget: {sink: 0, recent: 0}"),
+    ("streaming:64+0 hides a head's own token", "budget: {recent: 0}"),
+    ("budget.shares.1 must be at most 1.0: 1.5", "budget: {shares: [0.5, 1.5]}"),
+    ("budget.shares.0 must be at least 0.0: -0.1", "budget: {shares: [-0.1]}"),
+    ("budget.shares.0 must be a finite number: nan", "budget: {shares: [.nan]}"),
+    ("unknown order 'entropy'. Use one of: effective-length", "budget: {orders: [entropy]}"),
+    ("two orders are named 'a'", "budget: {orders: ['file:x/a.json', 'file:y/a.csv']}"),
+    ("budget.bound must be above 0.0: 0", "budget: {bound: 0}"),
+    ("'draws' is for the order random", "budget: {orders: [far-mass], draws: 3}"),
+    ("'count' is for prompts", "budget: {count: 3}"),
     ("influence.curve must be true or false", "influence: {curve: maybe}"),
     ("adapt.lora_rank must be at most", "adapt: {lora_rank: 1000000000}"),
     ("adapt takes one checkpoint without a scheme", "models: {a: smollm2-135m, b: smollm2-135m}\nadapt: {}"),
@@ -346,6 +360,16 @@ PLAIN = [
     run(2, "has no text", "--text", "file:{place}/odd/empty.txt"),
     run(2, "have 24 tokens, but 9 are needed", "--docs", 9),
     run(2, "have 100000 tokens", "--length", 100000),
+    case(2, "judged on the other half: 1 document", "budget", *BUDGET[:4], "--docs", 1, *BUDGET[6:]),
+    case(3, "no scores at '{place}/none.json'", "budget", *BUDGET, "--orders", "file:{place}/none.json"),
+    case(
+        2,
+        "has scores of 2 layers of 2 KV groups, but model 'x' has 4 layers of 2 KV groups",
+        *("budget", *BUDGET, "--orders", "file:{place}/odd/other-shape"),
+    ),
+    case(2, "has no finite value in 1 of 2 heads", "budget", *BUDGET, "--orders", "file:{place}/odd/nan.csv"),
+    case(2, "has two values for L0H1", "budget", *BUDGET, "--orders", "file:{place}/odd/twice.csv"),
+    case(2, "is not a run", "budget", *BUDGET, "--orders", "run:{place}/texts:ess2"),
     case(3, "no needle file at", "needle", *NEEDLE, "--file", "{place}/none.jsonl"),
     case(2, "cannot read needle file", "needle", *NEEDLE, "--file", "{place}/texts"),
     case(2, "cannot be accessed", "needle", *NEEDLE, "--file", "~no-such-user/needles"),
@@ -893,6 +917,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "odd" / "blank.txt").write_text(" \n ")
     (place / "odd" / "long.txt").write_text("w1 " * 1100)
     (place / "odd" / "deep.txt").write_text("[" * 100_000)
+    (place / "odd" / "other-shape").mkdir()
+    (place / "odd" / "other-shape" / "full_attention_heads.tsv").write_text("1\t0\n0\t1\n")
+    (place / "odd" / "nan.csv").write_text("layer,head,score\n0,0,1\n0,1,nan\n")
+    (place / "odd" / "twice.csv").write_text("layer,head,score\n0,1,1\n0,1,0.5\n")
     needle = {"name": "n", "question": "w1 w2", "opening": "w3 w4", "fact": "w5 w6"}
     (place / "needles.jsonl").write_text(json.dumps(needle))
     spoil_checkpoints(place, tiny)

@@ -20,7 +20,8 @@ from probes.adapt import paper_page
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = "\n".join(
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("usage", "adarope-training", "patching")
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("usage", "adarope-training", "patching", "budget")
 )
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 REFERENCE = reference.FILE.read_text(encoding="utf-8")

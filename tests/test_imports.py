@@ -19,7 +19,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plugins": {"errors"},
     "heads": {"errors", "user_input"},
     "attention": {"errors"},
-    "measures": {"attention", "bins"},
+    "measures": {"attention", "bins", "streaming"},
     "models": {"errors", "user_input", "model_spec", "attention"},
     "positions": {"errors", "user_input", "model_spec", "attention", "models"},
     "forward": {

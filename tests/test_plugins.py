@@ -81,6 +81,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "paths",
         "ablation",
         "imported",
+        "budget",
         "window",
         "scaling",
     ]

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from headscope.attention import families
-from headscope.attention.kernel import AttentionVariant, append_key_bias, attend, streaming_attention
+from headscope.attention.kernel import (
+    AttentionVariant,
+    StreamingGroups,
+    append_key_bias,
+    attend,
+    attend_partly_streaming,
+    streaming_attention,
+)
 from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, OpaqueMask, encode_mask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
@@ -106,6 +113,7 @@ class _ModuleHooks:
     qkv_edits: list[QKVEdit] = field(default_factory=list)
     output_edits: list[OutputEdit] = field(default_factory=list)
     listeners: list[tuple[int, Listener]] = field(default_factory=list)
+    streaming: list[StreamingGroups] = field(default_factory=list)
 
 
 _hooks_by_module: "WeakKeyDictionary[nn.Module, _ModuleHooks]" = WeakKeyDictionary()
@@ -168,6 +176,15 @@ def editing_qkv(module: nn.Module, edit: QKVEdit) -> AbstractContextManager[None
 def editing_output(module: nn.Module, edit: OutputEdit) -> AbstractContextManager[None]:
     """Apply `edit` to the head outputs z of one attention module, before o_proj and before listeners are called."""
     return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).output_edits, edit)
+
+
+def streaming(module: nn.Module, groups: StreamingGroups) -> AbstractContextManager[None]:
+    """Let some KV groups of one attention module stream; the innermost of several contexts decides.
+
+    The keys that they do not see are not read, so the cost falls. Listeners are refused: their log-sum-exp would
+    belong to all keys.
+    """
+    return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).streaming, groups)
 
 
 def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractContextManager[None]:
@@ -265,10 +282,16 @@ def attention_forward(
             z = edit(z, call)
         return z
 
-    options = (module, variant, dropout, bool(hooks.listeners))
+    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> tuple[Tensor, Tensor | None]:
+        if not hooks.streaming:
+            return attend(q, k, v, module, variant, dropout, bool(hooks.listeners), first_key)
+        if hooks.listeners:
+            raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
+        return attend_partly_streaming(q, k, v, variant, hooks.streaming[-1], first_key), None
+
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
-        out, lse = attend(query, key, value, *options, first)
+        out, lse = run_kernel(query, key, value, first)
         out = apply_output_edits(out, AttentionCall(query, key, value, positions, variant, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
             notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
@@ -280,7 +303,7 @@ def attention_forward(
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        z, lse = attend(q, k, v, *options, first)
+        z, lse = run_kernel(q, k, v, first)
         row_positions = positions.expand(len(query), -1)[sequence, None, rows]
         z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, variant, first))
         out[sequence, :, rows] = z[0]

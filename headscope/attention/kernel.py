@@ -214,6 +214,38 @@ def streaming_attention(
     return torch.cat(outs, 2)
 
 
+@dataclass(frozen=True)
+class StreamingGroups:
+    """KV groups of a layer whose query heads stream: they see the first `sink` and the last `recent` keys only."""
+
+    kv_groups: tuple[int, ...]
+    sink: int
+    recent: int
+
+
+def attend_partly_streaming(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, streaming: StreamingGroups, first_key: int = 0
+) -> Tensor:
+    """Head outputs [B, H, Lq, dv] with streaming attention in some KV groups and causal attention in the others.
+
+    Keys and values that a streaming group does not see are never read.
+    """
+    streams = torch.zeros(k.shape[1], dtype=torch.bool, device=q.device)
+    streams[list(streaming.kv_groups)] = True
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    for groups, is_streaming in ((~streams, False), (streams, True)):
+        if not groups.any():
+            continue
+        heads = groups.repeat_interleave(q.shape[1] // k.shape[1])
+        sink = None if variant.sink is None else variant.sink[heads]
+        part, part_variant = (q[:, heads], k[:, groups], v[:, groups]), replace(variant, sink=sink)
+        if is_streaming:
+            out[:, heads] = streaming_attention(*part, part_variant, streaming.sink, streaming.recent, first_key)
+        else:
+            out[:, heads] = attend(*part, None, part_variant, 0.0, False, first_key)[0]
+    return out
+
+
 def _maskless_cuda_attention(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, first_key: int
 ) -> tuple[Tensor, Tensor] | None:

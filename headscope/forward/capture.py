@@ -10,16 +10,18 @@ If the model was loaded from a TransformerBridge, the attention backend also fir
 projections fire as usual.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from headscope.attention import backend
+from headscope.attention.kernel import StreamingGroups
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.bridge import delegating_attention
 from headscope.models.checkpoint import LoadedModel
+from headscope.streaming import StreamingWindow
 
 
 class CapturedLayers:
@@ -54,6 +56,15 @@ class CapturedLayers:
     def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
         """Replace the head outputs z of one layer before its o_proj until the capture ends."""
         self._exit_stack.enter_context(backend.editing_output(self._module(layer), edit))
+
+    def stream(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:
+        """Let these KV groups of one layer attend to the first and last tokens only, until the capture ends.
+
+        They do not read the other keys.
+        """
+        if kv_groups:
+            groups = StreamingGroups(tuple(kv_groups), window.sink, window.recent)
+            self._exit_stack.enter_context(backend.streaming(self._module(layer), groups))
 
     def hook(self, module: nn.Module, function: Any) -> None:
         """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""

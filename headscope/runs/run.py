@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
-from headscope.runs import summary
+from headscope.runs import hub, summary
 from headscope.runs.columns import all_tables, tables_of_every_run
 from headscope.runs.run_tables import RunTables
 
@@ -78,6 +78,22 @@ class Run(RunTables):
             self, file_format, out, score, model, **options
         )
         return path
+
+    def push_to_hub(self, repository: str, *, private: bool = True, token: str | None = None) -> str:
+        """Upload the run to the dataset repository ORG/NAME on the Hugging Face hub and return its URL.
+
+        It becomes a folder with the name of the run, beside runs that are there already. Combined runs are refused.
+        """
+        if len(self.parts) > 1:
+            raise BadInput(f"{len(self.parts)} combined runs cannot be uploaded as one. Upload each run")
+        return hub.push(self.path, self.path.name, repository, private, token)
+
+    @classmethod
+    def from_hub(
+        cls, repository: str, name: str | None = None, *, revision: str | None = None, token: str | None = None
+    ) -> Self:
+        """Download and open a run from the dataset repository ORG/NAME; `name` may be left out if it holds one run."""
+        return cls.open(hub.fetch(repository, name, revision, token))
 
     def _repr_html_(self) -> str:
         html: str = importlib.import_module(NOTEBOOK_MODULE).run_html(self)

@@ -2,6 +2,7 @@
 
 from headscope.scores.export import FORMATS, export_scores
 from headscope.scores.head_scores import HeadScores
+from headscope.scores.matching import match_heads, model_heads
 from headscope.scores.reading import read
 
-__all__ = ["FORMATS", "HeadScores", "export_scores", "read"]
+__all__ = ["FORMATS", "HeadScores", "export_scores", "match_heads", "model_heads", "read"]

@@ -83,7 +83,8 @@ def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _describe_sweep(key: SweepKey) -> str:
-    return f"{key[3].capitalize()} ablation in {key[0]}, {key[1]}"
+    noun = "Streaming attention" if key[3] == "streaming" else f"{key[3].capitalize()} ablation"
+    return f"{noun} in {key[0]}, {key[1]}"
 
 
 def _format_change(row: pd.Series, key: SweepKey) -> str:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from headscope.forward.ablation import (
     reference_tokens,
     replacement_edit,
 )
+from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
@@ -30,6 +31,7 @@ from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_n
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
 from headscope.runs.arrow import Rows
 from headscope.runs.head_sources import read_heads
+from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
@@ -120,9 +122,15 @@ class AblationRunner:
         together = {layer: edits(layer, members) for layer, members in heads.items()}
         return [*values, replay.value(together) if self._are_heads_named else np.nan]
 
-    def _edits(self, kind: AblationKind, cell: Cell, model: Model) -> Iterator[EditOfHeads]:
+    def _edits(self, kind: AblationKind | Literal["streaming"], cell: Cell, model: Model) -> Iterator[EditOfHeads]:
         """The ablations of a kind: one, or for resample one per other prompt."""
         assert cell.model is not None
+        if kind == "streaming":
+            window, geometry = StreamingWindow(self.options.sink, self.options.recent), model.geometry
+            yield lambda layer, heads: layer_output_edit(
+                StreamingAttention(window), [head_unit(geometry, layer, head) for head in heads], geometry
+            )
+            return
         if kind != "resample":
             outputs = self._reference_outputs(cell.model, model) if kind == "mean" else {}
             yield lambda layer, heads: ablation_edit(kind, heads, outputs.get(layer), torch.Generator())

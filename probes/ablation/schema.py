@@ -12,7 +12,7 @@ from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import Options
 
-KINDS = ("zero", "mean", "resample")
+KINDS = ("zero", "mean", "resample", "streaming")
 PROMPT_SET = "prompt"
 """Name of the set of a single prompt."""
 
@@ -39,12 +39,15 @@ class AblationOptions(Options):
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
         "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run. Named heads are also ablated together",
     )
-    kinds: list[Literal["zero", "mean", "resample"]] = Field(
+    kinds: list[Literal["zero", "mean", "resample", "streaming"]] = Field(
         ["zero"],
         min_length=1,
         description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text; resample: z is that of the "
-        "same positions in another prompt of the set, drawn among those of the same number of tokens",
+        "same positions in another prompt of the set, drawn among those of the same number of tokens; streaming: the "
+        "head attends to the first --sink and last --recent tokens only",
     )
+    sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
+    recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")
     draws: int = Field(
         4,
         ge=1,
@@ -76,6 +79,15 @@ class AblationOptions(Options):
         return self
 
     @model_validator(mode="after")
+    def _check_window(self) -> "AblationOptions":
+        if "streaming" not in self.kinds and (unused := {"sink", "recent"} & self.model_fields_set):
+            name = min(unused)
+            raise ValueError(
+                f"'{name}' is for the kind streaming, not {self.kinds[0]}. Remove '{name}', or change kinds"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_draws(self) -> "AblationOptions":
         if "resample" not in self.kinds and "draws" in self.model_fields_set:
             raise ValueError(f"'draws' is for the kind resample, not {self.kinds[0]}. Remove 'draws', or change kinds")
@@ -93,7 +105,12 @@ _KEYS = (
     key("pair", "label", "", "name of the prompt within its set", None),
 )
 _KIND = key(
-    "kind", "label", "", "ablation: zero, mean (over a reference text) or resample (other prompts of the set)", None
+    "kind",
+    "label",
+    "",
+    "ablation: zero, mean (over a reference text), resample (other prompts of the set) or streaming (the head sees the "
+    "first and last tokens only)",
+    None,
 )
 _METRIC = key("metric", "label", "", "logprob, logit_diff or nll", None)
 _VALUES = (

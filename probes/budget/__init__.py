@@ -1,0 +1,22 @@
+"""Probe `budget`: which share of the KV groups can stream, that is drop most of their cache, and what that costs."""
+
+from headscope.plugins import Probe
+
+PROBE = Probe(
+    name="budget",
+    title="KV-cache budget",
+    tab="Budget",
+    summary="Let a growing share of the KV groups keep only the first and last tokens, and measure what that costs.",
+    order=49,
+    takes=("models", "text", "docs"),
+    example="headscope budget --model base=smollm2-135m --length 2048",
+    options="probes.budget.schema:BudgetOptions",
+    runner="probes.budget.run:BudgetRunner",
+    tables="probes.budget.schema:TABLES",
+    charts="probes.budget.report:charts",
+    findings="probes.budget.findings:findings",
+    glossary="probes.budget.findings:GLOSSARY",
+    overview="probes.budget.findings:overview",
+    synthetic_rows="probes.budget.synthetic:synthetic_cells",
+    bench="probes.budget.bench:benchmark_variants",
+)

@@ -1,0 +1,135 @@
+"""Analysis of budgets: change of the loss by share, area under the curve, largest share within the bound, answers.
+
+All values are differences to the pass without streaming, paired by document. Random orders are averaged within a
+document first, so that n is the number of documents.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from headscope.runs.aggregation import confidence_interval, mean_losses, plain_types
+from headscope.runs.run_tables import RunTables
+from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS
+
+CURVE_KEYS = ["model", "context_length", "order"]
+
+
+def loss_changes(run: RunTables) -> pd.DataFrame:
+    """Change of the loss (nats/token) by model, context_length, order, doc (index) and share (columns).
+
+    Random orders are averaged over draws. Without a common share of all documents a curve has no row.
+    """
+    losses = mean_losses(_rows(run, LOSS.name), ["model", "context_length", "doc", "order", "draw", "share"])
+    return _changes(losses.rename("value"), ["model", "context_length", "doc"]).reorder_levels([*CURVE_KEYS, "doc"])
+
+
+def answer_changes(run: RunTables, column: str) -> pd.DataFrame:
+    """`nll` (change, nats/token) or `success` (0 to 1) of answers by model, prompts, order, pair (index) and share."""
+    rows = _rows(run, ANSWERS.name)
+    values = rows.astype({column: "float64"}).set_index(["model", "prompts", "pair", "order", "draw", "share"])[column]
+    keys = ["model", "prompts", "pair"]
+    changes = _changes(values.rename("value"), keys, subtract=column == "nll")
+    return changes.reorder_levels(["model", "prompts", "order", "pair"])
+
+
+def loss_changes_by_position(run: RunTables, model: str, context_length: int, order: str) -> pd.DataFrame:
+    """Mean change of the loss over documents of one order: index position, columns share."""
+    rows = _rows(run, LOSS.name)
+    rows = rows[(rows["model"] == model) & (rows["context_length"] == context_length)]
+    values = rows.set_index(["position", "doc", "order", "draw", "share"])["nll"].rename("value")
+    changes = _changes(values, ["position", "doc"])
+    return pd.DataFrame(changes.xs(order, level="order")).groupby("position").mean()
+
+
+def curves(changes: pd.DataFrame) -> pd.DataFrame:
+    """Mean of every curve with its 95 % confidence interval: the keys of the curve, share, mean, low, high, n."""
+    keys = [str(name) for name in changes.index.names[:-1]]
+    blocks = []
+    groups: Any = changes.groupby(keys, sort=False)
+    for key, block in groups:
+        values = block.to_numpy().T
+        low, high = confidence_interval(values)
+        columns = {"share": block.columns, "mean": values.mean(axis=1), "low": low, "high": high, "n": len(block)}
+        blocks.append(pd.DataFrame(columns).assign(**dict(zip(keys, key, strict=True))))
+    return pd.concat(blocks, ignore_index=True)[[*keys, "share", "mean", "low", "high", "n"]]
+
+
+def summaries(run: RunTables) -> pd.DataFrame:
+    """One row per model, context_length and order: area under the curve of the change of the loss, its difference to
+    random orders, and the largest share within the bound; each a mean over documents with `_low` and `_high`, and n."""
+    records = []
+    changes, bounds = run.derived(loss_changes), _rows(run, SETTINGS.name).set_index("model")["bound"]
+    groups: Any = changes.groupby(["model", "context_length"], sort=False)
+    for (model, length), block in groups:
+        areas = {str(order): _areas(rows) for order, rows in block.groupby("order", sort=False)}
+        for order, rows in block.groupby("order", sort=False):
+            values = {
+                "area": areas[str(order)],
+                "largest_share": pd.Series(largest_shares(rows, float(bounds[model])), areas[str(order)].index),
+            }
+            if RANDOM in areas and order != RANDOM:
+                values["area_vs_random"] = areas[str(order)] - areas[RANDOM]
+            record = {"model": model, "context_length": length, "order": order, "n": len(rows)}
+            for name, by_document in values.items():
+                record |= _mean_and_interval(name, by_document.dropna().to_numpy())
+            records.append(record)
+    table = pd.DataFrame(records)
+    return table.reindex(columns=[*table.columns, *({"area_vs_random", "area_vs_random_low"} - {*table.columns})])
+
+
+def best_order(rows: pd.DataFrame) -> pd.Series:
+    """The measured order (not random, if there is another) of the smallest area, from the summaries of one curve."""
+    others = rows[rows["order"] != RANDOM]
+    return (others if len(others) else rows).sort_values("area", kind="stable").iloc[0]
+
+
+def largest_shares(changes: pd.DataFrame, bound: float) -> npt.NDArray[np.float64]:
+    """For each document (row), the largest measured share up to which the loss never rises by more than the bound."""
+    within = np.logical_and.accumulate(changes.to_numpy() <= bound, axis=1)
+    shares = changes.columns.to_numpy(dtype=np.float64)
+    return np.asarray(shares[within.sum(axis=1) - 1])  # a share of 0 changes nothing
+
+
+def cache_sizes(run: RunTables) -> pd.DataFrame:
+    """Size of the KV cache: model, context_length, order, share, and the means over draws and halves of the documents
+    of cache_bytes and full_bytes."""
+    rows = _rows(run, CACHE.name)
+    keys = [*CURVE_KEYS, "share"]
+    return rows.groupby(keys, sort=False)[["groups", "cache_bytes", "full_bytes"]].mean().reset_index()
+
+
+def _changes(values: pd.Series, keys: list[str], subtract: bool = True) -> pd.DataFrame:
+    """Values by (*keys, order) and share: those of all orders (`EVERY_ORDER`) at 0 and 1 belong to each order.
+
+    Draws are averaged; with `subtract`, the value at share 0 is subtracted.
+    """
+    means = values.groupby([*keys, "order", "share"], sort=False).mean()
+    table = means.unstack("share")
+    ends = table.xs(EVERY_ORDER, level="order")
+    table = table.drop(EVERY_ORDER, level="order") if len(table.index.unique("order")) > 1 else table
+    index = table.reset_index("order").index
+    for share in (0.0, 1.0):
+        if share in ends:
+            table[share] = ends[share].reindex(index).to_numpy()
+    table = table.reindex(columns=sorted(table.columns))
+    return (table.sub(table[0.0], axis=0) if subtract else table).dropna()
+
+
+def _areas(changes: pd.DataFrame) -> pd.Series:
+    """Area under the curve of each document, by the trapezoidal rule: nats/token, as the mean change over shares."""
+    areas = np.trapezoid(changes.to_numpy(), changes.columns.to_numpy(dtype=np.float64), axis=1)
+    return pd.Series(areas, index=changes.index.get_level_values("doc"))
+
+
+def _mean_and_interval(name: str, values: npt.NDArray[np.float64]) -> dict[str, float]:
+    (low,), (high,) = confidence_interval(values[None])
+    return {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def _rows(run: RunTables, table: str) -> pd.DataFrame:
+    """The rows of a table with shares rounded to the digits that float32 keeps."""
+    rows = plain_types(run.table(table))
+    return rows.assign(share=rows["share"].round(6)) if "share" in rows else rows

@@ -1,0 +1,131 @@
+"""Findings of the budget probe: the largest share within the bound, the best order against random, and the memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.report.blocks import Finding, FindingData, Overview, Term
+from headscope.report.text import format_percent
+from headscope.report.verdicts import judge_below
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, plain_types
+from headscope.runs.run import Run
+from probes.budget import PROBE
+from probes.budget.analysis import answer_changes, best_order, cache_sizes, summaries
+from probes.budget.labels import describe_window, format_bytes, format_interval, format_share_interval, order_label
+from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS
+
+GLOSSARY = (
+    Term(
+        "Streaming KV group and budget",
+        "A streaming KV group keeps the keys and values of the first S and the last R tokens only, in their own "
+        "positions (StreamingLLM, Xiao et al. 2024); the other groups keep all. KV groups start to stream in an order, "
+        "the lowest scores first. The area under the curve of the change of the loss over the share that streams "
+        "compares orders: lower is better. Scores that are measured here come from the half of the documents that is "
+        "not judged.",
+        "query i sees keys j < S or i - j < R",
+        (LOSS.name,),
+    ),
+)
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """Per model and context length: the largest share, the order against random orders; answers; memory."""
+    if LOSS.name not in run.tables:
+        return
+    settings = plain_types(run.table(SETTINGS.name)).set_index("model")
+    table = run.derived(summaries)
+    groups: Any = table.groupby(["model", "context_length"], sort=False)
+    for (model, length), rows in groups:
+        best = best_order(rows)
+        yield _share_finding(model, length, best, settings.loc[model])
+        if RANDOM in set(rows["order"]) and best["order"] != RANDOM:
+            yield _comparison_finding(model, length, best)
+        if length == table.loc[table["model"] == model, "context_length"].max():
+            yield _memory_finding(run, model, best, settings.loc[model])
+    if ANSWERS.name in run.tables:
+        yield from _answer_findings(run)
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per model, context length and order."""
+    if LOSS.name not in run.tables:
+        return None
+    table = run.derived(summaries)
+    records = [
+        {
+            "model": row["model"],
+            "length": f"{row['context_length']:,}",
+            "order": order_label(row["order"]),
+            "documents": row["n"],
+            "area (nats/token)": f"{row['area']:.4f}",
+            "largest share within the bound": format_percent(row["largest_share"]),
+        }
+        for row in table.to_dict("records")
+    ]
+    return Overview("budget", PROBE.title, table, records)
+
+
+def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series) -> Finding:
+    text = (
+        f"{model}, {length:,} tokens: in the order of the smallest area ({order_label(row['order'])}), "
+        f"{format_percent(row['largest_share'])} of the {int(settings['groups'])} KV groups can keep only "
+        f"{describe_window(settings)} before the loss rises by more than {settings['bound']:g} nats per token"
+        f"{format_share_interval(row, 'largest_share')}."
+    )
+    data = FindingData(row["largest_share"], row["largest_share_low"], row["largest_share_high"], int(row["n"]))
+    return Finding(PROBE.title, text, model, data=data)
+
+
+def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
+    """Whether the best order beats random orders, paired by document."""
+    low, high = float(row["area_vs_random_low"]), float(row["area_vs_random_high"])
+    verdict = judge_below(low, high)
+    if row["n"] < MIN_DOCUMENTS:
+        verdict = f"inconclusive: {int(row['n'])} documents are too few"
+    text = (
+        f"{model}, {length:,} tokens: the order by {order_label(row['order'])} costs less than random orders: "
+        f"{verdict}. The areas under their curves differ by {row['area_vs_random']:+.4f} nats per token"
+        f"{format_interval(row, 'area_vs_random', '+.4f')}. It was selected as the best of the measured orders, "
+        "so the difference is somewhat optimistic."
+    )
+    data = FindingData(row["area_vs_random"], low, high, int(row["n"]))
+    return Finding(PROBE.title, text, model, data=data)
+
+
+def _memory_finding(run: Run, model: str, best: pd.Series, settings: pd.Series) -> Finding:
+    """The size of the KV cache at the measured share nearest to the largest one, at the longest length."""
+    sizes = run.derived(cache_sizes)
+    rows = sizes[(sizes["model"] == model) & (sizes["order"] == best["order"])]
+    rows = rows[rows["context_length"] == rows["context_length"].max()]
+    row = rows.iloc[int((rows["share"] - best["largest_share"]).abs().argmin())]
+    text = (
+        f"{model}: if {format_percent(row['share'])} of the KV groups stream, the KV cache of "
+        f"{int(row['context_length']):,} tokens takes {format_bytes(row['cache_bytes'])} instead of "
+        f"{format_bytes(row['full_bytes'])} (computed)."
+    )
+    return Finding(PROBE.title, text, model, data=FindingData(row["cache_bytes"]))
+
+
+def _answer_findings(run: Run) -> Iterator[Finding]:
+    """Right answers without streaming and with half of the KV groups streaming, in each order."""
+    changes = answer_changes(run, "success")
+    groups: Any = changes.groupby(["model", "prompts"], sort=False)
+    for (model, prompts), block in groups:
+        middle = min(block.columns, key=lambda share: abs(share - 0.5))
+        parts = []
+        for order, rows in block.groupby("order", sort=False):
+            (low,), (high,) = confidence_interval((rows[middle] - rows[0.0]).to_numpy()[None])
+            interval = "" if np.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
+            change = (rows[middle] - rows[0.0]).mean()
+            parts.append(f"{order_label(order)} {format_percent(rows[middle].mean())}, change {change:+.2f}{interval}")
+        whole = format_percent(block.xs(block.index[0][2], level="order")[0.0].mean())
+        count = len(block.index.unique("pair"))
+        yield Finding(
+            PROBE.title,
+            f"{model}, {prompts}, {count} prompts: {whole} of the answers are right without streaming. If "
+            f"{format_percent(middle)} of the KV groups stream, by order: {'; '.join(parts)}. In parentheses: 95 % "
+            "confidence intervals over prompts.",
+            model,
+        )

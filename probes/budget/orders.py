@@ -1,0 +1,133 @@
+"""The order in which KV groups start to stream, and the size of the KV cache that remains."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from headscope.errors import BadInput
+from headscope.runs.run import Run
+from headscope.scores import HeadScores, match_heads, model_heads, read
+from headscope.streaming import StreamingWindow
+from probes.budget.schema import RUN_PATTERN
+
+SIGNS_AND_COLUMNS: Mapping[str, tuple[int, str]] = {
+    "effective-length": (1, "log_ess2"),
+    "local-mass": (-1, "local_mass"),
+    "far-mass": (1, "far_mass"),
+}
+"""Measured order -> sign and column of its score in the table `budget_scores`."""
+UNIT = ["layer", "kv_group"]
+
+
+class Geometry(Protocol):
+    """The part of a model's geometry that the cache depends on; one entry per attention layer."""
+
+    @property
+    def layer_numbers(self) -> Sequence[int]: ...
+
+    @property
+    def windows(self) -> Sequence[int | None]: ...
+
+    @property
+    def layer_kv_groups(self) -> Sequence[int]: ...
+
+    @property
+    def layer_head_dims(self) -> Sequence[int]: ...
+
+
+class FixedScores:
+    """Scores from a stored run or a file, read once, before any model is opened."""
+
+    def __init__(self, order: str, labels: Sequence[str]):
+        self.order = order
+        self.measured_documents: frozenset[str] = frozenset()
+        match = RUN_PATTERN.fullmatch(order)
+        if match is None:
+            self._scores, self._sign = {label: read(order.partition(":")[2]) for label in labels[:1]}, 1
+            self._scores = dict.fromkeys(labels, *self._scores.values())
+            return
+        run = Run.open(match["folder"])
+        self._sign = -1 if match["reversed"] else 1
+        by_model = {}
+        for label in labels:
+            model = match["model"] or (label if label in run.models else None)
+            by_model[label] = HeadScores.from_run(run, match["column"], model)
+        self._scores = by_model
+        self.measured_documents = frozenset(
+            name for entry in run.manifest["models"] for name in (entry.get("documents_sha256") or {})
+        )
+
+    @property
+    def content(self) -> list[str]:
+        """What the scores are, for the digest of the study's inputs."""
+        return [scores.table.to_csv(index=False) for scores in self._scores.values()]
+
+    def by_head(self, label: str, geometry: Any) -> pd.DataFrame:
+        """Layer, head, kv_group and score of every head; heads without a score come before all others."""
+        rows = match_heads(self._scores[label], geometry, label)
+        rows = model_heads(geometry).merge(rows, how="left")
+        scores = self._sign * rows["score"]
+        return rows.assign(score=scores.fillna(scores.min() - 1))
+
+
+def measured_scores(rows: pd.DataFrame, order: str) -> pd.DataFrame:
+    """Layer, head, kv_group and score of every head: the mean over the documents of a `budget_scores` table."""
+    sign, column = SIGNS_AND_COLUMNS[order]
+    means = rows.astype({column: "float64"}).groupby(["layer", "head", "kv_group"])[column].mean()
+    return (sign * means).rename("score").reset_index()
+
+
+def rank_groups(scores: pd.DataFrame, reduction: str) -> pd.DataFrame:
+    """One row per KV group: layer, kv_group, score and rank, 0 for the lowest; equal scores by layer and group."""
+    groups = scores.groupby(UNIT)["score"].agg(reduction).reset_index().sort_values(UNIT, ignore_index=True)
+    return groups.assign(rank=groups["score"].rank(method="first").astype(int) - 1)
+
+
+def random_ranks(groups: pd.DataFrame, seed: int, draw: int) -> pd.DataFrame:
+    """The KV groups (layer, kv_group) in a random order; the score is the rank."""
+    rank = np.random.default_rng([seed, draw]).permutation(len(groups))
+    return groups[UNIT].assign(score=rank.astype(float), rank=rank)
+
+
+def streaming_count(share: float, groups: int) -> int:
+    """Number of KV groups that stream, the nearest to the share."""
+    return round(share * groups)
+
+
+def lowest_groups(ranks: pd.DataFrame, count: int) -> dict[int, tuple[int, ...]]:
+    """The KV groups of the `count` lowest ranks by layer number."""
+    rows = ranks[ranks["rank"] < count].sort_values(UNIT)
+    by_layer: Any = rows.groupby("layer")["kv_group"]
+    return {int(layer): tuple(map(int, part)) for layer, part in by_layer}
+
+
+def kept_tokens(length: int, layer_window: int | None, streaming: StreamingWindow | None) -> int:
+    """Tokens that a KV group keeps after `length` tokens: all, or those that a streaming query there could see; at
+    most those in the window of the layer."""
+    first_visible = 0 if layer_window is None else max(0, length - layer_window)
+    if streaming is None:
+        return length - first_visible
+    first_recent = max(first_visible, length - streaming.recent)
+    return length - first_recent + max(0, min(streaming.sink, first_recent) - first_visible)
+
+
+def cache_bytes(
+    geometry: Geometry,
+    streaming_groups: Mapping[int, Sequence[int]],
+    window: StreamingWindow,
+    length: int,
+    bytes_per_value: int,
+) -> int:
+    """Bytes of keys and values of one sequence of `length` tokens; `streaming_groups` are by layer number."""
+    total = 0
+    for index, number in enumerate(geometry.layer_numbers):
+        streaming = len(streaming_groups.get(number, ()))
+        full = geometry.layer_kv_groups[index] - streaming
+        if full < 0:
+            raise BadInput(f"layer {number} has {geometry.layer_kv_groups[index]} KV groups, and {streaming} stream")
+        own_window = geometry.windows[index]
+        tokens = full * kept_tokens(length, own_window, None) + streaming * kept_tokens(length, own_window, window)
+        total += 2 * geometry.layer_head_dims[index] * bytes_per_value * tokens
+    return total

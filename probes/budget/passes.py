@@ -1,0 +1,122 @@
+"""Forward passes of the budget probe: scores of heads, losses and answers while some KV groups stream."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from headscope.bins import in_last_octave
+from headscope.forward.backbone import refuse_non_finite
+from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.logits import (
+    LOW_MEMORY_POSITIONS_PER_CHUNK,
+    POSITIONS_PER_CHUNK,
+    compute_loss_by_position,
+    finite_hidden_states,
+    logits_and_targets,
+    refuse_non_finite_losses,
+    token_losses,
+)
+from headscope.forward.observe import FinishedPass, observe
+from headscope.measures import AttentionRows
+from headscope.measures.hidden_weight import HiddenWeight
+from headscope.models.checkpoint import evaluating
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+from headscope.prompts.pairs import TokenPair
+from headscope.streaming import StreamingWindow
+
+GroupsByLayer = Mapping[int, Sequence[int]]
+"""Streaming KV groups by layer number."""
+
+
+def losses(model: Model, ids: Sequence[int], groups: GroupsByLayer, window: StreamingWindow) -> dict[str, np.ndarray]:
+    """Loss by position of ids [L] while these KV groups stream: the columns position, nll, tokens."""
+    (tables,) = observe(model, torch.tensor(ids), [partial(_StreamingPass, model, groups, window)])
+    return dict(tables["nll"])
+
+
+def scores_and_losses(
+    model: Model, ids: Sequence[int], window: StreamingWindow, rows: int, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Scores of every head on ids [L] (layer, head, kv_group, log_ess2, local_mass, far_mass), and loss by position."""
+    (tables,) = observe(model, torch.tensor(ids), [partial(_ScoringPass, model, window, rows, seed)])
+    return dict(tables["scores"]), dict(tables["nll"])
+
+
+def answer(model: Model, pair: TokenPair, groups: GroupsByLayer, window: StreamingWindow) -> tuple[float, bool]:
+    """Mean loss of the right answer's tokens after the clean prompt, and whether greedy decoding gives them all."""
+    ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
+    with attached(model), evaluating(model), capturing(model) as layers, torch.no_grad():
+        _stream(model, layers, groups, window)
+        hidden = finite_hidden_states(model, ids)
+        positions = slice(len(pair.clean) - 1, ids.shape[1] - 1)
+        logits, targets = logits_and_targets(model, ids, hidden[:, positions], positions)
+        refuse_non_finite(model, ids, logits)
+        loss = token_losses(logits.float(), targets).mean()
+    return float(loss), bool((logits.argmax(-1) == targets).all())
+
+
+def _stream(model: Model, layers: CapturedLayers, groups: GroupsByLayer, window: StreamingWindow) -> None:
+    for number, kv_groups in groups.items():
+        layers.stream(model.geometry.layer_numbers.index(number), kv_groups, window)
+
+
+class _StreamingPass:
+    """Observes the loss of a pass in which some KV groups stream."""
+
+    needs_whole_text = False
+
+    def __init__(self, model: Model, groups: GroupsByLayer, window: StreamingWindow, ids: torch.Tensor):
+        self.model, self.groups, self.window = model, groups, window
+
+    def listen(self, layers: CapturedLayers) -> None:
+        _stream(self.model, layers, self.groups, self.window)
+
+    def tables(self, finished: FinishedPass) -> dict[str, Any]:
+        return {"nll": _loss_columns(finished)}
+
+
+class _ScoringPass:
+    """Observes the scores of all heads and the loss of a pass in which no KV group streams."""
+
+    needs_whole_text = False
+
+    def __init__(self, model: Model, window: StreamingWindow, rows: int, seed: int, ids: torch.Tensor):
+        sizes = (model.geometry, ids.shape[1], rows, seed)
+        self.attention, self.hidden = AttentionRows(*sizes), HiddenWeight(*sizes, window)
+
+    def listen(self, layers: CapturedLayers) -> None:
+        layers.listen(self.attention.update)
+        layers.listen(self.hidden.update)
+
+    def tables(self, finished: FinishedPass) -> dict[str, Any]:
+        columns = dict(self.attention.compute())
+        columns["far_mass"] = self.hidden.compute()["hidden_weight"]
+        return {"scores": last_octave_means(columns), "nll": _loss_columns(finished)}
+
+
+def last_octave_means(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Mean scores of each head over its rows in the last octave of visible keys, from columns by (head, bin)."""
+    unit = np.stack([columns["layer"], columns["head"]], 1)
+    heads, index = np.unique(unit, axis=0, return_inverse=True)
+    top = np.zeros(len(heads), np.int64)
+    np.maximum.at(top, index, columns["visible"])
+    weight = columns["rows"] * in_last_octave(columns["visible"], top[index])
+    total = np.bincount(index, weight)
+    group = np.zeros(len(heads), np.int64)
+    group[index] = columns["kv_group"]
+    means = {
+        name: np.bincount(index, weight * columns[name]) / total for name in ("log_ess2", "local_mass", "far_mass")
+    }
+    return {"layer": heads[:, 0], "head": heads[:, 1], "kv_group": group, **means}
+
+
+def _loss_columns(finished: FinishedPass) -> dict[str, np.ndarray]:
+    """Columns position, nll and tokens of a finished pass."""
+    at_once = POSITIONS_PER_CHUNK if finished.tokens_per_chunk is None else LOW_MEMORY_POSITIONS_PER_CHUNK
+    columns = dict(compute_loss_by_position(finished.model, finished.ids, finished.hidden, at_once).compute())
+    refuse_non_finite_losses(finished.model, columns["nll"])
+    return columns

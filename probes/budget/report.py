@@ -1,0 +1,118 @@
+"""Charts of the budget probe."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, TextTable
+from headscope.report.text import format_percent
+from headscope.runs.aggregation import plain_types
+from headscope.runs.run import Run
+from probes.budget import PROBE, plots
+from probes.budget.analysis import (
+    answer_changes,
+    best_order,
+    cache_sizes,
+    curves,
+    loss_changes,
+    loss_changes_by_position,
+    summaries,
+)
+from probes.budget.labels import describe_window, format_interval, format_share_interval, order_label
+from probes.budget.schema import ANSWERS, LOSS, SETTINGS
+
+
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
+    """Curves by order, their areas, loss by position, answers, and the size of the KV cache."""
+    run = context.run
+    if LOSS.name not in run.tables:
+        return
+    yield ChartGroup(PROBE.title, "Loss by share of streaming KV groups", _curve_charts(context))
+    yield ChartGroup(PROBE.title, "Orders compared", _tables(context))
+    if ANSWERS.name in run.tables:
+        yield ChartGroup(PROBE.title, "Answers by share of streaming KV groups", _answer_charts(context))
+    yield ChartGroup(PROBE.title, "Size of the KV cache", _cache_charts(context))
+
+
+def _summaries(context: RenderContext) -> Iterator[tuple[str, int, pd.DataFrame, pd.Series]]:
+    """Model, context length, summaries of all orders and settings, of the models shown."""
+    settings = plain_types(context.run.table(SETTINGS.name)).set_index("model")
+    table = context.run.derived(summaries)
+    groups: Any = table[table["model"].isin(list(context.models))].groupby(["model", "context_length"], sort=False)
+    for (model, length), rows in groups:
+        yield model, int(length), rows, settings.loc[model]
+
+
+def _curve_charts(context: RenderContext) -> Iterator[Chart]:
+    run = context.run
+    all_curves = curves(run.derived(loss_changes))
+    for model, length, rows, settings in _summaries(context):
+        part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
+        best = best_order(rows)["order"]
+        yield Chart(
+            plots.plot_loss_curves(part, settings["bound"], f"{model}, {length:,} tokens: loss by share"),
+            f"Streaming KV groups keep {describe_window(settings)}; the KV groups with the lowest scores stream first. "
+            "Lines are means over documents, bands their 95 % confidence intervals; random orders are averaged over "
+            "draws. Scores that are measured here come from the documents that are not judged.",
+            half_width=True,
+        )
+        yield Chart(
+            plots.plot_loss_by_position(
+                loss_changes_by_position(run, model, length, best),
+                f"{model}, {length:,} tokens: loss by position, order by {order_label(best)}",
+            ),
+            "One line per share of streaming KV groups, means over documents, against the same documents without "
+            f"streaming. Up to position {int(settings['sink'] + settings['recent']):,} streaming hides nothing.",
+            half_width=True,
+        )
+
+
+def _tables(context: RenderContext) -> Iterator[TextTable]:
+    for model, length, rows, settings in _summaries(context):
+        body = []
+        for row in rows.to_dict("records"):
+            has_difference = row["area_vs_random"] == row["area_vs_random"]
+            difference = f"{row['area_vs_random']:+.4f}" if has_difference else "–"
+            interval = format_interval(row, "area_vs_random", "+.4f") if has_difference else ""
+            share = f"{format_percent(row['largest_share'])}{format_share_interval(row, 'largest_share')}"
+            area = f"{row['area']:.4f}{format_interval(row, 'area', '.4f')}"
+            body.append([order_label(row["order"]), area, f"{difference}{interval}", share])
+        yield TextTable(
+            f"{model}, {length:,} tokens. Area: mean change of the loss over all shares, in nats per token; lower "
+            f"is better. Largest share: up to which the loss never rises by more than {settings['bound']:g} nats "
+            "per token.",
+            ["order", "area", "area minus that of random orders", "largest share"],
+            body,
+        )
+
+
+def _answer_charts(context: RenderContext) -> Iterator[Chart]:
+    run: Run = context.run
+    for column, name in (("success", "right answers"), ("nll", "loss of the answers")):
+        table = curves(answer_changes(run, column))
+        groups: Any = table[table["model"].isin(list(context.models))].groupby(["model", "prompts"], sort=False)
+        for (model, prompts), part in groups:
+            yield Chart(
+                plots.plot_answer_curves(part, column, f"{model}, {prompts}: {name} by share"),
+                f"Means over {part['n'].max()} prompts, bands: 95 % confidence intervals over prompts. An answer is "
+                "right if greedy decoding gives exactly its tokens.",
+                half_width=True,
+            )
+
+
+def _cache_charts(context: RenderContext) -> Iterator[Chart]:
+    sizes = context.run.derived(cache_sizes)
+    longest: dict[str, tuple[pd.DataFrame, pd.Series]] = {}
+    for model, _, rows, settings in _summaries(context):
+        longest[model] = (rows, settings)
+    for model, (rows, settings) in longest.items():
+        order = best_order(rows)["order"]
+        yield Chart(
+            plots.plot_cache_sizes(
+                sizes[(sizes["model"] == model) & (sizes["order"] == order)], f"{model}: size of the KV cache"
+            ),
+            "Keys and values of one sequence, computed from geometry and dtype, one line per share of streaming KV "
+            f"groups, which keep {describe_window(settings)}.",
+            half_width=True,
+        )

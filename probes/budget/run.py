@@ -1,0 +1,306 @@
+"""Runner of the budget probe: scores of heads, orders of KV groups, and losses while a share of them streams."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import pandas as pd
+
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.positions.model import Model
+from headscope.prompts.haystack import Haystack
+from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
+from headscope.prompts.texts import TokenDocument
+from headscope.runs.arrow import Rows
+from headscope.study.cells import Cell, pass_cost
+from headscope.study.context import StudyContext
+from probes.budget import passes
+from probes.budget.orders import (
+    SIGNS_AND_COLUMNS,
+    UNIT,
+    FixedScores,
+    cache_bytes,
+    lowest_groups,
+    measured_scores,
+    random_ranks,
+    rank_groups,
+    streaming_count,
+)
+from probes.budget.schema import (
+    ANSWERS,
+    CACHE,
+    EVERY_ORDER,
+    LOSS,
+    ORDERS,
+    RANDOM,
+    SCORES,
+    SETTINGS,
+    BudgetOptions,
+    order_name,
+)
+
+log = logging.getLogger("headscope")
+
+ALL_DOCUMENTS = -1
+"""Value of `half` if no score is measured, so that all documents are judged by one order."""
+SHORT_PROMPT_TOKENS = 32
+"""Typical tokens of a prompt of a set without a length, for the time estimate."""
+
+
+@dataclass(frozen=True)
+class BudgetTask:
+    """One step: scores (and the loss without streaming), orders, all (everything streams), losses or answers.
+
+    `order` and `draw` are those of losses and answers; `half` is that of the documents that are judged.
+    """
+
+    step: Literal["scores", "orders", "all", "losses", "answers"]
+    length: int = 0
+    document: int = 0
+    order: str = EVERY_ORDER
+    draw: int = 0
+    half: int = ALL_DOCUMENTS
+    prompts: str = ""
+    prerequisites: tuple[str, ...] = field(default=(), compare=False)
+
+
+class BudgetRunner:
+    """Cells: per model, scores of each document, the orders for each half of the documents, and losses by document,
+    order and draw. An order costs a pass per share and document; the passes without streaming and with all KV groups
+    streaming are shared by all orders."""
+
+    def __init__(self, options: BudgetOptions, context: StudyContext):
+        self.options, self.context = options, context
+        self._fixed = {
+            order_name(order): FixedScores(order, context.labels)
+            for order in options.orders
+            if order not in SIGNS_AND_COLUMNS and order != RANDOM
+        }
+        for name, scores in self._fixed.items():
+            context.record_input(f"the scores of the order '{name}'", scores.content)
+        self._measures = any(order in SIGNS_AND_COLUMNS for order in options.orders)
+        if self._measures and context.study.texts.docs < 2:
+            raise BadInput(
+                "orders are chosen on half of the documents and judged on the other half: 1 document. Use at least "
+                "--docs 2"
+            )
+        self._pair_sets: dict[tuple[str, str], PairSet] = {}
+
+    def cells(self) -> list[Cell]:
+        cells: list[Cell] = []
+        for label in self.context.labels:  # reports mistakes before any model is opened
+            self._warn_of_measured_documents(label)
+            check_set_names([self._pair_set(label, source) for source in self.options.prompts])
+        for label in self.context.labels:
+            for scores in self._fixed.values():
+                scores.by_head(label, self.context.model(label).geometry)  # refuses the scores of another model
+            cells += self._model_cells(label)
+        return cells
+
+    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert cell.model is not None
+        step: Callable[[str, BudgetTask, Model], Mapping[str, Rows]] = {
+            "scores": self._score_rows,
+            "orders": self._order_rows,
+            "all": self._loss_rows,
+            "losses": self._loss_rows,
+            "answers": self._answer_rows,
+        }[cell.task.step]
+        return step(cell.model, cell.task, model)
+
+    def _model_cells(self, label: str) -> Iterator[Cell]:
+        options = self.options
+        documents, longest = range(len(self._documents(label))), max(options.lengths)
+        places = [(length, document) for length in options.lengths for document in documents]
+
+        def cell(name: str, cost: float, **task: Any) -> Cell:
+            return Cell(f"{label}: {name}", label, cost, BudgetTask(**task))
+
+        def place(length: int, document: int) -> str:
+            return f"{length} tokens, document {document}"
+
+        scores = {at: cell(f"scores, {place(*at)}", 1.2 * pass_cost(at[0]), step="scores", length=at[0], document=at[1])
+                  for at in places}  # fmt: skip
+        yield from scores.values()
+        orders = {}
+        for half in sorted({self._half(document) for document in documents}):
+            measured = [scores[longest, n].id for n in documents if self._measures and n % 2 != half]
+            orders[half] = cell(f"orders, half {half}", 0, step="orders", half=half, prerequisites=tuple(measured))
+        yield from orders.values()
+        for length, n in places:
+            cost = 0.8 * pass_cost(length)
+            yield cell(f"all stream, {place(length, n)}", cost, step="all", length=length, document=n)
+            for order, draw in self._orders():
+                task = {"length": length, "document": n, "order": order, "draw": draw, "half": self._half(n)}
+                name = f"order {order}, draw {draw}, {place(length, n)}"
+                needs = (orders[self._half(n)].id,)
+                yield cell(name, len(self._shares) * cost, step="losses", **task, prerequisites=needs)
+        for source in options.prompts:
+            count = len(self._pair_set(label, source))
+            cost = count * pass_cost(longest if source in SETS_OF_ANY_LENGTH else SHORT_PROMPT_TOKENS)
+            name = self._pair_set(label, source).name
+            yield cell(f"answers to {name}", 2 * cost, step="answers", prompts=source)
+            half = max(orders)  # needles lie in the documents of this half
+            for order, draw in self._orders():
+                task = {"order": order, "draw": draw, "half": half, "prompts": source}
+                name_of_cell = f"answers to {name}, order {order}, draw {draw}"
+                needs = (orders[half].id,)
+                yield cell(name_of_cell, len(self._shares) * cost, step="answers", **task, prerequisites=needs)
+
+    # Rows of each step ---------------------------------------------------------------------------------------------
+
+    def _score_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+        """The scores of all heads on a document, and its loss without streaming."""
+        if shares_keys_across_layers(model):
+            raise UnsupportedModel(
+                f"layers of '{model.name}' share keys, so a KV group that streams in one of them frees no memory. Use "
+                "another model"
+            )
+        document = self._documents(label)[task.document]
+        ids, seed = document.ids[: task.length], self.context.seed + task.document
+        scores, losses = passes.scores_and_losses(model, ids, self.options.window, self.options.rows, seed)
+        keys: dict[str, Any] = {"model": label, "context_length": task.length, "doc": document.name}
+        return {SCORES.name: {**keys, **scores}, LOSS.name: {**keys, "order": EVERY_ORDER, "draw": 0, "share": 0.0,
+                                                             **losses}}  # fmt: skip
+
+    def _order_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+        """Every order for a half of the documents, with the size of the KV cache; and the settings, once."""
+        keys: dict[str, Any] = {"model": label, "half": task.half}
+        stored = [self.context.read_stored(f"budget/{cell}", SCORES.name) for cell in task.prerequisites]
+        ranks, sizes = [], []
+        for order, draw in self._orders():
+            table = self._ranks(label, order, draw, model, stored)
+            ranks.append(table.assign(**keys, order=order, draw=draw))
+            sizes.append(self._cache_rows(table, model).assign(**keys, order=order, draw=draw))
+        rows: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(sizes)}
+        if task.half <= 0:
+            options, window = self.options, self.options.window
+            settings: dict[str, Any] = {"sink": window.sink, "recent": window.recent, "bound": options.bound}
+            groups = sum(model.geometry.layer_kv_groups)
+            rows[SETTINGS.name] = {"model": label, **settings, "groups": [groups], "reduction": options.reduction}
+        return rows
+
+    def _loss_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+        """The loss of a document at every share of an order, or with all KV groups streaming."""
+        document = self._documents(label)[task.document]
+        blocks = []
+        shares = self._streaming_groups(label, task, model)
+        for share, groups in shares.items():
+            losses = passes.losses(model, document.ids[: task.length], groups, self.options.window)
+            blocks.append(pd.DataFrame(losses).assign(share=share))
+            if len(shares) > 1:
+                self.context.advance(
+                    0.8 * pass_cost(task.length), f"order {task.order}: {share:.0%} of KV groups stream"
+                )
+        keys: dict[str, Any] = {"model": label, "context_length": task.length, "doc": document.name}
+        return {LOSS.name: pd.concat(blocks).assign(**keys, order=task.order, draw=task.draw)}
+
+    def _answer_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+        """The answers to a set of prompts at every share of an order, or at 0 and 1."""
+        pairs, rows = self._pair_set(label, task.prompts), []
+        shares = self._streaming_groups(label, task, model)
+        if task.order == EVERY_ORDER:
+            shares = {0.0: {}, **shares}
+        for share, groups in shares.items():
+            for index, name in enumerate(pairs.pair_names):
+                nll, success = passes.answer(model, pairs.build(index), groups, self.options.window)
+                rows.append({"pair": name, "share": share, "nll": nll, "success": success})
+        keys: dict[str, Any] = {"model": label, "prompts": pairs.name, "order": task.order, "draw": task.draw}
+        return {ANSWERS.name: pd.DataFrame(rows).assign(**keys)}
+
+    # Orders --------------------------------------------------------------------------------------------------------
+
+    def _orders(self) -> list[tuple[str, int]]:
+        """(name, draw) of every order."""
+        return [
+            (order_name(order), draw)
+            for order in self.options.orders
+            for draw in range(self.options.draws if order == RANDOM else 1)
+        ]
+
+    def _half(self, document: int) -> int:
+        """The half of the documents that a document belongs to."""
+        return document % 2 if self._measures else ALL_DOCUMENTS
+
+    @property
+    def _shares(self) -> list[float]:
+        """Shares at which orders differ."""
+        return [share for share in self.options.shares if 0 < share < 1]
+
+    def _ranks(self, label: str, order: str, draw: int, model: Model, stored: Sequence[pd.DataFrame]) -> pd.DataFrame:
+        if order == RANDOM:
+            units = [(number, group) for number, groups in zip(
+                model.geometry.layer_numbers, model.geometry.layer_kv_groups, strict=True) for group in range(groups)
+            ]  # fmt: skip
+            return random_ranks(pd.DataFrame(units, columns=UNIT), self.context.seed, draw)
+        if order in SIGNS_AND_COLUMNS:
+            scores = measured_scores(pd.concat(stored), order)
+        else:
+            scores = self._fixed[order].by_head(label, model.geometry)
+        return rank_groups(scores, self.options.reduction)
+
+    def _streaming_groups(self, label: str, task: BudgetTask, model: Model) -> dict[float, passes.GroupsByLayer]:
+        """The streaming KV groups by share, for the order of a task; all of them at share 1 for every order."""
+        if task.order == EVERY_ORDER:
+            geometry = model.geometry
+            counts = zip(geometry.layer_numbers, geometry.layer_kv_groups, strict=True)
+            return {1.0: {number: tuple(range(groups)) for number, groups in counts}}
+        ranks = self.context.read_stored(f"budget/{task.prerequisites[0]}", ORDERS.name)
+        ranks = ranks[(ranks["order"] == task.order) & (ranks["draw"] == task.draw)]
+        return {share: lowest_groups(ranks, streaming_count(share, len(ranks))) for share in self._shares}
+
+    def _cache_rows(self, ranks: pd.DataFrame, model: Model) -> pd.DataFrame:
+        """The size of the KV cache at every share and context length."""
+        size = partial(
+            cache_bytes, model.geometry, window=self.options.window, bytes_per_value=model.module.dtype.itemsize
+        )
+        rows = []
+        for share in [0.0, *self._shares, 1.0]:
+            count = streaming_count(share, len(ranks))
+            groups = lowest_groups(ranks, count)
+            for length in sorted({*self.options.lengths, *self.options.cache_lengths}):
+                sizes = {"cache_bytes": size(groups, length=length), "full_bytes": size({}, length=length)}
+                rows.append({"context_length": length, "share": share, "groups": count, **sizes})
+        return pd.DataFrame(rows)
+
+    # Inputs --------------------------------------------------------------------------------------------------------
+
+    def _documents(self, label: str) -> list[TokenDocument]:
+        """The documents of every length: those that are long enough for the longest."""
+        return self.context.documents(label, max(self.options.lengths))
+
+    def _warn_of_measured_documents(self, label: str) -> None:
+        names = {document.name for document in self._documents(label)}
+        for order, scores in self._fixed.items():
+            if shared := sorted(names & scores.measured_documents):
+                log.warning(
+                    "the run of the order '%s' measured %d of the %d documents that judge it (%s): its curve may be "
+                    "too good. Use another --text for an independent judgement",
+                    *(order, len(shared), len(names), shared[0]),
+                )
+
+    def _pair_set(self, label: str, source: str) -> PairSet:
+        """A set of prompts in the tokens of a model. Needles lie in the documents that are judged with the order."""
+        if (label, source) not in self._pair_sets:
+            tokenizer = self.context.tokenizer(label)
+
+            def haystacks() -> list[Haystack]:
+                documents = self._documents(label)[1::2] if self._measures else self._documents(label)
+                return [Haystack(document.name, document.ids, tokenizer) for document in documents]
+
+            pairs = load_pair_set(
+                source,
+                tokenizer,
+                haystacks,
+                count=self.options.count,
+                length=max(self.options.lengths),
+                seed=self.context.seed,
+                alignment="equal",
+                metric="nll",
+            )
+            self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
+            self._pair_sets[label, source] = pairs
+        return self._pair_sets[label, source]

@@ -1,0 +1,209 @@
+"""Options and stored tables of the budget probe."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.streaming import StreamingWindow
+from headscope.study.config import Lengths, Options
+
+MEASURED_ORDERS = ("effective-length", "local-mass", "far-mass")
+"""Orders by scores that one forward pass per document measures."""
+RANDOM = "random"
+EVERY_ORDER = "every"
+"""Value of `order` where all orders agree: no KV group streams, or all do."""
+RUN_PATTERN = re.compile(r"run:(?P<folder>.+?):(?P<reversed>-?)(?P<column>\w+)(?::(?P<model>[^:]+))?")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class BudgetOptions(Options):
+    """Loss, and answers to prompts, if the KV groups with the lowest scores keep only the first and last tokens."""
+
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
+    orders: list[str] = Field(
+        [*MEASURED_ORDERS, RANDOM],
+        min_length=1,
+        description="scores that order the KV groups, the lowest streams first: effective-length; local-mass (weight "
+        "on the last 32 tokens, the highest first); far-mass (weight on tokens that a streaming group does not see); "
+        "random; run:FOLDER:COLUMN[:MODEL] (a column of run.heads; -COLUMN: the highest first); file:FILE (scores of "
+        "another tool)",
+    )
+    shares: list[Share] = Field(
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+        min_length=1,
+        description="shares of the KV groups that stream, from 0 to 1; 0 and 1 are always measured",
+    )
+    sink: int = Field(64, ge=0, le=2**24, description="first tokens that a streaming KV group keeps")
+    recent: int = Field(256, ge=0, le=2**24, description="last tokens that a streaming KV group keeps")
+    bound: float = Field(0.01, gt=0, description="largest acceptable increase of the loss, in nats per token")
+    reduction: Literal["max", "mean"] = Field(
+        "max", description="how the scores of the query heads of a KV group become one"
+    )
+    draws: int = Field(5, ge=1, le=1000, description="number of random orders")
+    rows: int = Field(256, ge=8, le=1_000_000, description="query rows per document that measure the scores")
+    prompts: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="also score the answers to prompts: needle (a fact hidden in the documents), induction, ioi, "
+        "greater-than, or a JSON lines file of prompt pairs, of which the clean prompts are used",
+    )
+    count: int = Field(16, ge=1, le=1_000_000, description="number of prompts of a generated set")
+    cache_lengths: Lengths = Field(
+        default=[8192, 32768, 131072], description="further context lengths for the size of the KV cache"
+    )
+
+    @field_validator("orders")
+    @classmethod
+    def _check_orders(cls, value: list[str]) -> list[str]:
+        for order in value:
+            kind, _, rest = order.partition(":")
+            if order in (*MEASURED_ORDERS, RANDOM) or (kind == "file" and rest) or RUN_PATTERN.fullmatch(order):
+                continue
+            raise ValueError(
+                f"unknown order '{order[:80]}'. Use one of: {', '.join(MEASURED_ORDERS)}, {RANDOM}, "
+                "run:FOLDER:COLUMN, file:FILE"
+            )
+        names = [order_name(order) for order in value]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two orders are named '{repeated[0]}'. Name each order once, or rename the file")
+        return value
+
+    @field_validator("shares")
+    @classmethod
+    def _sort_shares(cls, value: list[float]) -> list[float]:
+        return sorted(value)
+
+    @model_validator(mode="after")
+    def _check_window(self) -> "BudgetOptions":
+        if self.sink + self.recent == 0:
+            raise ValueError("sink 0 and recent 0 leave a streaming KV group no token. Use a recent of at least 1")
+        _ = self.window
+        if "draws" in self.model_fields_set and RANDOM not in self.orders:
+            raise ValueError("'draws' is for the order random. Remove 'draws', or add random to orders")
+        if "count" in self.model_fields_set and not self.prompts:
+            raise ValueError("'count' is for prompts. Remove 'count', or add prompts")
+        return self
+
+    @property
+    def window(self) -> StreamingWindow:
+        """The tokens that a streaming KV group sees."""
+        return StreamingWindow(self.sink, self.recent)
+
+
+def order_name(order: str) -> str:
+    """The short name of an order: the column of a run, the stem of a file."""
+    if match := RUN_PATTERN.fullmatch(order):
+        return f"{match['reversed']}{match['column']}"
+    kind, _, rest = order.partition(":")
+    return re.split(r"[/\\]", rest.rstrip("/\\"))[-1].partition(".")[0] if kind == "file" and rest else order
+
+
+ORDER = key(
+    "order",
+    "label",
+    "",
+    "score that orders the KV groups, the lowest streams first: effective-length, local-mass (highest first), "
+    "far-mass, random, a column of a run (-COLUMN: highest first) or the name of a file",
+    None,
+)
+ORDER_OR_EVERY = key("order", "label", "", f"{ORDER.meaning}; {EVERY_ORDER} where no KV group or all stream", None)
+DRAW = key("draw", "index16", "", "number of the random order, from 0; 0 for other orders")
+HALF = key(
+    "half",
+    "index16",
+    "",
+    "half of the documents, 0 (even numbers) or 1, that is judged with this order; scores that are measured here come "
+    "from the other half. -1: all documents are judged, none is measured",
+    -1,
+)
+SHARE = key("share", "value", "", "share of the KV groups that stream, rounded to whole groups", 0, 1)
+
+SCORES = Table(
+    "budget_scores",
+    "scores of heads that order the KV groups: means over query rows in the last octave of visible keys",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column("log_ess2", "value", "ln tokens", "mean ln ESS2", 0),
+        Column("local_mass", "value", "", "mean weight on the last 32 keys", 0, 1),
+        Column("far_mass", "value", "", "mean weight on keys that a streaming KV group does not see", 0, 1),
+    ),
+)
+ORDERS = Table(
+    "budget_orders",
+    "the order in which KV groups start to stream",
+    (
+        MODEL,
+        ORDER,
+        DRAW,
+        HALF,
+        LAYER,
+        GROUP,
+        Column("score", "value", "", "score of the KV group; the lowest streams first"),
+        Column("rank", "index32", "", "place in the order, from 0, which streams first", 0),
+    ),
+)
+LOSS = Table(
+    "budget",
+    "next-token loss by position while a share of the KV groups streams",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        ORDER_OR_EVERY,
+        DRAW,
+        SHARE,
+        key("position", "index32", "tokens", "bin of predicted tokens by position, named by its last position", 1),
+        Column("nll", "value", "nats/token", "mean loss of the bin's tokens", 0),
+        Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+    ),
+)
+ANSWERS = Table(
+    "budget_answers",
+    "answers to prompts while a share of the KV groups streams",
+    (
+        MODEL,
+        key("prompts", "label", "", "set of prompts: a generated set, or the name of a file", None),
+        key("pair", "label", "", "name of the prompt within its set", None),
+        ORDER_OR_EVERY,
+        DRAW,
+        SHARE,
+        Column("nll", "value", "nats/token", "mean loss of the right answer's tokens", 0),
+        Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
+    ),
+)
+CACHE = Table(
+    "budget_cache",
+    "size of the KV cache of one sequence, computed from geometry and dtype: 2 x head_dim x bytes per value x kept "
+    "tokens, summed over KV groups",
+    (
+        MODEL,
+        ORDER,
+        DRAW,
+        HALF,
+        LENGTH,
+        SHARE,
+        Column("groups", "count", "KV groups", "KV groups that stream", 0),
+        Column("cache_bytes", "count", "bytes", "size if these KV groups stream", 0),
+        Column("full_bytes", "count", "bytes", "size if no KV group streams", 0),
+    ),
+)
+SETTINGS = Table(
+    "budget_settings",
+    "what a streaming KV group keeps, and the loss that is acceptable",
+    (
+        MODEL,
+        Column("sink", "count", "tokens", "first tokens that are kept", 0),
+        Column("recent", "count", "tokens", "last tokens that are kept", 1),
+        Column("bound", "value", "nats/token", "largest acceptable increase of the loss", 0),
+        Column("groups", "count", "KV groups", "KV groups of the model", 1),
+        Column("reduction", "label", "", "how the scores of the query heads of a KV group became one: max or mean"),
+    ),
+)
+TABLES = (SCORES, ORDERS, LOSS, ANSWERS, CACHE, SETTINGS)

@@ -1,0 +1,247 @@
+"""KV-cache budgets: scores, orders, losses and sizes equal independent computations, and the study resumes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import families
+from support.measure_laws import geometry_of, random_record
+from support.tiny_studies import StopsAfter, contents, save_checkpoint, save_texts
+
+import headscope as hs
+from headscope.attention.record import AttentionRecord
+from headscope.errors import Interrupted
+from headscope.forward.capture import capturing
+from headscope.measures.hidden_weight import hidden_weight
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from headscope.streaming import StreamingWindow
+from headscope.study.config import build_study
+from headscope.study.runner import run_study
+from probes.budget.analysis import best_order, largest_shares, loss_changes, summaries
+from probes.budget.orders import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
+
+OPTIONS: dict[str, Any] = {
+    "lengths": [32, 64],
+    "sink": 2,
+    "recent": 6,
+    "draws": 2,
+    "shares": [0.5, 0.25],
+    "rows": 1000,
+    "prompts": ["induction"],
+    "count": 3,
+    "cache_lengths": [128],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("budget")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts", 70)
+    return place
+
+
+def study(place: Path, **options: Any) -> dict[str, Any]:
+    texts = {"source": f"file:{place}/texts/*.txt", "docs": 4}
+    return {"models": {"base": str(place / "tiny")}, "texts": texts, "device": "cpu", "budget": OPTIONS | options}
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Run:
+    return run_study(build_study(study(place)), place / "runs")
+
+
+def naive_hidden_weight(record: AttentionRecord, row: int, window: StreamingWindow) -> torch.Tensor:
+    """Weight of one query row [H] on visible keys outside the window, from a loop over keys."""
+    size, i = len(record.q) // len(record.k), record.k.shape[1] - record.q.shape[1] + row + record.first_key
+    total = torch.zeros(len(record.q), dtype=torch.float64)
+    for head in range(len(record.q)):
+        for j in range(record.first_key, i + 1):
+            visible = record.window is None or i - j < record.window
+            if record.chunk_size is not None:
+                visible &= j // record.chunk_size == i // record.chunk_size
+            if visible and j >= window.sink and i - j >= window.recent:
+                key = record.k[head // size, j - record.first_key].double()
+                logit = record.scaling * key @ record.q[head, row].double()
+                if record.softcap is not None:
+                    logit = record.softcap * torch.tanh(logit / record.softcap)
+                total[head] += (logit - record.lse[head, row].double()).exp()
+    return total
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", families.MEASURABLE)
+def test_hidden_weight_equals_a_loop_over_keys_in_every_family(family: str) -> None:
+    model = hs.load(families.MEASURABLE[family]())
+    ids = torch.randint(3, families.VOCAB, (1, 40), generator=torch.Generator().manual_seed(0))
+    records: list[AttentionRecord] = []
+    with capturing(model) as layers:
+        layers.listen(records.append)
+        model.module(ids, use_cache=False)
+    rows, window = np.array([0, 9, 25, 39]), StreamingWindow(3, 5)
+    for record in records:
+        actual = hidden_weight(record, rows, window)
+        expected = torch.stack([naive_hidden_weight(record, int(row), window) for row in rows], 1)
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@given(seed=st.integers(0, 99), sink=st.integers(0, 30), recent=st.integers(1, 40), more=st.integers(0, 9))
+def test_a_wider_window_hides_less_and_one_as_long_as_the_text_hides_nothing(
+    seed: int, sink: int, recent: int, more: int
+) -> None:
+    record = random_record(geometry_of(), 24, seed)
+    rows = np.arange(24)
+    hidden = hidden_weight(record, rows, StreamingWindow(sink, recent))
+    assert 0 <= hidden.min() <= hidden.max() <= 1
+    for wider in (StreamingWindow(sink + more, recent), StreamingWindow(sink, recent + more)):
+        assert (hidden_weight(record, rows, wider) <= hidden + 1e-5).all()
+    assert hidden_weight(record, rows, StreamingWindow(sink, 24)).max() < 1e-5
+
+
+@given(
+    length=st.integers(1, 200),
+    sink=st.integers(0, 80),
+    recent=st.integers(1, 80),
+    window=st.none() | st.integers(1, 90),
+)
+def test_kept_tokens_are_those_that_the_last_query_sees(
+    length: int, sink: int, recent: int, window: int | None
+) -> None:
+    i = length - 1
+    in_window = [j for j in range(length) if window is None or i - j < window]
+    assert kept_tokens(length, window, None) == len(in_window)
+    streaming = [j for j in in_window if j < sink or i - j < recent]
+    assert kept_tokens(length, window, StreamingWindow(sink, recent)) == len(streaming)
+    if window is None:
+        assert len(streaming) == min(length, sink + recent)
+
+
+def test_the_run_is_valid_and_every_order_has_a_point_per_share(run: Run) -> None:
+    assert validate(run) == []
+    changes = loss_changes(run)
+    assert [*changes.columns] == [0, 0.25, 0.5, 1]
+    assert len(changes) == 2 * 4 * 4  # lengths, orders, documents
+    assert (changes[0] == 0).all()
+    assert changes.groupby(["context_length", "doc"])[1.0].nunique().eq(1).all()  # all streaming is one pass
+
+
+@torch.no_grad()
+def test_losses_equal_the_model_under_a_boolean_mask(run: Run, place: Path) -> None:
+    """Every key that a streaming head does not see is masked in a dense computation, layer by layer."""
+    model = hs.load(str(place / "tiny"))
+    rows = run.budget[(run.budget["share"] == 0.5) & (run.budget["order"] == "far-mass")]
+    rows = rows[(rows["context_length"] == 64) & (rows["doc"] == rows["doc"].iloc[-1])].astype({"nll": "float64"})
+    name = str(rows["doc"].iloc[0])
+    ids = torch.tensor([model.tokenizer((place / name).read_text())["input_ids"][:64]])
+    documents = list(dict.fromkeys(run.budget["doc"].astype(str)))
+    half = documents.index(name) % 2
+    order = run.budget_orders
+    order = order[(order["order"] == "far-mass") & (order["half"] == half) & (order["rank"] < 4)]
+    heads = [
+        f"L{layer}H{head}"
+        for layer, group in zip(order["layer"], order["kv_group"], strict=True)
+        for head in range(group * 2, group * 2 + 2)
+    ]
+    with hs.ablated(model, heads, "streaming:2+6"):
+        logits = model.module(ids, use_cache=False).logits[0, :-1]
+    expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+    assert np.average(rows["nll"], weights=rows["tokens"]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_scores_come_from_the_other_half_of_the_documents(run: Run) -> None:
+    scores = run.budget_scores[run.budget_scores["context_length"] == 64].astype({"doc": "str"})
+    names = list(dict.fromkeys(scores["doc"]))
+    for half in (0, 1):
+        other = scores[scores["doc"].isin([name for n, name in enumerate(names) if n % 2 != half])]
+        means = other.groupby(["layer", "head", "kv_group"])["far_mass"].mean()
+        expected = means.groupby(["layer", "kv_group"]).max()
+        stored = run.budget_orders[(run.budget_orders["order"] == "far-mass") & (run.budget_orders["half"] == half)]
+        stored = stored.set_index(["layer", "kv_group"])
+        assert stored["score"].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
+        assert [*stored.sort_values("rank").index] == [*expected.sort_values(kind="stable").index]
+
+
+def test_effective_length_and_local_mass_are_those_of_measure(run: Run, place: Path) -> None:
+    measured = hs.measure(
+        str(place / "tiny"),
+        text=f"file:{place}/texts/*.txt",
+        docs=4,
+        lengths=[64],
+        rows="exact",
+        out=place / "runs",
+        quiet=True,
+    ).heads.set_index(["layer", "head"])
+    scores = run.budget_scores[run.budget_scores["context_length"] == 64].groupby(["layer", "head"])
+    assert np.exp(scores["log_ess2"].mean()).to_numpy() == pytest.approx(measured["ess2_64"].to_numpy(), rel=0.02)
+    assert scores["local_mass"].mean().to_numpy() == pytest.approx(measured["local_mass"].to_numpy(), rel=0.02)
+
+
+def test_an_interrupted_study_resumes_to_the_same_bytes(run: Run, place: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run_study(build_study(study(place)), tmp_path, progress=StopsAfter(16))
+    resumed = run_study(build_study(study(place)), tmp_path, resume=True)
+    assert contents(resumed) == contents(run)
+
+
+def test_orders_from_a_run_and_a_file_judge_all_documents(run: Run, place: Path, caplog: Any) -> None:
+    scores = [[float(layer * 2 + group) for group in range(2)] for layer in range(4)]
+    folder = place / "duo"
+    folder.mkdir()
+    (folder / "full_attention_heads.tsv").write_text("\n".join("\t".join(map(str, row)) for row in scores))
+    measured = hs.measure(
+        str(place / "tiny"), text=f"file:{place}/texts/*.txt", docs=2, lengths=[64], out=place / "runs", quiet=True
+    )
+    orders = [f"file:{folder}", f"run:{measured.path}:-local_mass", "random"]
+    options = {"orders": orders, "lengths": [64], "shares": [0.5], "draws": 1, "prompts": []}
+    content = study(place, **options)
+    del content["budget"]["count"]
+    fixed = run_study(build_study(content), place / "runs")
+    ranks = fixed.budget_orders[fixed.budget_orders["order"] == "duo"].sort_values(["layer", "kv_group"])
+    assert ranks["rank"].tolist() == [*range(8)]
+    assert set(fixed.budget_orders["half"]) == {-1}
+    heads = measured.heads.assign(score=-measured.heads["local_mass"])
+    expected = rank_groups(heads, "max").sort_values("rank")
+    stored = fixed.budget_orders[fixed.budget_orders["order"] == "-local_mass"].sort_values("rank")
+    assert stored["layer"].tolist() == expected["layer"].tolist()
+    assert "measured 2 of the 4 documents that judge it" in caplog.text
+
+
+def test_cache_sizes_of_unequal_layers() -> None:
+    class Shape:
+        layer_numbers, windows, layer_kv_groups, layer_head_dims = (0, 2), (None, 8), (4, 2), (16, 32)
+
+    window, streams = StreamingWindow(2, 4), {0: (1, 3), 2: (0,)}
+    assert cache_bytes(Shape, {}, window, 100, 2) == 2 * 2 * (16 * 4 * 100 + 32 * 2 * 8)
+    assert cache_bytes(Shape, streams, window, 100, 2) == 2 * 2 * (16 * (2 * 100 + 2 * 6) + 32 * (8 + 4))
+
+
+def test_shares_and_summaries(run: Run) -> None:
+    assert [streaming_count(share, 90) for share in (0, 0.1, 0.5, 1)] == [0, 9, 45, 90]
+    ranks = pd.DataFrame({"layer": [0, 0, 1], "kv_group": [0, 1, 0], "rank": [2, 0, 1]})
+    assert lowest_groups(ranks, 2) == {0: (1,), 1: (0,)}
+    changes = pd.DataFrame({0.0: [0.0, 0, 0], 0.5: [0.005, 0.02, 0], 1.0: [0.02, 0.001, 0]})
+    assert largest_shares(changes, 0.01).tolist() == [0.5, 0, 1]
+    table = summaries(run)
+    block = loss_changes(run).loc[("base", 64, "far-mass")]
+    by_hand = 0.125 * block[0.25] + 0.125 * (block[0.25] + block[0.5]) + 0.25 * (block[0.5] + block[1.0])
+    row = table.query("context_length == 64 and order == 'far-mass'").iloc[0]
+    assert row["area"] == pytest.approx(by_hand.mean(), abs=1e-6)
+    assert row["area_low"] < row["area"] < row["area_high"]
+    assert row["n"] == 4
+    assert best_order(table.query("context_length == 64"))["order"] != "random"
+
+
+def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
+    texts = " ".join(run.findings()["text"])
+    assert "keep only the first 2 and last 6 tokens before the loss rises by more than 0.01 nats per token" in texts
+    assert "n = 4" in texts
+    assert "costs less than random orders: " in texts
+    assert "(computed)" in texts
+    assert json.loads((run.path / "run.json").read_text())["seed"] == 0

@@ -1,0 +1,123 @@
+"""Generation with a cache that drops tokens gives the same tokens as the masked model, in less memory."""
+
+from typing import Any
+
+import pytest
+import torch
+from support import families
+
+import headscope as hs
+from headscope.errors import BadInput
+from headscope.forward.capture import capturing
+from headscope.forward.streaming_cache import StreamingCache, streaming_cache
+from headscope.positions.model import Model
+from headscope.streaming import StreamingWindow
+
+IDS = torch.randint(3, families.VOCAB, (1, 40), generator=torch.Generator().manual_seed(0))
+GROUPS = {0: (0,), 2: (0, 1)}
+WINDOW = StreamingWindow(2, 5)
+
+
+def heads_of(model: Model, groups: dict[int, tuple[int, ...]]) -> list[str]:
+    """The query heads of KV groups by layer number."""
+    geometry = model.geometry
+    return [
+        f"L{number}H{head}"
+        for number, members in groups.items()
+        for head in range(geometry.layer_heads[geometry.layer_numbers.index(number)])
+        if geometry.kv_group(geometry.layer_numbers.index(number), head) in members
+    ]
+
+
+def greedy_tokens(model: Model, ids: torch.Tensor, cache: Any, count: int) -> list[int]:
+    """Greedy tokens after ids [1, L], one call per token with the cache, or over the whole text without one."""
+    tokens: list[int] = []
+    rest = ids
+    for _ in range(count):
+        keywords = {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+        token = int(model.module(rest, **keywords).logits[0, -1].argmax())
+        tokens.append(token)
+        new = torch.tensor([[token]])
+        rest = torch.cat((rest, new), 1) if cache is None else new
+    return tokens
+
+
+@torch.no_grad()
+def test_generation_with_dropped_tokens_equals_the_masked_model() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    with hs.ablated(model, heads_of(model, GROUPS), str(WINDOW)):
+        expected = greedy_tokens(model, IDS, None, 20)
+    with streaming_cache(model, GROUPS, WINDOW) as cache:
+        assert greedy_tokens(model, IDS, cache, 20) == expected
+        assert cache.get_seq_length() == IDS.shape[1] + 19
+    with streaming_cache(model, GROUPS, WINDOW) as cache:  # the same with transformers' own loop
+        generated = model.module.generate(
+            IDS, past_key_values=cache, max_new_tokens=20, min_new_tokens=20, do_sample=False, pad_token_id=0
+        )
+        masked = expected[: expected.index(2)] if 2 in expected else expected
+        assert generated[0, IDS.shape[1] :].tolist()[: len(masked)] == masked
+
+
+@torch.no_grad()
+def test_the_cache_stores_what_the_arithmetic_says() -> None:
+    from probes.budget.orders import cache_bytes
+
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    with streaming_cache(model, GROUPS, WINDOW) as cache:
+        for part in torch.split(IDS, 7, 1):
+            model.module(part, past_key_values=cache, use_cache=True)
+    geometry, length = model.geometry, IDS.shape[1]
+    computed = cache_bytes(geometry, GROUPS, WINDOW, length, 4)
+    token_of_a_group = 2 * geometry.head_dim * 4
+    assert cache.stored_bytes == computed - 3 * token_of_a_group  # three groups: the own token comes with its query
+    assert computed == token_of_a_group * (3 * 7 + (sum(geometry.layer_kv_groups) - 3) * length)
+
+
+@torch.no_grad()
+def test_another_attention_function_gives_nan_instead_of_a_wrong_token() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    cache = StreamingCache(GROUPS, model.module.config.num_hidden_layers, WINDOW)
+    model.module(IDS, past_key_values=cache, use_cache=True)
+    assert model.module(IDS[:, :1], past_key_values=cache, use_cache=True).logits.isnan().all()
+
+
+@torch.no_grad()
+def test_streaming_groups_equal_the_edited_outputs_in_every_family_and_leave_no_trace() -> None:
+    for name, build in families.MEASURABLE.items():
+        model = hs.load(build())
+        groups = {model.geometry.layer_numbers[-1]: (0,)}
+        with hs.ablated(model, heads_of(model, groups), str(WINDOW)):
+            expected = model.module(IDS, use_cache=False).logits
+        plain = model.module(IDS, use_cache=False).logits
+        with capturing(model) as layers:
+            layers.stream(model.geometry.layers - 1, (0,), WINDOW)
+            actual = model.module(IDS, use_cache=False).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=name)
+        assert torch.equal(plain, model.module(IDS, use_cache=False).logits), name
+
+
+def test_listeners_are_refused_while_groups_stream() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    with capturing(model) as layers, torch.no_grad():
+        layers.listen(lambda record: None)
+        layers.stream(0, (0,), WINDOW)
+        with pytest.raises(BadInput, match="cannot be listened to"):
+            model.module(IDS, use_cache=False)
+
+
+@pytest.mark.model
+@torch.no_grad()
+def test_smollm2_generates_the_same_tokens_from_a_smaller_cache() -> None:
+    model = hs.load("smollm2-135m")
+    groups = dict.fromkeys(range(0, 30, 2), (0, 2))
+    window = StreamingWindow(4, 28)
+    text = " ".join(f"{number}: the bell was cast in {1800 + number}." for number in range(16))
+    ids = torch.tensor([model.tokenizer(text)["input_ids"]])
+    with streaming_cache(model, groups, window) as cache:
+        generated = greedy_tokens(model, ids, cache, 12)
+    with hs.ablated(model, heads_of(model, groups), str(window)):
+        whole = torch.cat((ids, torch.tensor([generated])), 1)
+        logits = model.module(whole, use_cache=False).logits[0, ids.shape[1] - 1 : -1]
+    assert logits.argmax(-1).tolist() == generated
+    length = cache.get_seq_length()
+    assert cache.stored_bytes == 2 * 64 * 4 * (30 * 31 + 60 * length)
