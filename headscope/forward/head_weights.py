@@ -80,7 +80,9 @@ class HeadProjection:
     def vectors(self, normed: Tensor) -> Tensor:
         """The heads' vectors [heads, n, d] before rotation, for normed inputs [n, D]."""
         weight, bias = self.weight(), self.bias()
-        vectors = torch.einsum("nd,hed->hen", normed.to(weight.device).float(), weight) + bias.to(weight.device)[..., None]
+        vectors = (
+            torch.einsum("nd,hed->hen", normed.to(weight.device).float(), weight) + bias.to(weight.device)[..., None]
+        )
         if self.norm is not None:
             vectors = self._over_normed_numbers(vectors, partial(run_norm, self.norm))
         return vectors.transpose(1, 2)
@@ -172,8 +174,7 @@ def inspect_head_weights(model: Model) -> ModelWeights:
         except DecompositionError as error:
             raise _unsupported(model, str(error)) from error
     layer_weights = tuple(
-        LayerWeights(index, norms[index], *projections[index], branch)
-        for index, branch in enumerate(branches)
+        LayerWeights(index, norms[index], *projections[index], branch) for index, branch in enumerate(branches)
     )
     embedding = model.module.get_input_embeddings().weight.detach()
     return ModelWeights(layer_weights, embedding, factor, offset, decomposition)
@@ -272,7 +273,10 @@ def _match(vectors: Tensor, calls: Sequence[_LeafCall], factor: float) -> tuple[
 
 def _nearest(targets: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """For each target [m, n] the index of the nearest candidate [r, n], and the distance."""
-    nearest = [torch.cdist(rows, candidates, compute_mode="donot_use_mm_for_euclid_dist").min(1) for rows in targets.split(ROWS_PER_CHUNK)]
+    nearest = [
+        torch.cdist(rows, candidates, compute_mode="donot_use_mm_for_euclid_dist").min(1)
+        for rows in targets.split(ROWS_PER_CHUNK)
+    ]
     return torch.cat([chunk.indices for chunk in nearest]), torch.cat([chunk.values for chunk in nearest])
 
 

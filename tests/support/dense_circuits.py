@@ -77,7 +77,14 @@ def _weights(layer: Any, heads: int, groups: int) -> tuple[Tensor, Tensor, Tenso
         o = a.o_proj.weight
         norm = norm + 1 if "Gemma" in type(layer).__name__ else norm
     o = o.double().view(len(o), heads, -1).permute(1, 0, 2)
-    return q.view(heads, -1, q.shape[1]), k.view(groups, -1, k.shape[1]), v.view(groups, -1, v.shape[1]), o, norm.double(), centred
+    return (
+        q.view(heads, -1, q.shape[1]),
+        k.view(groups, -1, k.shape[1]),
+        v.view(groups, -1, v.shape[1]),
+        o,
+        norm.double(),
+        centred,
+    )
 
 
 def dense_copying_score(module: Any, head: DenseHead) -> float:
