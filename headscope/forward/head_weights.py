@@ -131,10 +131,12 @@ class LayerWeights:
 class ModelWeights:
     """The weights of all heads of a model, and how token embeddings enter and leave the residual stream.
 
+    `scalings` multiply the logits of each layer, 1 / sqrt(d) in most families.
     The first layer reads `embedding_factor` E[token] + `embedding_offset` (a learned embedding of position 0, if any).
     """
 
     layers: tuple[LayerWeights, ...]
+    scalings: tuple[float, ...]
     embedding: Tensor
     embedding_factor: float
     embedding_offset: Tensor
@@ -165,6 +167,7 @@ def inspect_head_weights(model: Model) -> ModelWeights:
             if any(branch.is_gated for branch in branches):
                 raise DecompositionError("its heads' outputs are multiplied by a gate before the projection")
             norms = [*input_norms(model, layers, tokens[None])]
+            scalings = _logit_scalings(model, tokens[None])
             projections = [*_trace_projections(model, tokens[:RANDOM_ROWS, None])]
             has_norms = any(projection.norm is not None for layer in projections for projection in layer)
             rotation = model.rotation
@@ -177,7 +180,7 @@ def inspect_head_weights(model: Model) -> ModelWeights:
         LayerWeights(index, norms[index], *projections[index], branch) for index, branch in enumerate(branches)
     )
     embedding = model.module.get_input_embeddings().weight.detach()
-    return ModelWeights(layer_weights, embedding, factor, offset, decomposition)
+    return ModelWeights(layer_weights, scalings, embedding, factor, offset, decomposition)
 
 
 def _inspected_tokens(model: Model) -> Tensor:
@@ -335,6 +338,15 @@ class _OutputReplacement:
         rows = len(inputs)
         self.calls.append(_LeafCall(module, inputs, output, replacement.reshape(rows, -1), is_projection))
         return replacement
+
+
+def _logit_scalings(model: Model, ids: Tensor) -> tuple[float, ...]:
+    """The factor on the logits of each attention layer."""
+    scalings: dict[int, float] = {}
+    with capturing(model) as captured:
+        captured.listen(lambda record: scalings.update({record.layer: record.scaling}))
+        model.module(ids, use_cache=False)
+    return tuple(scalings[layer] for layer in range(model.geometry.layers))
 
 
 def _embedding_map(model: Model, tokens: Tensor) -> tuple[float, Tensor]:
