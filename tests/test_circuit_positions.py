@@ -37,9 +37,7 @@ def test_first_layer_logits_of_a_text_equal_those_of_token_pairs(name: str, sche
     model = hs.load(families.SPECS[name].build()).with_scheme(scheme)
     ids = [3, 99, 14, 14, 70, 5, 21]
     expected = logits(records(model, ids)[0])
-    queries, keys, distances = zip(
-        *((i, j, i - j) for i in range(len(ids)) for j in range(i + 1)), strict=True
-    )
+    queries, keys, distances = zip(*((i, j, i - j) for i in range(len(ids)) for j in range(i + 1)), strict=True)
     pairs = hs.token_pair_logits(model, [ids[i] for i in queries], [ids[j] for j in keys], range(len(ids)))
     for index, (i, j, distance) in enumerate(zip(queries, keys, distances, strict=True)):
         torch.testing.assert_close(pairs[:, index, distance].sum(-1), expected[:, i, j], atol=1e-4, rtol=1e-5)

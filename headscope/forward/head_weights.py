@@ -157,6 +157,8 @@ def inspect_head_weights(model: Model) -> ModelWeights:
     config = model.module.config.get_text_config()
     if getattr(config, "clip_qkv", None) is not None:
         raise _unsupported(model, "it clips q, k and v (clip_qkv)")
+    if getattr(model.schedule, "lora_folder", None) is not None:
+        raise _unsupported(model, "its adapter has a LoRA, which changes the weights")
     layers = resumable_layers(model)
     tokens = _inspected_tokens(model)
     with attached(model, "base"), evaluating(model):

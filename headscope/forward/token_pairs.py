@@ -22,10 +22,10 @@ def token_pair_logits(
 ) -> Tensor:
     """Contribution of each rotary pair to the logit of token pairs in one layer: [H, n, distances, F], float32.
 
-    `query_tokens` and `key_tokens` are n token ids each; `layer` is the number of a layer. Sums over F, the rotary pairs
-    and the unrotated dimensions as further pairs, are logits under the model's position scheme, before any soft cap.
-    Raises BadInput for unknown tokens, distances or layers, UnsupportedModel for heads that are not linear maps.
-    """
+    `query_tokens` and `key_tokens` are n token ids each; `layer` is the number of a layer. Sums over F, the rotary
+    pairs and the unrotated dimensions as further pairs, are logits under the model's position scheme, before any
+    soft cap. Raises BadInput for unknown tokens, distances or layers, UnsupportedModel for heads that are not linear
+    maps."""
     if layer not in model.geometry.layer_numbers:
         raise BadInput(f"no attention layer {layer}. Use one of: {_numbers(model)}")
     if len(query_tokens) != len(key_tokens) or not query_tokens:
@@ -47,7 +47,7 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
     """`token_pair_logits` of tokens `queries` and `keys` [n] at `distances` [m], in a layer given by its index."""
     model, weights = embeddings.model, embeddings.weights.layers[layer]
     schedule, geometry = model.schedule, model.geometry.at_layer(layer)
-    if schedule.slopes is not None or model.geometry.layer_rotates[layer] and not geometry.pairs:
+    if schedule.slopes is not None or "ALiBi" in model.rotation.no_pairs_reason:
         raise UnsupportedModel(f"logits of token pairs are not possible under {model.spec}: it adds a bias by distance")
     q, k = (
         projection.vectors(weights.normed(embeddings.stream(tokens, layer)))
@@ -67,7 +67,12 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
     rotated = torch.einsum("phn,pm->phnm", products, turns).real
     scaling = embeddings.weights.scalings[layer]
     by_head = torch.stack(
-        [planes_by_head(rotated[..., n, m].contiguous(), geometry) for n in range(len(queries)) for m in range(len(distances))], 1
+        [
+            planes_by_head(rotated[..., n, m].contiguous(), geometry)
+            for n in range(len(queries))
+            for m in range(len(distances))
+        ],
+        1,
     ).view(geometry.heads, len(queries), len(distances), geometry.all_pairs)
     if schedule.scales_queries:
         scale = schedule.query_scale(layer, distances[None].to(model.device) + 1)[0].double()  # [1|H, m]
