@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from headscope.api import run_study
     from headscope.forward.ablation import ablated
     from headscope.forward.capture import capturing
+    from headscope.forward.token_pairs import token_pair_logits
     from headscope.positions.adarope import AdaRoPE
     from headscope.positions.attach import attached
     from headscope.positions.model import Model, load
     from headscope.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdaRoPE", "Model", "Run", "ablated", "attached", "capturing", "load", "run_study"]
+__all__ = ["AdaRoPE", "Model", "Run", "ablated", "attached", "capturing", "load", "run_study", "token_pair_logits"]
 
 _MODULES = {
     "AdaRoPE": "headscope.positions.adarope",
@@ -34,6 +35,7 @@ _MODULES = {
     "capturing": "headscope.forward.capture",
     "load": "headscope.positions.model",
     "run_study": "headscope.api",
+    "token_pair_logits": "headscope.forward.token_pairs",
 }
 
 

@@ -85,13 +85,13 @@ def inspect_paths(model: Model, ids: Tensor) -> PathModel:
                 "the projection"
             )
         try:
-            norms = (*_input_norms(model, layers, ids[:, :MAX_INSPECTED_TOKENS]),)
+            norms = (*input_norms(model, layers, ids[:, :MAX_INSPECTED_TOKENS]),)
         except DecompositionError as error:
             raise UnsupportedModel(f"path patching is not possible for {model.name}: {error}") from error
     return PathModel(tuple(branches[index] for index in sorted(branches)), norms, decomposition.final_norm)
 
 
-def _input_norms(model: Model, layers: Sequence[nn.Module], ids: Tensor) -> Iterator[Norm | None]:
+def input_norms(model: Model, layers: Sequence[nn.Module], ids: Tensor) -> Iterator[Norm | None]:
     """The norm between the residual stream and the attention of each attention layer."""
     with recording_calls([module for layer in layers for module in (layer, *layer.children())]) as calls:
         model.module(ids, use_cache=False)

@@ -227,7 +227,7 @@ def _attention_branch(
     """The branch whose projection takes the heads' outputs and returns the attention's output."""
     returned = by_module[attention].output if attention in by_module else None
     for module in attention.modules():
-        call, matrix = by_module.get(module), _weight_matrix(module)
+        call, matrix = by_module.get(module), weight_matrix(module)
         if call is None or matrix is None or not call.inputs or call.inputs[0][0].shape != z.shape:
             continue
         if returned is None or (call.output.shape == returned.shape and is_close(call.output, returned, z.dtype)):
@@ -298,7 +298,7 @@ def _with_soft_cap(
     return decomposition
 
 
-def _weight_matrix(module: nn.Module) -> Tensor | None:
+def weight_matrix(module: nn.Module) -> Tensor | None:
     """The weight [out, in] of a linear module."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):

@@ -1,0 +1,94 @@
+"""Circuits of heads, from their weights: OV copying score, norms, composition, and the positional logit curve.
+
+Every product of weights is computed in factored form: no [D, D] matrix per head, no [vocabulary, vocabulary] matrix.
+Axes: H heads, d head dimension, dv value dimension, D width of the residual stream. Matrices of a query head: W_Q
+[d, D], W_K [d, D], W_V [dv, D] and W_O [D, dv], so that W_QK = W_Q^T W_K and W_OV = W_O W_V.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+CompositionKind = Literal["q", "k", "v"]
+COMPOSITION_KINDS: tuple[CompositionKind, ...] = get_args(CompositionKind)
+BASELINE_DRAWS = 8
+"""Pairs of random matrices in the mean that is subtracted from a composition score."""
+
+
+def copying_scores(value: Tensor, output: Tensor, vocabulary_map: Tensor) -> Tensor:
+    """Sum of the real parts of the eigenvalues of W_U W_OV W_E, divided by the sum of their moduli: [H], -1..1.
+
+    `value` [H, dv, D], `output` [H, D, dv], and `vocabulary_map` [D, D] is W_E W_U, summed over the vocabulary. The
+    eigenvalues other than 0 are those of W_V W_E W_U W_O, [dv, dv]. NaN for a head whose weights are 0.
+    """
+    cores = value.double() @ vocabulary_map.double() @ output.double()
+    eigenvalues = torch.linalg.eigvals(cores)
+    return eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
+
+
+def product_norms(left: Tensor, right: Tensor) -> Tensor:
+    """Frobenius norms of left^T right, without the [D, D] products: [H] for left and right [H, d, D]."""
+    grams = [t.double() @ t.double().transpose(1, 2) for t in (left, right)]
+    return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0).sqrt()
+
+
+def written_factors(value: Tensor, output: Tensor) -> Tensor:
+    """Factors [H, D, dv] with the same W W^T as W_OV / ||W_OV||, for the sender of a composition."""
+    factors = output @ _half_gram(value)
+    return factors / _norms(factors)
+
+
+def read_factors(reading: Tensor, other: Tensor) -> Tensor:
+    """Factors [H, d, D] with the same W^T W as W / ||W||, W = other^T reading, for the receiver of a composition.
+
+    Q-composition reads through W_Q (`other` is W_K), K-composition through W_K (`other` is W_Q), V-composition through
+    W_V (`other` is W_O, transposed).
+    """
+    factors = _half_gram(other).transpose(1, 2) @ reading
+    return factors / _norms(factors)
+
+
+def composition_scores(read: Tensor, written: Tensor) -> Tensor:
+    """||W_A W_B|| / (||W_A|| ||W_B||) of every receiver with every sender: [R, S].
+
+    `read` [R, d, D] are `read_factors`, `written` [S, D, dv] are `written_factors`.
+    """
+    (receivers, width, _), (senders, _, sender_width) = read.shape, written.shape
+    products = read.flatten(0, 1) @ written.transpose(0, 1).flatten(1)
+    squares = products.square_().view(receivers, width, senders, sender_width).sum((1, 3))
+    return squares.sqrt()
+
+
+def random_composition(reader_width: int, sender_width: int, stream_width: int, seed: int) -> float:
+    """Mean composition score of Gaussian random matrices, W_A of rank `reader_width` with W_B of `sender_width`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(BASELINE_DRAWS, *shape, generator=generator)
+
+    read = read_factors(draw(reader_width, stream_width), draw(reader_width, stream_width))
+    written = written_factors(draw(sender_width, stream_width), draw(stream_width, sender_width))
+    return float(composition_scores(read, written).mean())
+
+
+def _half_gram(t: Tensor) -> Tensor:
+    """F [H, d, d] with F F^T = t t^T, for t [H, d, D]."""
+    values, vectors = torch.linalg.eigh(t.double() @ t.double().transpose(1, 2))
+    return (vectors * values.clamp(min=0).sqrt()[:, None]).to(t.dtype)
+
+
+def _norms(t: Tensor) -> Tensor:
+    return t.flatten(1).norm(dim=1).clamp(min=torch.finfo(t.dtype).tiny)[:, None, None]
+
+
+def positional_logits(pair_products: Tensor, theta: Tensor, distances: Tensor) -> Tensor:
+    """Logits [H, n] at distances [n] of pairs q_f conj(k_f) [H, F] (complex) that rotate by theta [H, F] rad/token."""
+    angles = (theta.double()[:, :, None] * distances.double()).remainder(2 * math.pi)
+    return (pair_products.real[:, :, None] * angles.cos() - pair_products.imag[:, :, None] * angles.sin()).sum(1)
+
+
+def positional_effective_length(logits: Tensor) -> Tensor:
+    """ESS_2 of the weights that logits [H, n] of n keys give by softmax: [H], 1..n."""
+    return (2 * logits.double().logsumexp(-1) - (2 * logits.double()).logsumexp(-1)).exp()

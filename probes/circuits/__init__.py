@@ -1,0 +1,24 @@
+"""Probe `circuits`: OV and QK circuits of heads from their weights, with rotation, and composition between heads."""
+
+from headscope.plugins import Probe
+
+PROBE = Probe(
+    name="circuits",
+    title="Circuits",
+    tab="Circuits",
+    summary="Read heads' weights: OV copying, QK logits with rotation, composition between heads, QK attribution.",
+    order=27,
+    example="headscope circuits --model base=smollm2-135m --tokens king,queen --heads L5H3",
+    options="probes.circuits.schema:CircuitsOptions",
+    runner="probes.circuits.run:CircuitsRunner",
+    tables="probes.circuits.schema:TABLES",
+    statistics="probes.circuits.analysis:STATISTICS",
+    head_columns="probes.circuits.analysis:head_statistics",
+    charts="probes.circuits.report:charts",
+    head_charts="probes.circuits.report:head_charts",
+    findings="probes.circuits.report:findings",
+    head_findings="probes.circuits.report:head_findings",
+    glossary="probes.circuits.report:GLOSSARY",
+    synthetic_rows="probes.circuits.synthetic:synthetic_cells",
+    bench="probes.circuits.run:benchmark_variants",
+)

@@ -1,0 +1,147 @@
+"""Plots of circuits: copying score against head scores, composition, positional logit curves, token pairs."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import axes, head_scatter, style
+from headscope.runs.aggregation import confidence_interval
+from headscope.runs.column_metadata import statistic
+
+MAX_LABELLED_PATHS = 10
+"""Strongest compositions that are marked in the matrix."""
+
+
+def plot_statistics(heads: pd.DataFrame, x: str, y: str, model: str) -> go.Figure:
+    """One point per head of a model: statistic `y` against statistic `x`."""
+    x_stat, y_stat = statistic(x), statistic(y)
+    title = f"{y_stat.title} against {x_stat.label}: {style.escape_label(model)}"
+    rows = heads[heads["model"] == model]
+    if x in rows and y in rows:
+        rows = rows.dropna(subset=[x, y])
+    if x not in rows or y not in rows or rows.empty:
+        return style.empty_figure(title, "no head has both values")
+    figure = style.new_figure(title)
+    hover = f"{x_stat.label} %{{x:.3g}}<br>{y_stat.label} %{{y:.3g}}"
+    head_scatter.add_points(figure, rows, x, y, hover)
+    for stat, values, update in ((x_stat, rows[x], figure.update_xaxes), (y_stat, rows[y], figure.update_yaxes)):
+        positive = stat.log_scale and (values > 0).all()
+        update(title_text=stat.label_with_unit, **(axes.log_axis(values, sparse=True) if positive else {}))
+    return style.declare_head_points(head_scatter.add_layer_colorbar(figure))
+
+
+def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Figure:
+    """Largest excess over random matrices of every pair of layers; the strongest pairs of heads are marked."""
+    title = f"{kind.upper()}-composition by layer: {style.escape_label(model)}"
+    rows = composition[(composition["model"] == model) & (composition["input"] == kind)]
+    if rows.empty:
+        return style.empty_figure(title, "no data for this model")
+    rows = rows.assign(excess=rows["score"] - rows["baseline"])
+    best = rows.loc[rows.groupby(["sender_layer", "layer"])["excess"].idxmax()]
+    layers = np.union1d(best["sender_layer"], best["layer"])
+    grid = best.pivot_table(index="layer", columns="sender_layer", values="excess").reindex(
+        index=layers, columns=layers
+    )
+    names = (
+        best.assign(
+            name="L"
+            + best["sender_layer"].astype(str)
+            + "H"
+            + best["sender_head"].astype(str)
+            + " → L"
+            + best["layer"].astype(str)
+            + "H"
+            + best["head"].astype(str)
+        )
+        .pivot(index="layer", columns="sender_layer", values="name")
+        .reindex(index=layers, columns=layers)
+    )
+    figure = style.new_figure(title)
+    figure.add_heatmap(
+        x=layers,
+        y=layers,
+        z=grid.to_numpy(np.float64),
+        customdata=names.fillna("").to_numpy(),
+        colorscale=style.SEQUENTIAL_SCALE,
+        colorbar={"title": {"text": "excess"}},
+        hovertemplate="%{customdata}<br>excess %{z:.3f}<extra></extra>",
+    )
+    top = rows.nlargest(MAX_LABELLED_PATHS, "excess").drop_duplicates(["sender_layer", "layer"])
+    figure.add_scatter(
+        x=top["sender_layer"],
+        y=top["layer"],
+        mode="markers",
+        hoverinfo="skip",
+        showlegend=False,
+        marker={"symbol": "square-open", "size": 9, "color": style.HIGHLIGHT_COLOUR},
+    )
+    figure.update_xaxes(title_text="layer of the earlier head", showgrid=False)
+    return figure.update_yaxes(title_text="layer of the later head", showgrid=False)
+
+
+def plot_positional_curve(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
+    """Logit of one head's mean query with its mean key by distance, a line per model; `rows` are the head's."""
+    figure = style.new_figure(f"Positional logits of layer {layer}, head {head}")
+    rows = rows[rows["context_length"] == rows["context_length"].max()]
+    rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
+    for label, model_style in style.model_styles(rows).items():
+        table = rows[rows["model"] == label].pivot_table(index="distance", columns="doc", values="logit", observed=True)
+        values = table.to_numpy(dtype="float64")
+        low, high = confidence_interval(values)
+        line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=_log_positions(table.index))
+        style.add_line_with_band(figure, line, model_style, "distance %{x:,.0f}: %{y:+.2f} logits")
+    figure.update_xaxes(
+        title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, rows["distance"].max()])
+    )
+    figure.update_yaxes(title_text="logit")
+    return style.fit_legend(figure)
+
+
+def plot_positional_quantiles(preference: pd.DataFrame) -> go.Figure:
+    """Median and quartiles over heads of the positional logit minus its value at distance 1, a line per model."""
+    figure = style.new_figure("Positional logits of all heads by distance")
+    rows = preference[preference["context_length"] == preference["context_length"].max()]
+    if rows.empty:
+        return style.empty_figure("Positional logits of all heads by distance", "no data")
+    for label, model_style in style.model_styles(rows).items():
+        of_model = rows[rows["model"] == label]
+        table = of_model.pivot_table(index="distance", columns=["layer", "head"], values="logit", observed=True)
+        reference = table.loc[1] if 1 in table.index else table.iloc[0]
+        quartiles = (table - reference).quantile([0.25, 0.5, 0.75], axis=1).T
+        line = pd.DataFrame({"mean": quartiles[0.5], "low": quartiles[0.25], "high": quartiles[0.75]}).set_axis(
+            _log_positions(table.index)
+        )
+        style.add_line_with_band(figure, line, model_style, "distance %{x:,.0f}: %{y:+.2f} logits")
+    figure.update_xaxes(
+        title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, rows["distance"].max()])
+    )
+    figure.update_yaxes(title_text="logit minus that at distance 1")
+    return style.fit_legend(figure)
+
+
+def plot_token_pairs(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
+    """Logit of each pair of tokens by distance in one head, for the first model; `rows` are the head's."""
+    figure = style.new_figure(f"Logits of token pairs in layer {layer}, head {head}")
+    rows = rows[rows["model"] == next(label for label in models if (rows["model"] == label).any())]
+    sums = rows.groupby(["query_token", "key_token", "distance"], observed=True)["contribution"].sum()
+    for index, ((query, key), block) in enumerate(sums.groupby(level=[0, 1], observed=True)):
+        name = f"{style.escape_label(query)} → {style.escape_label(key)}"
+        distances = block.index.get_level_values("distance")
+        figure.add_scatter(
+            x=_log_positions(distances),
+            y=block,
+            mode="lines+markers",
+            name=name,
+            line={"color": style.PALETTE[index % len(style.PALETTE)]},
+            hovertemplate="distance %{x:,.0f}: %{y:+.2f} logits<extra>" + name + "</extra>",
+        )
+    figure.update_xaxes(
+        title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, max(rows["distance"].max(), 1)])
+    )
+    figure.update_yaxes(title_text="logit")
+    return style.fit_legend(figure)
+
+
+def _log_positions(distances: pd.Index) -> pd.Index:
+    """Distances on a log axis: 0 is drawn at 0.5."""
+    return pd.Index(np.maximum(np.asarray(distances, np.float64), 0.5))

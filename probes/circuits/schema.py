@@ -1,0 +1,211 @@
+"""Options and stored tables of the circuits probe."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from headscope.heads import parse_head
+from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, Column, Table, key
+from headscope.study.config import Lengths, Options
+
+Part = Literal["weights", "composition", "distance"]
+MAX_DISTANCE = 2**24
+
+
+class CircuitsOptions(Options):
+    """OV and QK circuits of heads from their weights, and composition between heads."""
+
+    parts: list[Part] = Field(
+        ["weights", "composition", "distance"],
+        min_length=1,
+        description="weights: OV copying score and norms; composition: Q-, K- and V-composition of all pairs of heads; "
+        "distance: the positional logit curve, from texts",
+    )
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens, for distance and for heads")
+    embedding: Literal["plain", "first-mlp"] = Field(
+        "plain",
+        description="plain: token embeddings; first-mlp: token embeddings plus the first MLP's output for them "
+        "(effective embedding), for layers after the first",
+    )
+    tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        max_length=64,
+        description="words of one token whose most boosted and suppressed tokens are stored for each head; a leading "
+        "space is added if that makes one token",
+    )
+    top: int = Field(10, ge=1, le=1000, description="tokens stored per word, head and direction")
+    pairs: list[Annotated[str, Field(min_length=3)]] = Field(
+        [],
+        max_length=64,
+        description="pairs of words of one token, QUERY>KEY, whose logits are stored by distance and rotary pair",
+    )
+    distances: list[Annotated[int, Field(ge=0, le=MAX_DISTANCE)]] = Field(
+        [0, 1, 8, 64, 512], min_length=1, max_length=64, description="distances of the pairs, in tokens"
+    )
+    heads: list[str] = Field(
+        [],
+        max_length=64,
+        description="heads such as L18H6 whose largest logit at a far key is attributed to earlier components",
+    )
+
+    @field_validator("pairs")
+    @classmethod
+    def _check_pairs(cls, pairs: list[str]) -> list[str]:
+        for pair in pairs:
+            if len(pair.split(">")) != 2 or not all(pair.split(">")):
+                raise ValueError(f"'{pair[:60]}' is not a pair of words. Write QUERY>KEY")
+        return pairs
+
+    @field_validator("heads")
+    @classmethod
+    def _check_heads(cls, heads: list[str]) -> list[str]:
+        for head in heads:
+            parse_head(head)
+        return heads
+
+    @model_validator(mode="after")
+    def _check_unused(self) -> "CircuitsOptions":
+        given = self.model_fields_set
+        if "distances" in given and not self.pairs:
+            raise ValueError("'distances' are those of 'pairs', and there are none. Add pairs, or remove distances")
+        if "top" in given and not self.tokens:
+            raise ValueError("'top' counts tokens of 'tokens', and there are none. Add tokens, or remove top")
+        if self.embedding != "plain" and "weights" not in self.parts and not (self.tokens or self.pairs):
+            raise ValueError(
+                "'embedding' changes weights, tokens and pairs only. Remove embedding, or add weights to parts"
+            )
+        return self
+
+
+SENDER = (
+    key("sender_layer", "index16", "", "decoder layer of the earlier head"),
+    key("sender_head", "index16", "", "query head of the earlier head"),
+)
+
+HEAD_CIRCUITS = Table(
+    "head_circuits",
+    "OV copying score and norms of each head, from the weights",
+    (
+        MODEL,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column(
+            "copying",
+            "value",
+            "",
+            "sum of the real parts of the eigenvalues of W_U W_OV W_E, divided by the sum of their moduli; 0 for a "
+            "head whose weights are 0. Norm gains are folded in, norm scales and the mean logit are not taken off "
+            "[ours]",
+            -1,
+            1,
+        ),
+        Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
+        Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),
+    ),
+)
+
+OV_TOKENS = Table(
+    "ov_tokens",
+    "the tokens whose logit each head raises or lowers most if it attends to a given token",
+    (
+        MODEL,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("source", "label", "", "the attended token", None),
+        key("effect", "label", "", "boosted or suppressed", None),
+        key("rank", "index16", "", "rank by absolute value, from 0"),
+        Column("token", "index32", "", "token id", 0),
+        Column("text", "text", "", "the token as text"),
+        Column(
+            "value",
+            "value",
+            "",
+            "direct contribution to the logit if the weight is 1, minus the mean over the vocabulary; the final norm's "
+            "scale is left out, so that only values of one source compare",
+        ),
+    ),
+)
+
+HEAD_COMPOSITION = Table(
+    "head_composition",
+    "composition of each head with every head of an earlier layer, from the weights (Elhage et al. 2021)",
+    (
+        MODEL,
+        *SENDER,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("input", "label", "", "what the later head reads the earlier one with: q, k or v", None),
+        Column("score", "value", "", "||W_A W_B|| / (||W_A|| ||W_B||), norm gains folded in, at distance 0", 0, 1.001),
+        Column("baseline", "value", "", "mean score of Gaussian random matrices of the same shapes", 0, 1),
+    ),
+)
+
+POSITIONAL_PREFERENCE = Table(
+    "positional_preference",
+    "logit of each head's mean query with its mean key by distance, under the model's position scheme",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        DISTANCE,
+        Column(
+            "logit",
+            "value",
+            "logits",
+            "q and k are rotated back to position 0, averaged over the text without its first token, and rotated to "
+            "the distance; before any soft cap [ours]",
+        ),
+    ),
+)
+
+POSITIONAL_SUMMARY = Table(
+    "positional_summary",
+    "the positional logit curve of each head in three numbers, over all distances that the last query sees",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column(
+            "effective_length",
+            "value",
+            "tokens",
+            "ESS_2 of the last query's weights if its logits were the positional ones",
+            0.99,
+        ),
+        Column("preferred_distance", "index32", "tokens", "distance of the largest positional logit", 0),
+        Column("spread", "value", "logits", "largest minus smallest positional logit", 0),
+    ),
+)
+
+TOKEN_PAIRS = Table(
+    "token_pair_logits",
+    "logit of a pair of tokens in each head by distance and rotary pair, from the weights",
+    (
+        MODEL,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("query_token", "label", "", "the token that attends", None),
+        key("key_token", "label", "", "the token that is attended to, at position 0", None),
+        key("distance", "index32", "tokens", "D = i - j"),
+        PAIR,
+        Column(
+            "contribution",
+            "value",
+            "logits",
+            "contribution of the pair to the logit of the two token embeddings, read through the layer's own norm; "
+            "exact for texts in the first layer, without context in later ones",
+        ),
+    ),
+)
+
+TABLES = (HEAD_CIRCUITS, OV_TOKENS, HEAD_COMPOSITION, POSITIONAL_PREFERENCE, POSITIONAL_SUMMARY, TOKEN_PAIRS)
