@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -27,7 +28,8 @@ from headscope.attention.kernel import (
     streaming_attention,
 )
 from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, OpaqueMask, encode_mask
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, RowSums
+from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput, UnsupportedModel
 
 BACKEND_NAME = "headscope"
@@ -108,11 +110,18 @@ OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
 Listener = Callable[[AttentionRecord], None]
 
 
+@dataclass(frozen=True)
+class _RegisteredListener:
+    layer: int
+    call: Listener
+    needs_row_sums: bool
+
+
 @dataclass
 class _ModuleHooks:
     qkv_edits: list[QKVEdit] = field(default_factory=list)
     output_edits: list[OutputEdit] = field(default_factory=list)
-    listeners: list[tuple[int, Listener]] = field(default_factory=list)
+    listeners: list["_RegisteredListener"] = field(default_factory=list)
     streaming: list[StreamingGroups] = field(default_factory=list)
 
 
@@ -187,12 +196,16 @@ def streaming(module: nn.Module, groups: StreamingGroups) -> AbstractContextMana
     return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).streaming, groups)
 
 
-def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractContextManager[None]:
+def listening(
+    module: nn.Module, layer: int, listener: Listener, needs_row_sums: bool = False
+) -> AbstractContextManager[None]:
     """Call `listener` with the attention record of one module, once for each sequence of a batch.
 
-    `layer` is the module's index among the model's attention layers.
+    `layer` is the module's index among the model's attention layers. With `needs_row_sums`, the record has the sums of
+    every row where the backend computes them together with the output: on CPU, without gradients.
     """
-    return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).listeners, (layer, listener))
+    listeners = _hooks_by_module.setdefault(module, _ModuleHooks()).listeners
+    return _temporarily_appended(listeners, _RegisteredListener(layer, listener, needs_row_sums))
 
 
 def observing_calls(observer: Callable[..., None]) -> AbstractContextManager[None]:
@@ -271,30 +284,36 @@ def attention_forward(
     if key_bias is not None:
         query, key = append_key_bias(query, key, key_bias, scale)
 
-    def notify(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
+    def notify(
+        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first: int, sums: RowSums | None
+    ) -> None:
         if lse is not None:
-            optional = (first_key, variant.chunk_size, variant.softcap, variant.sink)
-            for layer, listener in list(hooks.listeners):
-                listener(AttentionRecord(layer, sequence, q, k, v, z, lse, scale, variant.window, *optional))
+            optional = (first, variant.chunk_size, variant.softcap, variant.sink, sums)
+            for listener in list(hooks.listeners):
+                listener.call(
+                    AttentionRecord(listener.layer, sequence, q, k, v, z, lse, scale, variant.window, *optional)
+                )
 
     def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
         for edit in hooks.output_edits:
             z = edit(z, call)
         return z
 
-    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> tuple[Tensor, Tensor | None]:
+    def run_kernel(
+        q: Tensor, k: Tensor, v: Tensor, first_key: int
+    ) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
         if not hooks.streaming:
-            return attend(q, k, v, module, variant, dropout, bool(hooks.listeners), first_key)
+            return _attend_for_listeners(q, k, v, module, variant, dropout, hooks.listeners, first_key)
         if hooks.listeners:
             raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
-        return attend_partly_streaming(q, k, v, variant, hooks.streaming[-1], first_key), None
+        return attend_partly_streaming(q, k, v, variant, hooks.streaming[-1], first_key), None, [None] * len(q)
 
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
-        out, lse = run_kernel(query, key, value, first)
+        out, lse, sums = run_kernel(query, key, value, first)
         out = apply_output_edits(out, AttentionCall(query, key, value, positions, variant, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
-            notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
+            notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first, sums[sequence])
         return out.transpose(1, 2).contiguous(), None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
@@ -303,12 +322,31 @@ def attention_forward(
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        z, lse = run_kernel(q, k, v, first)
+        z, lse, sums = run_kernel(q, k, v, first)
         row_positions = positions.expand(len(query), -1)[sequence, None, rows]
         z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, variant, first))
         out[sequence, :, rows] = z[0]
-        notify(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first)
+        notify(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first, sums[0])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_for_listeners(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    module: nn.Module,
+    variant: AttentionVariant,
+    dropout: float,
+    listeners: Sequence[_RegisteredListener],
+    first_key: int,
+) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
+    """Output, log-sum-exp, and row sums by sequence; the last two are None unless a listener needs them."""
+    needs_sums = any(listener.needs_row_sums for listener in listeners)
+    if needs_sums and not dropout and q.device.type == "cpu" and not torch.is_grad_enabled():
+        results = [attend_with_row_sums(*tensors, variant, first_key) for tensors in zip(q, k, v, strict=True)]
+        out, lse, sums = zip(*results, strict=True)
+        return torch.stack(out), torch.stack(lse), sums
+    return *attend(q, k, v, module, variant, dropout, bool(listeners), first_key), [None] * len(q)
 
 
 def _refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> None:

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 RotaryLayout = Literal["half", "interleaved"]
 
+LOCAL_DISTANCE = 32
+"""Keys closer than this to the query, its own included, are local."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -104,6 +107,34 @@ def soft_cap(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class RowSums:
+    """Sums over the visible keys j of every query row i, [H, Lq] each, float32.
+
+    alpha are the row's weights. With a learned sink they sum to less than 1; p are then the weights of the keys alone,
+    renormalized to 1. Otherwise p = alpha.
+    """
+
+    max_logit: Tensor
+    """Largest scaled logit, after the soft cap."""
+    max_weight: Tensor
+    """Largest alpha."""
+    first_weight: Tensor
+    """alpha of key 0 of the sequence, 0 if it is hidden."""
+    local_weight: Tensor
+    """Sum of alpha over the keys closer than LOCAL_DISTANCE."""
+    squares: Tensor
+    """Sum of p^2."""
+    neg_entropy: Tensor
+    """Sum of p ln p."""
+    distance: Tensor
+    """Sum of p (i - j), in tokens."""
+
+    def at_rows(self, rows: Tensor) -> "RowSums":
+        """The sums of some rows, given by index."""
+        return RowSums(*(of_rows[:, rows] for of_rows in vars(self).values()))
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionRecord:
     """What one layer computed for one sequence of the batch, without padding.
 
@@ -114,7 +145,7 @@ class AttentionRecord:
     to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence. `window`, `chunk_size`, `softcap`
     and `sink` [H] are those of `kernel.AttentionVariant`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq],
     float32, is the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the
-    sink's.
+    sink's. `row_sums` are None unless a listener asked for them and the backend supports it.
     """
 
     layer: int
@@ -130,6 +161,7 @@ class AttentionRecord:
     chunk_size: int | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+    row_sums: RowSums | None = None
 
     @property
     def query_key_index(self) -> Tensor:

@@ -31,13 +31,15 @@ class CapturedLayers:
         self._model = model
         self._exit_stack = exit_stack
 
-    def listen(self, listener: backend.Listener, layers: list[int] | None = None) -> None:
+    def listen(self, listener: backend.Listener, layers: list[int] | None = None, needs_row_sums: bool = False) -> None:
         """Call `listener` for these layers, by default all, until the capture ends.
 
-        Raises BadInput for unknown layers.
+        `needs_row_sums` asks the backend for the sums of every row (see `backend.listening`). Raises BadInput for
+        unknown layers.
         """
         for layer in range(len(self._model.attention_modules)) if layers is None else layers:
-            self._exit_stack.enter_context(backend.listening(self._module(layer), layer, listener))
+            listening = backend.listening(self._module(layer), layer, listener, needs_row_sums)
+            self._exit_stack.enter_context(listening)
 
     def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:
         """Edit q, k and v of one layer before its kernel until the capture ends.

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from headscope.attention import backend, families
 from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
-from headscope.attention.record import AttentionRecord, Geometry
+from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, Geometry
+from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
-from headscope.measures.attention_rows import LOCAL_DISTANCE, row_statistics
+from headscope.measures.attention_rows import row_statistics
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
 from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
 from headscope.models.checkpoint import evaluating
@@ -126,8 +127,12 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
             keys, values = (_expand_to_query_heads(t[0], geometry.heads) for t in (k, v))
             expected, expected_lse = _exact_attention(q[0].double(), keys, values, variant)
             assert lse is not None
-            differences = _max_abs(out[0] - expected) / _max_abs(expected), _max_abs(lse[0] - expected_lse)
-            largest = max([largest, *(error if math.isfinite(error) else math.inf for error in differences)])
+            results = [(out[0], lse[0])]
+            if q.device.type == "cpu":
+                results.append(attend_with_row_sums(q[0], k[0], v[0], variant)[:2])
+            for z, z_lse in results:
+                differences = _max_abs(z - expected) / _max_abs(expected), _max_abs(z_lse - expected_lse)
+                largest = max([largest, *(error if math.isfinite(error) else math.inf for error in differences)])
         yield name, largest
 
 
@@ -173,6 +178,11 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     rows = torch.arange(record.q.shape[1], device=q.device)
     expected = _exact_row_statistics(alpha, distance)
     yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
+    if record.q.device.type == "cpu":
+        z, _, sums = attend_with_row_sums(record.q, record.k, record.v, AttentionVariant(record.scaling))
+        yield "attention output", _max_abs(z - out) / max(_max_abs(out), 1e-12)
+        swept = row_statistics(replace(record, row_sums=sums), rows)
+        yield "row statistics", _max_abs((swept - expected) / expected.abs().clamp(min=1))
     geometry = model.geometry.at_layer(record.layer)
     q_planes, k_planes = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
     visible = record.visible_counts

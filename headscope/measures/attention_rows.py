@@ -1,14 +1,15 @@
 """Effective length, shape and learned-sink weight of attention rows, streamed without an L x L matrix.
 
 ln ESS_2 = 2 lse(s) - lse(2 s) = -ln sum_j alpha_ij^2 (paper: section on AdaScale; appendix on effective sequence
-length). The log-sum-exp comes from the fused kernel that computed the output; rows are visited in cache-sized tiles.
+length). The sums over a row's keys come from the sweep that computed the output, if the record has them. Otherwise rows
+are visited in cache-sized tiles, with the log-sum-exp of the fused kernel.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, RowSums
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
     IntArray,
@@ -19,7 +20,6 @@ from headscope.measures.row_sampling import (
     to_numpy,
 )
 
-LOCAL_DISTANCE = 32
 ROW_STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
 ROW_TILE, KEY_TILE = 64, 512
 MASKED_LOGIT = -1e30
@@ -36,13 +36,31 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
     the whole row. Effective lengths and distances use the weights of the keys alone, renormalized to 1. Otherwise a
     head that gives nearly all weight to its sink would seem to attend to more keys than there are.
     """
-    indices, size = to_numpy(rows), items_per_tile(record.q.device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
-    tiles = [_tile_statistics(record, indices[start : start + size]) for start in range(0, len(indices), size)]
-    return torch.cat(tiles, -1)
+    indices, device = to_numpy(rows), record.q.device
+    if record.row_sums is not None:
+        return _statistics(record.row_sums.at_rows(to_device(device, indices)))
+    size = items_per_tile(device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
+    tiles = [_tile_sums(record, indices[start : start + size]) for start in range(0, len(indices), size)]
+    return torch.cat([_statistics(tile) for tile in tiles], -1)
 
 
-def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
-    """`row_statistics` of one tile of rows, in one sweep over their keys."""
+def _statistics(sums: RowSums) -> Tensor:
+    log_ess2 = (-sums.squares.log()).clamp(min=0)
+    return torch.stack(
+        [
+            log_ess2.exp(),
+            log_ess2,
+            (-sums.neg_entropy).clamp(min=0).exp(),
+            sums.max_weight.clamp(max=1),
+            sums.first_weight.clamp(max=1),
+            sums.local_weight.clamp(max=1),
+            sums.distance.clamp(min=0),
+        ]
+    )
+
+
+def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
+    """Sums of one tile of rows, in one sweep over their keys."""
     (heads, count, _), (groups, keys, dim) = record.q.shape, record.k.shape
     shape = (heads, len(row_indices))
     device, own_keys = record.q.device, row_indices + keys - count
@@ -83,18 +101,8 @@ def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
     if record.sink is not None:
         squares, mean_distance = squares / key_mass**2, mean_distance / key_mass
         neg_entropy = neg_entropy / key_mass - key_mass.log()
-    log_ess2 = (-squares.log()).clamp(min=0)
-    return torch.stack(
-        [
-            log_ess2.exp(),
-            log_ess2,
-            (-neg_entropy).clamp(min=0).exp(),
-            largest.exp().clamp(max=1),
-            sink.clamp(max=1),
-            local.clamp(max=1),
-            mean_distance.clamp(min=0),
-        ]
-    )
+    max_logit = largest + record.lse[:, rows]
+    return RowSums(max_logit, largest.exp(), sink, local, squares, neg_entropy, mean_distance)
 
 
 class AttentionRows(BinnedRowMeans):

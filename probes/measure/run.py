@@ -107,11 +107,12 @@ class MeasureObserver:
         self.accumulators = [ACCUMULATORS[name](*sizes) for name in self.requested if name in ACCUMULATORS]
         if "attention" in self.requested:
             self.accumulators.append(LearnedSink(*sizes))
+        self.needs_row_sums = rows is None and "attention" in self.requested
         self.keys, self.document = keys, {} if document is None else {"doc": document}
 
     def listen(self, layers: CapturedLayers) -> None:
         for accumulator in self.accumulators:
-            layers.listen(accumulator.update)
+            layers.listen(accumulator.update, needs_row_sums=self.needs_row_sums)
 
     def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
         columns = {accumulator.name: dict(accumulator.compute()) for accumulator in self.accumulators}
