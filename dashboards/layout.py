@@ -6,6 +6,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
+from dashboards import export
 from dashboards.controls import control_values
 from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe, runs
 from dashboards.run_store import current_store
@@ -15,7 +16,7 @@ from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import PageContent
 from headscope.report.text import default_models
-from headscope.runs.column_metadata import capitalise, statistic
+from headscope.runs.column_metadata import capitalise, is_role_measured, statistic
 from headscope.runs.run import Run
 
 
@@ -90,6 +91,8 @@ def page_header(page: Page, run: Run, content: PageContent, view: ViewState) -> 
 def _filter_summary(run: Run, view: ViewState) -> str:
     """How many heads pass the filters, and the conditions."""
     heads = run.heads[run.heads["model"] == view.filter_model]
+    if view.role and not is_role_measured(heads, view.role):
+        return f"The role {view.role} was not measured in {view.filter_model}, so no head is shown. "
     return f"{len(view.filter_heads(heads))} of {len(heads)} heads shown: {', '.join(view.describe_filters())}. "
 
 
@@ -110,6 +113,8 @@ def browser_state(path: str, page: Page, run: Run, view: ViewState, content: Pag
         "control_values": control_values(page, run, view),
         "query_string": build_url("", query),
         "pathname": path,
+        "models": run.models,
+        "file_suffix": export.file_name_suffix(run, view),
     }
 
 
@@ -119,6 +124,8 @@ EMPTY_STATE: Mapping[str, Any] = {
     "control_values": {},
     "query_string": None,
     "pathname": "",
+    "models": [],
+    "file_suffix": "",
 }
 """The browser's state without a page."""
 

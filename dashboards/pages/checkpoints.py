@@ -9,7 +9,7 @@ from dashboards.view_state import ViewState
 from headscope.plots import layers, role_emergence
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
-from headscope.runs.column_metadata import columns_by_length, roles
+from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
 from headscope.runs.run import Run
 from headscope.runs.summary import training_checkpoints
 
@@ -32,7 +32,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     heads = view.filter_heads(run.heads)
     if len(steps) > 1 and view.statistic_name:
         sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, training_steps))
-        sections["Roles"] = LazySequence(_role_charts(run.heads, training_steps))
+        sections["Roles"] = LazySequence(_role_charts(heads, training_steps))
     for heading, charts in assembly.charts_for_page(assembly.render_context(run, view.model, heads), PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
@@ -75,7 +75,7 @@ def _statistic_charts(run: Run, view: ViewState, heads: pd.DataFrame, training_s
 
 def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[Block]:
     """The number of heads with each role by step, and the step from which each head has its final role."""
-    role_names = list(roles())
+    role_names = measured_roles(heads)
     if has_mixed_lengths(heads[heads["model"].isin(training_steps["label"])]):
         text = "These checkpoints were measured at different context lengths, so their roles are not comparable."
         yield TextBlock([f"{text} Measure all of them at the same lengths."])

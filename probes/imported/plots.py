@@ -19,4 +19,4 @@ def plot_against_measure(heads: pd.DataFrame, imported: str, measure: str, label
     head_scatter.add_points(figure, points, measure, imported, f"{stat.label} %{{x:.3g}}<br>imported score %{{y:.3g}}")
     figure.update_xaxes(title_text=stat.label_with_unit, type="log" if stat.log_scale else "linear")
     figure.update_yaxes(title_text="imported score")
-    return head_scatter.add_layer_colorbar(figure)
+    return style.set_metadata(head_scatter.add_layer_colorbar(figure), model=style.escape_label(label))

@@ -27,7 +27,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def _charts(context: RenderContext) -> Iterator[Chart]:
     for label in context.finite_values(NAME):
         yield Chart(
-            plot_matrix(context.heads, NAME, label),
+            plot_matrix(context.heads, NAME, label, context.scale_heads),
             "One cell per head; the first layer is at the bottom. Heads without a score in the file are empty.",
             describe_extremes(context.heads, NAME, label),
             half_width=True,
