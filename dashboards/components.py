@@ -168,7 +168,12 @@ def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> h
 def _table_file_name(block: HeadTable, view: ViewState) -> str:
     """The file name of the table: its model, statistic, runs and filters."""
     runs = view.query.get("run", [])
-    parts = ["heads", block.caption, block.highlighted_column, *short_names([runs] if isinstance(runs, str) else [*runs])]
+    parts = [
+        "heads",
+        block.caption,
+        block.highlighted_column,
+        *short_names([runs] if isinstance(runs, str) else [*runs]),
+    ]
     return f"{export.to_slug(' '.join([*parts, *export.describe_selection(view)]), 150)}.csv"
 
 

@@ -51,6 +51,22 @@
   };
   const isEqual = (a, b) => JSON.stringify(a ?? "") === JSON.stringify(b ?? "");
 
+  // Tabs lead to their first page with data; pages that the run has no data for are grey and name the command that stores it.
+  const showNavigation = ({ nav_path, navigation: { group, first_paths, missing } }) => {
+    document.querySelectorAll("nav [data-group]").forEach((row) => { row.hidden = row.dataset.group !== group; });
+    const hasRow = document.querySelector("nav [data-group]:not([hidden])") !== null;
+    document.querySelectorAll("nav a").forEach((link) => {
+      const isTab = "tab" in link.dataset;
+      if (isTab && first_paths[link.dataset.tab]) link.setAttribute("href", first_paths[link.dataset.tab]);
+      const path = link.getAttribute("href"), isCurrent = isTab ? link.dataset.tab === group : path === nav_path;
+      if (isCurrent) link.setAttribute("aria-current", isTab && hasRow ? "true" : "page");
+      else link.removeAttribute("aria-current");
+      link.classList.toggle("missing", path in missing);
+      if (path in missing) link.title = `Not in this run. To add it: ${missing[path]}`;
+      else link.removeAttribute("title");
+    });
+  };
+
   window.dash_clientside = Object.assign(window.dash_clientside || {}, {
     headscope: {
       // Shows the state of the page: title, navigation, values of the controls, and the complete URL.
@@ -61,8 +77,7 @@
         warn("");
         window.headscopeLoadDeferred();
         document.title = `${state.title} · headscope`;
-        document.querySelectorAll("nav a").forEach((link) =>
-          link.getAttribute("href") === state.nav_path ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"));
+        showNavigation(state);
         for (const [control, value] of Object.entries(state.control_values)) window.dash_clientside.set_props({ control }, { value });
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);

@@ -6,6 +6,7 @@ from itertools import chain
 import pandas as pd
 
 from dashboards.view_state import ViewState
+from headscope import plugins
 from headscope.plots import layers, role_emergence
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
@@ -22,6 +23,14 @@ MAX_LINES = 8
 def controls(run: Run) -> Sequence[str]:
     """Statistic and filters, if the run has several checkpoints."""
     return ("stat", "layers", "role") if len(assembly.training_steps(run)) > 1 and assembly.run_statistics(run) else ()
+
+
+def missing_command(run: Run) -> str:
+    """The command that measures checkpoints; "" if the run has several, or a table of a probe of trainings."""
+    trained = [probe for probe in plugins.probes().values() if probe.group == "Training" and probe.tab is None]
+    names = {table.name for probe in trained for table in plugins.load_part(probe, "tables") or ()}
+    has_training = len(assembly.training_steps(run)) > 1 or bool(names & {*run.tables})
+    return "" if has_training else "headscope run --checkpoints 'ckpts/step-*'"
 
 
 def content(run: Run, view: ViewState) -> PageContent:

@@ -20,6 +20,11 @@ def controls(run: Run) -> Sequence[str]:
     return ("model", "baseline", "stat", *FILTER_PARAMETERS) if assembly.run_statistics(run) else ()
 
 
+def missing_command(run: Run) -> str:
+    """The command that measures heads; "" if the run has statistics of heads."""
+    return "" if assembly.run_statistics(run) else "headscope run --model NAME=CHECKPOINT@SCHEME"
+
+
 def content(run: Run, view: ViewState) -> PageContent:
     """A layer x head matrix of the statistic, and every head of the model in a table."""
     if not view.statistic_name:
@@ -42,9 +47,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         blocks = [Chart(figure, caption)]
         introduction = f"{view.model} against {view.baseline}, head by head."
     else:
-        figure = head_figures.plot_matrix(
-            view.mask_filtered(run.heads), view.statistic_name, view.model, run.heads
-        )
+        figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model, run.heads)
         caption = "One cell per head; layer 0 is at the bottom. The colour scale is the same for every model."
         blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)

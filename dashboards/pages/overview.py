@@ -24,6 +24,11 @@ def controls(run: Run) -> Sequence[str]:
     return ("models",) if len(run.models) > 1 and len(run.heads) else ()
 
 
+def missing_command(run: Run) -> str:
+    """Empty: every run has this page."""
+    return ""
+
+
 def content(run: Run, view: ViewState) -> PageContent:
     """Charts of every model, the roles of heads, statistics of the models, and all findings, folded."""
     context = assembly.render_context(run, view.model, None, view.shown_models)
@@ -48,7 +53,7 @@ def content(run: Run, view: ViewState) -> PageContent:
 def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
     """The number of heads with each role under each model, and links to the leading ones."""
     rows: list[list[str | Link | Links]] = []
-    for name, role in roles().items():
+    for name in roles():
         cells: list[str | Link | Links] = []
         for model in view.shown_models:
             heads = run.heads[run.heads["model"] == model]
@@ -56,7 +61,9 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
             top = leading_heads(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
             links = [Link(f"L{layer}H{head}", view.link(f"/head/{layer}.{head}", model=model)) for layer, head in top]
             all_heads = Link(f"{count} heads", build_url("/heads", {**_run_query(view), "model": model, "role": name}))
-            cells.append(Links([all_heads, *links]) if count else "none" if is_role_measured(heads, name) else "not measured")
+            cells.append(
+                Links([all_heads, *links]) if count else "none" if is_role_measured(heads, name) else "not measured"
+            )
         if any(isinstance(cell, Links) for cell in cells):
             rows.append([name, *cells])
     definitions = {name: capitalise(role.meaning) for name, role in roles().items()}

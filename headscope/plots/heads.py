@@ -59,9 +59,7 @@ def _colorbar(statistic_name: str, values: npt.NDArray[np.float64]) -> dict[str,
     return bar | (axes.log_colorbar(values) if stat.log_scale else {})
 
 
-def plot_small_matrices(
-    heads: pd.DataFrame, statistic_name: str, scale_heads: pd.DataFrame | None = None
-) -> go.Figure:
+def plot_small_matrices(heads: pd.DataFrame, statistic_name: str, scale_heads: pd.DataFrame | None = None) -> go.Figure:
     """Plot the layer x head matrices of all models side by side with the colour scale of `scale_heads`, by default
     `heads`."""
     stat = statistic(statistic_name)
