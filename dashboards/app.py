@@ -11,17 +11,20 @@ import dash_mantine_components as dmc
 from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import DependencyException
 from flask import Flask, Response, request
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.serving import make_server
 
 from dashboards import export, layout
-from dashboards.controls import build_controls
+from dashboards.controls import build_controls, run_label
 from dashboards.lazy_loading import rendered_page
-from dashboards.run_store import RunStore
+from dashboards.run_store import RunStore, current_store
 from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
 
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 """Host names that the server answers to, so that the name of another site cannot be pointed at it."""
+MAX_REQUEST_BYTES = 1_000_000
+"""Longest body of a request; the app itself sends a few kB."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; font-src 'self' data:; img-src 'self' data: blob:; "
     "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; script-src 'self' "
@@ -44,7 +47,9 @@ def create_app(path: Path) -> Dash:
         index_string=INDEX_TEMPLATE,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.server.config.update(RUN_STORE=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS)
+    app.server.config.update(
+        RUN_STORE=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS, MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES
+    )
     hidden = [
         dcc.Location("url", refresh=False),
         dcc.Download("page-download"),
@@ -55,7 +60,14 @@ def create_app(path: Path) -> Dash:
     _register_page_callbacks(app)
     _register_browser_callbacks(app)
     _add_security_headers(app)
+    app.server.add_url_rule("/newest-run", view_func=_newest_run)
     return app
+
+
+def _newest_run() -> dict[str, str]:
+    """The newest run that has finished since the app was started, for the browser, which asks every few seconds."""
+    newest = current_store().newest_since_start()
+    return {"name": newest, "label": run_label(newest)} if newest else {}
 
 
 def serve(path: Path, port: int) -> None:
@@ -109,6 +121,8 @@ def _register_page_callbacks(app: Dash) -> None:
         path, mark, search = component_id["deferred"].partition("?")
         try:
             return rendered_page(path, mark + search).deferred_components()
+        except HeadscopeError as reason:  # such as a run that was deleted meanwhile
+            return html.P(f"The rest of this page cannot be shown: {reason}.", className="notice", role="status")
         except Exception as error:
             logging.getLogger("headscope").exception("the rest of the view %s fails", component_id["deferred"])
             return html.P(layout.describe_error(error), className="notice", role="status")
@@ -143,6 +157,10 @@ def _register_browser_callbacks(app: Dash) -> None:
 def _add_security_headers(app: Dash) -> None:
     """Set headers that restrict a page to resources of this server and to the app's own scripts."""
     server: Flask = app.server
+
+    @server.errorhandler(RequestEntityTooLarge)
+    def request_too_long(_: RequestEntityTooLarge) -> tuple[str, int]:
+        return f"the request is longer than {MAX_REQUEST_BYTES:,} bytes", 413
 
     @server.errorhandler(DependencyException)
     def unknown_component_file(_: DependencyException) -> tuple[str, int]:

@@ -66,7 +66,9 @@ def measure_waits(name: str, runs: Path) -> Iterator[dict[str, Any]]:
         page.goto(url)
         page.wait_for_selector("h1")
         yield _result_row(name, "command to first paint", page.evaluate(FIRST_PAINT_SCRIPT) / 1000 - start_time)
-        paths = page.eval_on_selector_all("nav a", "(links) => links.map((link) => link.getAttribute('href'))")
+        paths = page.eval_on_selector_all(
+            "nav a", "(links) => [...new Set(links.map((link) => link.getAttribute('href')))]"
+        )
         page.goto(f"{url}/heads")
         clicks = [_time_click(page, index) for index in range(CLICK_COUNT)]
         medians = map(statistics.median, zip(*clicks, strict=True))

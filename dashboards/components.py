@@ -8,12 +8,14 @@ import dash_ag_grid as dag
 import numpy as np
 from dash import dcc, html
 
+from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import is_statistic, parse_column, statistic
+from headscope.runs.run import short_names
 
 VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
 """A text of more than `MAX_SENTENCES` is folded after `VISIBLE_SENTENCES`, so that charts come early."""
@@ -155,12 +157,24 @@ def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> h
         filterModel=dict(view.column_filters),
         defaultColDef={"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 84},
         columnSize="autoSize",
-        csvExportParams={"fileName": f"heads-{block.caption}-{block.highlighted_column}.csv"},
+        csvExportParams={"fileName": _table_file_name(block, view)},
         eventListeners={"cellKeyDown": ["openHeadCell(params)"], "cellClicked": ["openHeadCell(params)"]},
         dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, "enableCellTextSelection": True},
         style={"height": _table_height(len(rows), 66)},
     )
     return html.Div([html.Div(tools, className="toolbar"), table])
+
+
+def _table_file_name(block: HeadTable, view: ViewState) -> str:
+    """The file name of the table: its model, statistic, runs and filters."""
+    runs = view.query.get("run", [])
+    parts = [
+        "heads",
+        block.caption,
+        block.highlighted_column,
+        *short_names([runs] if isinstance(runs, str) else [*runs]),
+    ]
+    return f"{export.to_slug(' '.join([*parts, *export.describe_selection(view)]), 150)}.csv"
 
 
 @build_component.register

@@ -10,7 +10,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.report.assembly import run_statistics
 from headscope.report.text import default_models
-from headscope.runs.column_metadata import roles, statistic
+from headscope.runs.column_metadata import measured_roles, roles, statistic
 from headscope.runs.run import Run
 
 RANK_LINE_OPTIONS = [
@@ -46,7 +46,7 @@ def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
         control = component(id={"control": name}, value=value, **settings)
         parts.append(dmc.InputWrapper(control, label="Layers") if name == "layers" else control)
         if name == "run" and (newer := _newer_run(run)):
-            link = html.A(_run_label(newer), href=view.link("", *FILTER_PARAMETERS, run=newer))
+            link = html.A(run_label(newer), href=view.link("", *FILTER_PARAMETERS, run=newer))
             parts.append(html.P(["A newer run has finished: ", link], className="newer-run", role="status"))
     buttons = [
         html.Button("Copy link", id="copy-link", type="button"),
@@ -57,9 +57,12 @@ def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
 
 def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
     """Component and settings, by control."""
-    runs = [{"value": name, "label": _run_label(name)} for name in current_store().list_runs()]
+    runs = [
+        {"value": name, "label": run_label(name) if isinstance(run, Run) else f"{run_label(name)} (damaged)"}
+        for name, run in current_store().list_runs().items()
+    ]
     statistics = [{"value": name, "label": statistic(name).label} for name in run_statistics(run)]
-    role_options = [{"value": name, "label": f"{name}: {role.meaning}"} for name, role in roles().items()]
+    role_options = [{"value": name, "label": f"{name}: {roles()[name].meaning}"} for name in measured_roles(run.heads)]
     last_layer = int(run.heads["layer"].max()) if len(run.heads) else 0
     layers = {
         "min": 0,
@@ -92,7 +95,7 @@ def _newer_run(run: Run) -> str | None:
     return newest if newest not in {part.name for part in run.parts} else None
 
 
-def _run_label(run_name: str) -> str:
+def run_label(run_name: str) -> str:
     """A run's name without its hash: example, 11-21 13:35."""
     stamp, _, rest = run_name.partition("-")
     if len(stamp) != 16 or not rest:

@@ -45,7 +45,24 @@ def render_page_html(content: PageContent, run: Run, view: ViewState, address: s
 def export_file_name(content: PageContent, run: Run) -> str:
     """A file name from the titles of the page and its runs."""
     text = " ".join([content.title, *short_names([part.name for part in run.parts])])
-    return f"{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')[:100]}.html"
+    return f"{to_slug(text, 100)}.html"
+
+
+def file_name_suffix(run: Run, view: ViewState) -> str:
+    """The runs, and the filters if there are any, as the end of a file name."""
+    runs = short_names([part.name for part in run.parts])
+    return to_slug(" ".join([*runs, *describe_selection(view)]), 120)
+
+
+def describe_selection(view: ViewState) -> list[str]:
+    """The filters and the number of selected heads, in words; empty if all heads are shown."""
+    filters = view.describe_filters() if view.has_filters else []
+    return [*filters, f"{len(view.selected_heads)} selected heads"] if view.selected_heads else filters
+
+
+def to_slug(text: str, length: int) -> str:
+    """The text as part of a file name, of at most `length` characters."""
+    return re.sub("[^a-z0-9.]+", "-", text.lower()).strip("-.")[:length]
 
 
 def visible_rows(heads: pd.DataFrame, view: ViewState) -> pd.DataFrame:

@@ -6,8 +6,10 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
+from dashboards import export
 from dashboards.controls import control_values
-from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe, runs
+from dashboards.navigation import OLD_PATHS, all_pages, navigation, navigation_state
+from dashboards.pages import Page, head
 from dashboards.run_store import current_store
 from dashboards.selection import selection_panel
 from dashboards.view_state import FILTER_PARAMETERS, TABLE_PARAMETERS, Query, ViewState, build_url, describe_statistic
@@ -15,26 +17,12 @@ from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import PageContent
 from headscope.report.text import default_models
-from headscope.runs.column_metadata import capitalise, statistic
+from headscope.runs.column_metadata import capitalise, is_role_measured, statistic
 from headscope.runs.run import Run
-
-
-def all_pages() -> list[Page]:
-    """Every page in the order of the navigation; those of probes are in the middle."""
-    return [overview, heads, head, compare, *probe.probe_pages(), checkpoints, runs]
 
 
 def page_shell() -> list[Any]:
     """The components that stay while pages change: navigation, and containers for controls and page."""
-    probe_pages = probe.probe_pages()
-    groups = [[page for page in all_pages() if page not in probe_pages], probe_pages]
-    navigation = [
-        html.Ul(
-            [html.Li(html.A(page.NAME, href=page.PATH, className="keep-state")) for page in group],
-            **{"aria-label": name},
-        )
-        for name, group in zip(("Run", "Probes"), groups, strict=True)
-    ]
     label = {"aria-label": "Go to a head, such as L18H6 or 18.6"}
     go_to_head = dmc.TextInput(id="go-to-head", placeholder="Go to L18H6", size="xs", w=110, **label)
     return [
@@ -42,7 +30,7 @@ def page_shell() -> list[Any]:
         html.Header(
             [
                 html.A("headscope", href="/", className="brand keep-state"),
-                html.Nav(navigation, **{"aria-label": "Pages"}),
+                navigation(),
                 html.Form(go_to_head, id="go-to-head-form", role="search"),
                 html.Button("Theme", id="theme-toggle", type="button", title="Light or dark"),
             ]
@@ -61,7 +49,8 @@ def page_shell() -> list[Any]:
 def resolve_url(path: str, query: Query) -> tuple[Page, Run, ViewState, PageContent]:
     """Page, run, state and content of a URL. Raises HeadscopeError if there is no such page, run or head."""
     _, name, *rest = path.split("/", 2)
-    page = next((page for page in all_pages() if f"/{name}" == page.PATH), None)
+    page_path = OLD_PATHS.get(f"/{name}", f"/{name}")
+    page = next((page for page in all_pages() if page_path == page.PATH), None)
     if page is None or (rest and page is not head):
         raise BadInput(f"unknown page '{path[:60]}'. Open / for the overview")
     names = query.get("run", [])
@@ -90,6 +79,8 @@ def page_header(page: Page, run: Run, content: PageContent, view: ViewState) -> 
 def _filter_summary(run: Run, view: ViewState) -> str:
     """How many heads pass the filters, and the conditions."""
     heads = run.heads[run.heads["model"] == view.filter_model]
+    if view.role and not is_role_measured(heads, view.role):
+        return f"The role {view.role} was not measured in {view.filter_model}, so no head is shown. "
     return f"{len(view.filter_heads(heads))} of {len(heads)} heads shown: {', '.join(view.describe_filters())}. "
 
 
@@ -110,6 +101,9 @@ def browser_state(path: str, page: Page, run: Run, view: ViewState, content: Pag
         "control_values": control_values(page, run, view),
         "query_string": build_url("", query),
         "pathname": path,
+        "models": run.models,
+        "file_suffix": export.file_name_suffix(run, view),
+        "navigation": navigation_state(page, run),
     }
 
 
@@ -119,6 +113,9 @@ EMPTY_STATE: Mapping[str, Any] = {
     "control_values": {},
     "query_string": None,
     "pathname": "",
+    "models": [],
+    "file_suffix": "",
+    "navigation": {"group": "", "first_paths": {}, "missing": {}},
 }
 """The browser's state without a page."""
 

@@ -13,6 +13,10 @@ CACHED_SELECTIONS = 8
 """Combinations of runs whose tables are kept in memory."""
 
 
+FileStamp = tuple[str, int, int]
+"""Path, modification time and size of a file."""
+
+
 class RunStore:
     """The runs of a folder, including those that finish later.
 
@@ -26,8 +30,9 @@ class RunStore:
         self.initial_names = {*self.list_runs()}
 
     def list_runs(self) -> dict[str, Run | BadRun]:
-        """Every finished run by name, newest first; an error for a run that cannot be read."""
-        return {path.name: run for path, run in list_runs(self.folder)}
+        """Every finished run by name, newest first; an error for a run that cannot be read or lacks part of a table."""
+        files = sorted(file for file in self.folder.glob("[!.]*/*") if file.suffix in (".json", ".parquet"))
+        return _list_checked(self.folder, tuple(_file_stamp(file) for file in files))
 
     def newest_since_start(self) -> str | None:
         """The newest readable run that has finished since the app was started."""
@@ -39,7 +44,7 @@ class RunStore:
 
     def fingerprint(self) -> tuple[object, ...]:
         """A value that changes when a run is added, replaced or removed, or stores a cell."""
-        finished = ((file.parent.name, file.stat().st_mtime_ns) for file in self.folder.glob("*/run.json"))
+        finished = (_file_stamp(file) for file in self.folder.glob("*/run.json"))
         return *sorted(finished), *self.unfinished_cells().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:
@@ -56,8 +61,8 @@ class RunStore:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder. Open / for the newest run")
         if damaged := [run for name in names if isinstance(run := listing[name], BadRun)]:
             raise damaged[0]
-        modified_times = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)
-        return _open_checked(self.folder, tuple(names), modified_times)
+        stamps = tuple(_file_stamp(self.folder / name / "run.json") for name in names)
+        return _open_checked(self.folder, tuple(names), stamps)
 
 
 def _readable_names(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
@@ -70,9 +75,33 @@ def current_store() -> RunStore:
     return store
 
 
+def _file_stamp(file: Path) -> FileStamp:
+    """A value that changes when the file is replaced or removed."""
+    try:
+        status = file.stat()
+    except OSError:
+        return str(file), 0, 0
+    return str(file), status.st_mtime_ns, status.st_size
+
+
+@lru_cache(2)
+def _list_checked(folder: Path, stamps: tuple[FileStamp, ...]) -> dict[str, Run | BadRun]:
+    """The runs of the folder, damaged ones as errors; `stamps` invalidate the cache when a file changes."""
+    return {path.name: _check_footers(run) for path, run in list_runs(folder)}
+
+
+def _check_footers(run: Run | BadRun) -> Run | BadRun:
+    try:
+        if isinstance(run, Run):
+            run.check_footers()
+    except BadRun as reason:
+        return reason
+    return run
+
+
 @lru_cache(CACHED_SELECTIONS)
-def _open_checked(folder: Path, names: tuple[str, ...], modified_times: tuple[int, ...]) -> Run:
-    """The combined runs, every table checked; `modified_times` invalidate the cache when a run is replaced."""
+def _open_checked(folder: Path, names: tuple[str, ...], stamps: tuple[FileStamp, ...]) -> Run:
+    """The combined runs, every table checked; `stamps` invalidate the cache when a run is replaced."""
     run = combine_runs([Run.open(folder / name) for name in names])
     run.check()
     return run

@@ -13,9 +13,9 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.heads import Head, HeadSet, parse_unit
 from headscope.report.assembly import run_statistics
-from headscope.report.text import default_models
+from headscope.report.text import default_model, default_models
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, roles, statistic
+from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, measured_roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_common_ess_column, longest_ess_column
 
@@ -84,7 +84,7 @@ class ViewState:
             notes.append(f"Ignored, because this page has no such filter: {', '.join(unused)}.")
         requested = query.get("models", [])
         shown_models = [label for label in run.models if label in requested] or default_models(run)
-        model = choice("model", run.models, run.models[-1] if run.models else "") or ""
+        model = choice("model", run.models, default_model(run)) or ""
         baseline = choice("baseline", run.models, None)
         if "model" in page_controls:
             filter_model = model
@@ -99,7 +99,7 @@ class ViewState:
         )
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
-        role = choice("role", list(roles()), None)
+        role = choice("role", run.derived(_measured_roles), None)
         rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
         return cls(
             query={name: query[name] if name in ("run", "models", "sets") else values[name] for name in values},
@@ -184,6 +184,10 @@ class ViewState:
         return self.link(f"/head/{layer}.{head}")
 
 
+def _measured_roles(run: Run) -> list[str]:
+    return measured_roles(run.heads)
+
+
 def parse_query(search: str) -> Query:
     """The query of a URL, by parameter; parameters of earlier versions get their present names."""
     return {OLD_PARAMETERS.get(name, name): values for name, values in parse_qs(search.removeprefix("?")).items()}
@@ -251,7 +255,7 @@ def _parse_sort(text: str) -> tuple[str, str] | None:
 def _parse_column_filters(text: str) -> Mapping[str, Any]:
     try:
         filters = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # deeply nested brackets
         return {}
     return filters if isinstance(filters, dict) else {}
 

@@ -102,6 +102,9 @@ class Probe:
     """Its function in Python, if that differs from its name."""
     tab: str | None = ""
     """Its name in the navigation of the app, if that differs from its title; None if it has no page of its own."""
+    group: str = ""
+    """The tab of the app's navigation that holds its pages: "Heads", "Prompts", "Tasks", "Causes", "Training", or a new
+    one. Default: Causes if it takes models, else Training."""
     explorer_tab: str = ""
     """The name of its explorer in the navigation."""
     example: str = ""
@@ -131,6 +134,11 @@ class Probe:
     def path(self) -> str:
         """The path of its page in the app."""
         return _app_path(self.tab or self.title)
+
+    @property
+    def navigation_group(self) -> str:
+        """The tab of the app's navigation that holds its pages."""
+        return self.group or ("Causes" if {"models", "model"} & {*self.takes} else "Training")
 
     @property
     def explorer_path(self) -> str:

@@ -3,7 +3,7 @@
 (function () {
   const root = document.documentElement;
   const PERSISTENT_PARAMETERS = ["run", "model", "models", "stat", "baseline", "heads", "sets"];  // parameters that links to other pages keep
-  let page = { control_values: {}, title: "", nav_path: "" };
+  let page = { control_values: {}, title: "", nav_path: "", pathname: "", models: [], file_suffix: "" };
 
   const changedQuery = (changes, keep) => {
     const query = new URLSearchParams(location.search);
@@ -16,14 +16,24 @@
     const text = query.toString();
     return text ? "?" + text : "";
   };
-  const go = (pathname, search) => window.dash_clientside.set_props("url", { pathname, search });
+  const go = (pathname, search) => {
+    leavePage();
+    window.dash_clientside.set_props("url", { pathname, search });
+  };
   // Replaces the URL by one for the same view: no new page, and no entry in the history.
   const replaceQuery = (search) => {
     if (search === location.search) return;
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
-  const goToHead = ([layer, head, group]) => go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery({}, PERSISTENT_PARAMETERS));
+  const goToHead = ([layer, head, group], model) =>
+    go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery(model ? { model } : {}, PERSISTENT_PARAMETERS));
+  // The model that a trace of a chart shows: charts hold labels as plotly text, escaped and wrapped.
+  const decoder = document.createElement("textarea");
+  const withoutSpace = (text) => String(text ?? "").replace(/\s+/g, "");
+  const plainLabel = (text) => { decoder.innerHTML = String(text ?? "").replace(/<br>/g, ""); return withoutSpace(decoder.value); };
+  const modelOf = (plot, trace) => [trace?.meta, trace?.name, plot?.layout?.meta?.model].filter((name) => typeof name === "string")
+    .map((name) => page.models.find((model) => withoutSpace(model) === plainLabel(name))).find(Boolean);
   // Selected heads: shift-click adds or removes one, a lasso with shift adds.
   let shiftPressed = false;
   addEventListener("mousedown", (event) => { shiftPressed = event.shiftKey; }, true);  // the key may be up when the click is handled
@@ -41,16 +51,33 @@
   };
   const isEqual = (a, b) => JSON.stringify(a ?? "") === JSON.stringify(b ?? "");
 
+  // Tabs lead to their first page with data; pages that the run has no data for are grey and name the command that stores it.
+  const showNavigation = ({ nav_path, navigation: { group, first_paths, missing } }) => {
+    document.querySelectorAll("nav [data-group]").forEach((row) => { row.hidden = row.dataset.group !== group; });
+    const hasRow = document.querySelector("nav [data-group]:not([hidden])") !== null;
+    document.querySelectorAll("nav a").forEach((link) => {
+      const isTab = "tab" in link.dataset;
+      if (isTab && first_paths[link.dataset.tab]) link.setAttribute("href", first_paths[link.dataset.tab]);
+      const path = link.getAttribute("href"), isCurrent = isTab ? link.dataset.tab === group : path === nav_path;
+      if (isCurrent) link.setAttribute("aria-current", isTab && hasRow ? "true" : "page");
+      else link.removeAttribute("aria-current");
+      link.classList.toggle("missing", path in missing);
+      if (path in missing) link.title = `Not in this run. To add it: ${missing[path]}`;
+      else link.removeAttribute("title");
+    });
+  };
+
   window.dash_clientside = Object.assign(window.dash_clientside || {}, {
     headscope: {
       // Shows the state of the page: title, navigation, values of the controls, and the complete URL.
       showState(state) {
         page = state;
+        address = viewAddress();
+        leaving = "";
         warn("");
         window.headscopeLoadDeferred();
         document.title = `${state.title} · headscope`;
-        document.querySelectorAll("nav a").forEach((link) =>
-          link.getAttribute("href") === state.nav_path ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"));
+        showNavigation(state);
         for (const [control, value] of Object.entries(state.control_values)) window.dash_clientside.set_props({ control }, { value });
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
@@ -71,8 +98,12 @@
         go(location.pathname, changedQuery(changes));
       },
       openHead(clicks) {
-        const head = triggeredValue(clicks)?.points?.[0]?.customdata;
-        if (head) shiftPressed && head[1] >= 0 ? toggle(head) : goToHead(head);
+        const point = triggeredValue(clicks)?.points?.[0], head = point?.customdata;
+        if (!head) return;
+        const id = window.dash_clientside.callback_context.triggered_id;
+        const plot = [...document.querySelectorAll("main .dash-graph")].find((graph) => graph.id.includes(`"chart":"${id?.chart}"`))
+          ?.querySelector(".js-plotly-plot");
+        shiftPressed && head[1] >= 0 ? toggle(head) : goToHead(head, modelOf(plot, plot?.data[point.curveNumber]));
       },
       selectHeads(selections) {
         const heads = triggeredValue(selections)?.points?.map((point) => point.customdata).filter(Boolean);
@@ -113,17 +144,43 @@
     window.scrollTo(0, 0);
   });
 
+  // Back and Forward restore the scroll position, once the page is long enough.
+  const scrollPositions = new Map();
+  const viewAddress = () => location.pathname + location.search;
+  let address = viewAddress(), target = null, leaving = "";
+  function leavePage() {
+    scrollPositions.set(viewAddress(), scrollY);
+    leaving = viewAddress();  // what scrolls now is the next page
+  }
+  history.scrollRestoration = "manual";
+  addEventListener("scroll", () => { if (target === null && viewAddress() !== leaving) scrollPositions.set(viewAddress(), scrollY); }, { passive: true });
+  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; }, { passive: true });
+  addEventListener("popstate", (event) => {
+    if (!event.isTrusted || viewAddress() === address) return;
+    target = scrollPositions.get(viewAddress()) ?? 0;
+    const started = performance.now();
+    const restore = () => {
+      if (target === null) return;
+      window.scrollTo(0, target);
+      if (Math.abs(scrollY - target) < 2 && page.pathname === location.pathname || performance.now() - started > 8000) target = null;
+      else requestAnimationFrame(restore);
+    };
+    requestAnimationFrame(restore);
+  });
+
   // The box that goes to a head: L18H6, 18.6.
   document.addEventListener("submit", (event) => {
     if (event.target.id !== "go-to-head-form") return;
     event.preventDefault();
     const box = document.getElementById("go-to-head");
-    const match = box.value.trim().match(/^l?(\d+)\s*[.h/,\s]\s*(g?\d+)$/i);
-    box.setCustomValidity(match ? "" : "Write a head as L18H6 or 18.6");
+    const match = box.value.trim().match(/^l?(?:ayer)?\s*(\d+)\s*[.,/\s]?\s*(?:h|head)?\s*(g?\d+)$/i)
+      ?? box.value.trim().match(/^l?(?:ayer)?\s*(\d+)\s*[.,/\s]?\s*(?:kv\s*)?group\s*(\d+)$/i);
+    const isGroup = /group/i.test(box.value), isSplit = /\D/.test(box.value.trim().replace(/^l(ayer)?/i, "").trim());
+    box.setCustomValidity(match && isSplit ? "" : "Write a head as L18H6, 18.6 or layer 18 head 6");
     box.reportValidity();
-    if (!match) return;
+    if (!match || !isSplit) return;
     window.dash_clientside.set_props("go-to-head", { value: "" });
-    go(`/head/${Number(match[1])}.${match[2].toLowerCase()}`, changedQuery({}, PERSISTENT_PARAMETERS));
+    go(`/head/${Number(match[1])}.${isGroup ? "g" : ""}${match[2].toLowerCase()}`, changedQuery({}, PERSISTENT_PARAMETERS));
   });
   document.addEventListener("input", (event) => { if (event.target.id === "go-to-head") event.target.setCustomValidity(""); });
 
@@ -144,22 +201,39 @@
     return [`# ${location.href}`, "influence:", "  heads:", ...entries.map(line), ""].join("\n");
   };
 
-  // Keyboard on a matrix of heads: arrow keys move from head to head, Enter opens.
+  // Keyboard on a matrix of heads: arrow keys move a cursor from head to head, Enter opens.
+  const hideCursor = (chart) => chart.querySelector(".cell-cursor")?.remove();
+  const showCursor = (chart, plot, row, column) => {
+    hideCursor(chart);
+    const { xaxis, yaxis } = plot._fullLayout, trace = plot._fullData[0];
+    const ends = (axis, place) => [axis.c2p(place - 0.5), axis.c2p(place + 0.5)].sort((a, b) => a - b).map((pixel) => pixel + axis._offset);
+    const [left, right] = ends(xaxis, trace.x[column]), [top, bottom] = ends(yaxis, trace.y[row]);
+    const cursor = Object.assign(document.createElement("div"), { className: "cell-cursor" });
+    Object.assign(cursor.style, { left: `${left}px`, top: `${top}px`, width: `${right - left}px`, height: `${bottom - top}px` });
+    plot.append(cursor);
+  };
+  document.addEventListener("focusout", (event) => {
+    const chart = event.target.closest?.("[data-head-matrix]"), plot = chart?.querySelector(".js-plotly-plot");
+    if (plot?._fullData) { hideCursor(chart); window.Plotly.Fx.unhover(plot); }
+  });
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     const chart = event.target.closest?.("[data-head-matrix]"), plot = chart?.querySelector(".js-plotly-plot");
     if (!plot?._fullData) return;
     const cells = plot._fullData[0].customdata;
-    if (event.key === "Enter" && plot.currentCell) goToHead(cells[plot.currentCell[0]][plot.currentCell[1]]);
+    if (event.key === "Enter" && plot.currentCell) goToHead(cells[plot.currentCell[0]][plot.currentCell[1]], modelOf(plot, plot.data[0]));
     if (!STEPS[event.key]) return;
     event.preventDefault();
     const [up, across] = STEPS[event.key], [row, column] = plot.currentCell ?? [-up, -across];
     const limit = (index, count) => Math.min(Math.max(index, 0), count - 1);
     plot.currentCell = [limit(row + up, cells.length), limit(column + across, cells[0].length)];
     window.Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: plot.currentCell }]);
-    const [i, j] = plot.currentCell, [layer, head] = cells[i][j], value = plot._fullData[0].z[i][j];
-    chart.querySelector("[aria-live]").textContent = `layer ${layer}, head ${head}: ${value?.toPrecision(4) ?? "none"}`;
+    const [i, j] = plot.currentCell, [layer, head] = cells[i][j], meta = plot.layout.meta ?? {};
+    showCursor(chart, plot, i, j);
+    const value = meta.value_index === undefined ? plot._fullData[0].z[i][j] : cells[i][j][meta.value_index];  // colours may be logarithms
+    const text = Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "not measured";
+    chart.querySelector("[aria-live]").textContent = `layer ${layer}, head ${head}: ${meta.value ? `${meta.value} ` : ""}${text}`;
   });
 
   // A banner if a page cannot be loaded: the previous page stays on screen.
@@ -188,6 +262,27 @@
     }
   };
 
+  // New runs appear by themselves: in an empty app the page is loaded again, else a note below the controls offers the run.
+  const POLL_INTERVAL = 5000;
+  let offered = "";
+  const offerNewRun = ({ name, label }) => {
+    if (!name || name === offered || location.search.includes(encodeURIComponent(name))) return;
+    offered = name;
+    if (page.query_string === null && location.search === "" && sessionStorage.getItem("loaded-for") !== name) {
+      sessionStorage.setItem("loaded-for", name);
+      return location.reload();
+    }
+    document.querySelectorAll(".newer-run").forEach((note) => note.remove());
+    const note = Object.assign(document.createElement("p"), { className: "newer-run", textContent: "A newer run has finished: " });
+    note.setAttribute("role", "status");
+    note.append(Object.assign(document.createElement("a"), { href: changedQuery({ run: name }, ["models", "model", "stat"]), textContent: label }));
+    document.getElementById("controls")?.append(note);
+  };
+  setInterval(() => {
+    if (document.hidden) return;
+    originalFetch("/newest-run").then((response) => (response.ok ? response.json() : {})).then(offerNewRun).catch(() => {});
+  }, POLL_INTERVAL);
+
   // Light or dark: the system's setting, until the button overrides it.
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (localStorage.getItem("theme") ?? (system.matches ? "dark" : "light")) === "dark";
@@ -199,8 +294,9 @@
   system.addEventListener("change", applyTheme);
   applyTheme();
 
-  const fileName = (plot) => (plot.layout.title.text.replace(/<[^>]*>/g, " ") + " " + (plot.layout.title.subtitle?.text ?? ""))
-    .replace(/[^A-Za-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 90).toLowerCase();
+  // A chart's file is named by its title, which states its model, and by the runs and filters of the page.
+  const fileName = (plot) => [`${plot.layout.title.text.replace(/<[^>]*>/g, " ")} ${plot.layout.title.subtitle?.text ?? ""}`, page.file_suffix]
+    .map((text) => text.replace(/[^A-Za-z0-9.]+/g, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 110).toLowerCase()).filter(Boolean).join("-");
   const download = (href, file) => Object.assign(document.createElement("a"), { href, download: file }).click();
   const downloadText = (text, type, file) => download(URL.createObjectURL(new Blob([text], { type })), file);
   const exportChart = (kind, plot) => {

@@ -6,10 +6,11 @@ from itertools import chain
 import pandas as pd
 
 from dashboards.view_state import ViewState
+from headscope import plugins
 from headscope.plots import layers, role_emergence
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
-from headscope.runs.column_metadata import columns_by_length, roles
+from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
 from headscope.runs.run import Run
 from headscope.runs.summary import training_checkpoints
 
@@ -24,6 +25,14 @@ def controls(run: Run) -> Sequence[str]:
     return ("stat", "layers", "role") if len(assembly.training_steps(run)) > 1 and assembly.run_statistics(run) else ()
 
 
+def missing_command(run: Run) -> str:
+    """The command that measures checkpoints; "" if the run has several, or a table of a probe of trainings."""
+    trained = [probe for probe in plugins.probes().values() if probe.group == "Training" and probe.tab is None]
+    names = {table.name for probe in trained for table in plugins.load_part(probe, "tables") or ()}
+    has_training = len(assembly.training_steps(run)) > 1 or bool(names & {*run.tables})
+    return "" if has_training else "headscope run --checkpoints 'ckpts/step-*'"
+
+
 def content(run: Run, view: ViewState) -> PageContent:
     """The statistic and the roles by step, and what probes show of a training."""
     steps = assembly.training_steps(run)
@@ -32,7 +41,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     heads = view.filter_heads(run.heads)
     if len(steps) > 1 and view.statistic_name:
         sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, training_steps))
-        sections["Roles"] = LazySequence(_role_charts(run.heads, training_steps))
+        sections["Roles"] = LazySequence(_role_charts(heads, training_steps))
     for heading, charts in assembly.charts_for_page(assembly.render_context(run, view.model, heads), PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
@@ -75,7 +84,7 @@ def _statistic_charts(run: Run, view: ViewState, heads: pd.DataFrame, training_s
 
 def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[Block]:
     """The number of heads with each role by step, and the step from which each head has its final role."""
-    role_names = list(roles())
+    role_names = measured_roles(heads)
     if has_mixed_lengths(heads[heads["model"].isin(training_steps["label"])]):
         text = "These checkpoints were measured at different context lengths, so their roles are not comparable."
         yield TextBlock([f"{text} Measure all of them at the same lengths."])

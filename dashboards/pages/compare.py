@@ -22,6 +22,11 @@ def controls(run: Run) -> Sequence[str]:
     return ("baseline", "models", "stat", "rank_lines", *FILTER_PARAMETERS) if is_comparable else ()
 
 
+def missing_command(run: Run) -> str:
+    """The command that measures two models; "" if the run can be compared."""
+    return "" if controls(run) else "headscope run --model A=... --model B=..."
+
+
 def content(run: Run, view: ViewState) -> PageContent:
     """The statistic of each head against the baseline, then the comparisons of the probes."""
     if len(run.models) < 2 or not view.statistic_name:

@@ -29,6 +29,11 @@ def controls(run: Run) -> Sequence[str]:
     return ("model",) if len(run.heads) else ()
 
 
+def missing_command(run: Run) -> str:
+    """The command that measures heads; "" if the run has heads."""
+    return "" if len(run.heads) else "headscope run --model NAME=CHECKPOINT@SCHEME"
+
+
 def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     """The head with this identifier, such as 3.2; by default the first notable head."""
     notable_heads = run.derived(assembly.notable_heads_of_run)

@@ -20,6 +20,11 @@ def controls(run: Run) -> Sequence[str]:
     return ("model", "baseline", "stat", *FILTER_PARAMETERS) if assembly.run_statistics(run) else ()
 
 
+def missing_command(run: Run) -> str:
+    """The command that measures heads; "" if the run has statistics of heads."""
+    return "" if assembly.run_statistics(run) else "headscope run --model NAME=CHECKPOINT@SCHEME"
+
+
 def content(run: Run, view: ViewState) -> PageContent:
     """A layer x head matrix of the statistic, and every head of the model in a table."""
     if not view.statistic_name:
@@ -35,12 +40,14 @@ def content(run: Run, view: ViewState) -> PageContent:
         blocks: list[Block] = [_missing_statistic(view, models_without, models_with)]
     elif view.baseline and view.baseline != view.model:
         change = "Ratio" if selected.log_scale else "Difference"
-        figure = head_figures.plot_change(view.mask_filtered(run.heads), view.statistic_name, view.model, view.baseline)
+        figure = head_figures.plot_change(
+            view.mask_filtered(run.heads), view.statistic_name, view.model, view.baseline, run.heads
+        )
         caption = f"{change} of {view.model} to {view.baseline}. Red: higher. Blue: lower. White: equal."
         blocks = [Chart(figure, caption)]
         introduction = f"{view.model} against {view.baseline}, head by head."
     else:
-        figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model)
+        figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model, run.heads)
         caption = "One cell per head; layer 0 is at the bottom. The colour scale is the same for every model."
         blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)

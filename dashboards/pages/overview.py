@@ -11,7 +11,7 @@ from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, PaperClaim, TextBlock, TextTable
 from headscope.report.text import default_models, statistics_table
 from headscope.runs import summary
-from headscope.runs.column_metadata import capitalise, heads_with_role, leading_heads, roles
+from headscope.runs.column_metadata import capitalise, heads_with_role, is_role_measured, leading_heads, roles
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 
@@ -22,6 +22,11 @@ PATH = "/"
 def controls(run: Run) -> Sequence[str]:
     """The models shown, if there are several."""
     return ("models",) if len(run.models) > 1 and len(run.heads) else ()
+
+
+def missing_command(run: Run) -> str:
+    """Empty: every run has this page."""
+    return ""
 
 
 def content(run: Run, view: ViewState) -> PageContent:
@@ -48,7 +53,7 @@ def content(run: Run, view: ViewState) -> PageContent:
 def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
     """The number of heads with each role under each model, and links to the leading ones."""
     rows: list[list[str | Link | Links]] = []
-    for name, role in roles().items():
+    for name in roles():
         cells: list[str | Link | Links] = []
         for model in view.shown_models:
             heads = run.heads[run.heads["model"] == model]
@@ -56,8 +61,9 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
             top = leading_heads(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
             links = [Link(f"L{layer}H{head}", view.link(f"/head/{layer}.{head}", model=model)) for layer, head in top]
             all_heads = Link(f"{count} heads", build_url("/heads", {**_run_query(view), "model": model, "role": name}))
-            is_measured = not role.order_by or (role.order_by in heads and heads[role.order_by].notna().any())
-            cells.append(Links([all_heads, *links]) if count else "none" if is_measured else "not measured")
+            cells.append(
+                Links([all_heads, *links]) if count else "none" if is_role_measured(heads, name) else "not measured"
+            )
         if any(isinstance(cell, Links) for cell in cells):
             rows.append([name, *cells])
     definitions = {name: capitalise(role.meaning) for name, role in roles().items()}

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
-from dashboards.pages import Page
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plugins import Probe
@@ -34,6 +33,10 @@ class ProbePage:
             return ()
         models = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
         return (*models, "layers", "role") if _describes_heads(self.probe) else models
+
+    def missing_command(self, run: Run) -> str:
+        """The command that stores the tables of the probe; "" if the run has one."""
+        return "" if has_tables(self.probe, run) else self.probe.command_line
 
     def content(self, run: Run, view: ViewState) -> PageContent:
         """The page for the heads that pass the filters; without the probe's tables, the command that makes them."""
@@ -77,6 +80,10 @@ class ExplorerPage:
             return ()
         return ("model", "models") if len(run.models) > 1 else ("model",)
 
+    def missing_command(self, run: Run) -> str:
+        """The command that stores the tables of the probe; "" if the run has one."""
+        return "" if has_tables(self.probe, run) else self.probe.command_line
+
     def content(self, run: Run, view: ViewState) -> PageContent:
         """The explorer in the state that the URL holds; without the probe's tables, the command that makes them."""
         if not has_tables(self.probe, run):
@@ -89,9 +96,9 @@ class ExplorerPage:
         return page
 
 
-def probe_pages() -> list[Page]:
+def probe_pages() -> list[ProbePage | ExplorerPage]:
     """The pages and explorers of all probes, in order."""
-    pages: list[Page] = []
+    pages: list[ProbePage | ExplorerPage] = []
     for probe in plugins.probes().values():
         if (probe.charts or probe.findings or probe.page) and probe.tab is not None:
             pages.append(ProbePage(probe))

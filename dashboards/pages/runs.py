@@ -19,6 +19,11 @@ def controls(run: Run) -> Sequence[str]:
     return ()
 
 
+def missing_command(run: Run) -> str:
+    """Empty: every run has this page."""
+    return ""
+
+
 def content(run: Run, view: ViewState) -> PageContent:
     """All runs in a table, and the differences between the configurations of the combined runs."""
     rows = [*_run_records()]

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
+from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import compare_with_baseline
 
@@ -16,11 +17,13 @@ MAX_LABEL_CHARACTERS = 48
 """Total length of the tick labels above which they are slanted in a chart of half the page width."""
 
 
-def plot_matrix(heads: pd.DataFrame, statistic_name: str, model: str) -> go.Figure:
+def plot_matrix(
+    heads: pd.DataFrame, statistic_name: str, model: str, scale_heads: pd.DataFrame | None = None
+) -> go.Figure:
     """Plot a statistic of every head of a model as a layer x head matrix.
 
-    All models in `heads` share one colour scale. It is logarithmic if the statistic has a log scale. For a signed
-    statistic it is symmetric and white is zero.
+    All models in `scale_heads`, by default `heads`, share one colour scale: filters of heads do not change it. It is
+    logarithmic if the statistic has a log scale. For a signed statistic it is symmetric and white is zero.
     """
     stat = statistic(statistic_name)
     title = f"{stat.title}: {style.escape_label(model)}"
@@ -29,15 +32,16 @@ def plot_matrix(heads: pd.DataFrame, statistic_name: str, model: str) -> go.Figu
     ):
         return style.empty_figure(title, reason)
     grid = _layer_head_grid(heads[heads["model"] == model], statistic_name)
-    all_values = heads[statistic_name].to_numpy(dtype=np.float64)
-    bar = {"title": {"text": stat.unit}} | (axes.log_colorbar(all_values) if stat.log_scale else {})
+    all_values = (heads if scale_heads is None else scale_heads)[statistic_name].to_numpy(dtype=np.float64)
+    bar = _colorbar(statistic_name, all_values)
     figure = _new_heatmap(
         title, heads, model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}"
     )
     figure.update_traces(z=_log10(grid) if stat.log_scale else grid, colorbar=bar)
     if stat.is_signed:
-        limit = _scale_limit(all_values)
+        limit = symmetric_limit(all_values)
         figure.update_traces(zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE)
+        mark_clipped_cells(figure, grid, limit)
     else:
         colours = _log10(all_values) if stat.log_scale else all_values
         ends = colours[np.isfinite(colours)]
@@ -46,8 +50,18 @@ def plot_matrix(heads: pd.DataFrame, statistic_name: str, model: str) -> go.Figu
     return style.set_metadata(figure, value=stat.label_with_unit, model=style.escape_label(model), value_index=3)
 
 
-def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
-    """Plot the layer x head matrices of all models side by side with one colour scale."""
+def _colorbar(statistic_name: str, values: npt.NDArray[np.float64]) -> dict[str, object]:
+    """Plotly settings of the colour bar of a statistic; a clipped end states the extreme value."""
+    stat = statistic(statistic_name)
+    bar: dict[str, object] = {"title": {"text": stat.unit}}
+    if stat.is_signed:
+        return bar | symmetric_colorbar(values, symmetric_limit(values))
+    return bar | (axes.log_colorbar(values) if stat.log_scale else {})
+
+
+def plot_small_matrices(heads: pd.DataFrame, statistic_name: str, scale_heads: pd.DataFrame | None = None) -> go.Figure:
+    """Plot the layer x head matrices of all models side by side with the colour scale of `scale_heads`, by default
+    `heads`."""
     stat = statistic(statistic_name)
     title = f"{stat.title} of every head"
     if reason := style.missing_data_reason(heads, "model", statistic_name):
@@ -56,16 +70,15 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
     styles = style.model_styles(measured_heads)
     figure = style.panel_figure(title, [model_style.name for model_style in styles.values()], columns=4, height=250)
     for index, (label, model_style) in enumerate(styles.items()):
-        matrix = plot_matrix(measured_heads, statistic_name, label)
+        matrix = plot_matrix(measured_heads, statistic_name, label, scale_heads)
         trace = matrix.data[0].update(
             coloraxis="coloraxis", colorscale=None, colorbar=None, xgap=0, ygap=0, name=model_style.name
         )
         scale = {"cmin": trace.zmin, "cmax": trace.zmax, "colorscale": colour_scale(statistic_name)}
         figure.add_trace(trace.update(zmin=None, zmax=None), **style.panel_row_col(index, [*styles], 4))
         if index == 0:
-            all_values = measured_heads[statistic_name].to_numpy(dtype=np.float64)
-            bar = {"title": {"text": stat.unit}} | (axes.log_colorbar(all_values) if stat.log_scale else {})
-            figure.update_layout(coloraxis={**scale, "colorbar": bar})
+            all_values = (heads if scale_heads is None else scale_heads)[statistic_name].to_numpy(dtype=np.float64)
+            figure.update_layout(coloraxis={**scale, "colorbar": _colorbar(statistic_name, all_values)})
     figure.update_xaxes(showgrid=False, showline=False, ticks="", showticklabels=False)
     figure.update_yaxes(showgrid=False, showline=False, ticks="")
     style.set_outer_axis_titles(figure, len(styles), "head", "layer", 4)
@@ -80,11 +93,14 @@ def colour_scale(statistic_name: str) -> object:
     return style.DIVERGING_SCALE if statistic(statistic_name).is_signed else style.SEQUENTIAL_SCALE
 
 
-def plot_change(heads: pd.DataFrame, statistic_name: str, model: str, baseline: str) -> go.Figure:
+def plot_change(
+    heads: pd.DataFrame, statistic_name: str, model: str, baseline: str, scale_heads: pd.DataFrame | None = None
+) -> go.Figure:
     """Plot the change of a statistic from the baseline to a model as a layer x head matrix.
 
-    The change is a ratio if the statistic has a log scale, else a difference. White is no change. All models in `heads`
-    share one symmetric colour scale, which ends at the 99 % quantile of the absolute change.
+    The change is a ratio if the statistic has a log scale, else a difference. White is no change. All models in
+    `scale_heads`, by default `heads`, share one symmetric colour scale, which ends at the 99 % quantile of the absolute
+    change.
     """
     stat = statistic(statistic_name)
     title = f"Change of {stat.label}: {style.escape_label(model)} relative to {style.escape_label(baseline)}"
@@ -96,36 +112,36 @@ def plot_change(heads: pd.DataFrame, statistic_name: str, model: str, baseline: 
     shapes = [_layer_head_grid(heads[heads["model"] == label], statistic_name).shape for label in (model, baseline)]
     if shapes[0] != shapes[1]:
         return style.empty_figure(title, "the two models have different heads")
-    other_models = [label for label in heads["model"].unique() if label != baseline]
-    changes = {label: compare_with_baseline(heads, statistic_name, label, baseline) for label in other_models}
-    all_changes = pd.concat(changes.values())["change"].to_numpy(dtype=np.float64)
-    model_change = changes[model][["layer", "head", "change"]]
+    all_changes = _all_changes(heads if scale_heads is None else scale_heads, statistic_name, baseline)
+    model_change = compare_with_baseline(heads, statistic_name, model, baseline)[["layer", "head", "change"]]
     grid = _layer_head_grid(
         heads[heads["model"] == model].merge(model_change, on=["layer", "head"], how="left"), "change"
     )
-    limit = _scale_limit(_log10(all_changes) if stat.log_scale else all_changes)
+    scaled = _log10(all_changes) if stat.log_scale else all_changes
+    limit = symmetric_limit(scaled)
+    format_change = (lambda power: f"×{10**power:.3g}") if stat.log_scale else "{:+.2g}".format
+    bar = {"title": {"text": "ratio" if stat.log_scale else stat.unit}}
     if stat.log_scale:
-        bar = {"title": {"text": "ratio"}} | axes.log_colorbar([10**-limit, 10**limit])
+        bar |= axes.log_colorbar([10**-limit, 10**limit])
         hover = f"{stat.label} × %{{customdata[3]:.3f}}"
     else:
-        bar, hover = (
-            {"title": {"text": stat.unit}},
-            f"{stat.label} %{{customdata[3]:+.3g}}{style.unit_suffix(stat.unit)}",
-        )
+        hover = f"{stat.label} %{{customdata[3]:+.3g}}{style.unit_suffix(stat.unit)}"
+    bar |= symmetric_colorbar(scaled, limit, format_change)
     figure = _new_heatmap(title, heads, model, grid, hover)
     colour = _log10(grid) if stat.log_scale else grid
     figure.update_traces(z=colour, zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE, colorbar=bar)
+    mark_clipped_cells(figure, colour, limit, format_change)
     quantity = "ratio" if stat.log_scale else f"difference of {stat.label_with_unit}"
     return style.set_metadata(
         figure, value=f"{quantity} to {style.escape_label(baseline)}", model=style.escape_label(model), value_index=3
     )
 
 
-def _scale_limit(values: npt.NDArray[np.float64]) -> float:
-    """The end of a symmetric colour scale: the 99 % quantile of the absolute values."""
-    magnitudes = np.abs(values[np.isfinite(values)])
-    limit = float(np.quantile(magnitudes, 0.99)) if len(magnitudes) else 0.0
-    return limit or 0.01
+def _all_changes(heads: pd.DataFrame, statistic_name: str, baseline: str) -> npt.NDArray[np.float64]:
+    """The changes of all other models from the baseline."""
+    other_models = [str(label) for label in heads["model"].unique() if label != baseline]
+    changes = [compare_with_baseline(heads, statistic_name, label, baseline)["change"] for label in other_models]
+    return pd.concat(changes).to_numpy(dtype=np.float64)
 
 
 def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Figure:

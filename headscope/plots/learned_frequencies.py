@@ -122,7 +122,12 @@ def plot_layers_by_change(positions: pd.DataFrame, model: str, reference_column:
         showgrid=False,
     )
     figure.update_yaxes(title_text="rms change of ln θ", rangemode="tozero")
-    return style.set_metadata(style.declare_head_points(style.fit_legend(figure)), x="rank", value="rms change of ln θ")
+    return style.set_metadata(
+        style.declare_head_points(style.fit_legend(figure)),
+        x="rank",
+        value="rms change of ln θ",
+        model=style.escape_label(model),
+    )
 
 
 def frequency_changes(positions: pd.DataFrame, reference_column: str = "log_theta_base") -> pd.DataFrame:

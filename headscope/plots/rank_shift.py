@@ -63,6 +63,7 @@ def plot_rank_shift(
                     direction not in directions_in_legend,
                     style.panel_row_col(index, other_models),
                 )
+                figure.data[-1].meta = style.escape_label(label)  # the model whose page a click opens
                 directions_in_legend.add(direction)
     last_rank = max((int(rank) for trace in figure.data for rank in trace.y if rank is not None), default=TOP_COUNT)
     ticks = [rank for rank in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if rank <= last_rank]

@@ -6,10 +6,14 @@ text colour with CSS. Labels from users pass through `escape_label`, because plo
 
 import html
 import math
+import re
 import textwrap
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -104,8 +108,18 @@ class ModelStyle:
         return f"rgba({red},{green},{blue},{opacity:.3g})"
 
 
+PREFERRED_STYLES: Mapping[str, int] = MappingProxyType(
+    {"base": 0, "yarn": 1, "adarope": 3, "linear": 4, "ntk": 5, "llama3": 6, "abf": 7, "nope": 7, "alibi": 6, "logn": 2}
+)
+"""Style number of a model whose label starts with the name of a position scheme."""
+
+
 def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
-    """Styles of the models in `frame`, in order. The position of a model among the categories gives its colour."""
+    """Styles of the models in `frame`, in order.
+
+    A model has the same style in every run: that of the position scheme that its label starts with, else one that
+    follows from the label. If two models of a run prefer one style, the later one takes the next free style.
+    """
     if frame.empty or "model" not in frame:
         return {}
     column = frame["model"]
@@ -113,11 +127,30 @@ def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
     order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
     return {
         label: ModelStyle(
-            escape_label(label), PALETTE[index % 8], LINE_DASHES[index % 4], MARKER_SYMBOLS[index % 5], len(present)
+            escape_label(label), PALETTE[number % 8], LINE_DASHES[number % 4], MARKER_SYMBOLS[number % 5], len(present)
         )
-        for index, label in enumerate(order)
+        for label, number in _style_numbers(order).items()
         if label in present
     }
+
+
+def _style_numbers(labels: Sequence[str]) -> dict[str, int]:
+    """The style number of each label, all different."""
+    numbers: dict[str, int] = {}
+    preferred = {label: _preferred_style(str(label)) for label in labels}
+    # A label that is the name of a scheme keeps its style beside longer labels of that scheme.
+    for label in sorted(labels, key=lambda label: str(label) not in PREFERRED_STYLES):
+        taken = {*numbers.values()}
+        cycle = next(cycle for cycle in count() if len({8 * cycle + step for step in range(8)} - taken))
+        free = (8 * cycle + (preferred[label] + step) % 8 for step in range(8))
+        numbers[label] = next(number for number in free if number not in taken)
+    return {label: numbers[label] for label in labels}
+
+
+def _preferred_style(label: str) -> int:
+    """The style number that a label prefers, 0 to 7."""
+    first_word = re.split("[^a-z0-9]", label.partition(" \u00b7 ")[0].lower())[0]
+    return PREFERRED_STYLES.get(first_word, zlib.crc32(label.encode()) % 8)
 
 
 def ordered_colours(colour_count: int) -> list[str]:

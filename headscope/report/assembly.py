@@ -232,7 +232,7 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
     """The overview of a run: a small matrix of every model, and the charts of the probes for the app's first page."""
     if name := longest_ess_column(context.heads):
         yield Chart(
-            plot_small_matrices(context.heads, name),
+            plot_small_matrices(context.heads, name, context.scale_heads),
             "One cell per head, with the first layer at the bottom. All models share one colour scale.",
         )
     for charts in charts_for_page(context, "/").values():

@@ -120,6 +120,12 @@ class RenderContext:
         frame = frame[frame["model"].isin(list(self.models))]
         return frame.assign(model=frame["model"].astype(pd.CategoricalDtype(self.run.models)))
 
+    @property
+    def scale_heads(self) -> pd.DataFrame:
+        """The per-head table of `models` without filters; it sets the colour scales."""
+        heads = self.run.heads
+        return heads[heads["model"].isin(list(self.models))]
+
     def finite_values(self, column: str) -> dict[str, pd.Series]:
         """The finite values of a column of `heads` by model; models without a finite value are left out."""
         if column not in self.heads:

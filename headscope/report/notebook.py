@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.errors import BadInput, nearest
 from headscope.report import assembly, html_page
 from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
-from headscope.report.text import head_mask
+from headscope.report.text import default_model, head_mask
 from headscope.runs.run import Run
 
 
@@ -108,11 +108,11 @@ def charts(run: Run, topic: str = "") -> NotebookCharts:
 
 
 def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
-    """Sentences and charts about one head in a model, by default the last model of the run.
+    """Sentences and charts about one head in a model, by default the last one that is not an intermediate checkpoint.
 
     Raises BadInput for an unknown model or head.
     """
-    model = model or next(reversed(run.models), "")
+    model = model or default_model(run)
     if model not in run.models:
         raise BadInput(
             f"{run.name} has no model '{model}'{nearest(model, run.models)}. Use one of: {', '.join(run.models)}"

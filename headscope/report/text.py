@@ -35,6 +35,11 @@ def default_models(run: Run) -> list[str]:
     )
 
 
+def default_model(run: Run) -> str:
+    """The last model that is not an intermediate checkpoint of a training; "" for a run without models."""
+    return next(reversed(latest_checkpoints(run.manifest["models"])), "")
+
+
 def default_models_with(run: Run, model: str) -> list[str]:
     """The default models and `model`, in the order of the run."""
     labels = {*default_models(run), model}

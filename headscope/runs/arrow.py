@@ -46,6 +46,17 @@ def to_arrow(table: Table, rows: Rows) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=table.arrow)
 
 
+def check_footer(file: Path, rows: int) -> None:
+    """Raise BadRun unless the file is a parquet file of so many rows. It reads only the end of the file."""
+    try:
+        stored = pq.read_metadata(file).num_rows
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or "it is not a complete parquet file"
+        raise BadRun(f"{file} is damaged: {reason}. {REPAIR_ADVICE}") from error
+    if stored != rows:
+        raise BadRun(f"{file} is damaged: it has {stored:,} rows instead of {rows:,}. {REPAIR_ADVICE}")
+
+
 def write(file: Path, table: pa.Table) -> None:
     """Write the file; the same table gives the same bytes."""
     with _open_writer(file, table.schema) as writer:

@@ -145,6 +145,21 @@ def roles() -> Mapping[str, Role]:
     return {name: role for _, declared in plugins.load_parts("roles") for name, role in declared.items()}
 
 
+def measured_roles(heads: pd.DataFrame) -> list[str]:
+    """The roles whose statistics were measured for at least one of these rows of the per-head table."""
+    return [name for name in roles() if is_role_measured(heads, name)]
+
+
+def is_role_measured(heads: pd.DataFrame, role: str) -> bool:
+    """Whether the statistics that decide the role were measured for at least one of the rows."""
+    try:
+        roles()[role].has_role(heads)
+    except KeyError:
+        return False
+    order_by = roles()[role].order_by
+    return not order_by or (order_by in heads and bool(heads[order_by].notna().any()))
+
+
 def heads_with_role(heads: pd.DataFrame, role: str) -> pd.Series:
     """Mask of the rows of the per-head table that have the role; all False if its statistic was not measured."""
     try:

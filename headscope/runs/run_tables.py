@@ -66,6 +66,11 @@ class RunTables:
                 if name in all_tables():
                     read_bytes(*part._file(name))
 
+    def check_footers(self) -> None:
+        """Raise BadRun if the file of a table is missing or not complete. Fast: it reads only the ends of the files."""
+        for name in self.tables:
+            arrow.check_footer(self._file(name)[0], self.manifest["tables"][name]["rows"])
+
     def arrow_table(self, name: str) -> pa.Table:
         """The stored table. Raises BadRun unless it matches the digest in run.json and the declared schema."""
         file, digest = self._file(name)

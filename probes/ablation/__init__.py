@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Ablation on prompts",
     tab="Ablation",
     summary="Measure how the answer to a prompt changes when heads are ablated.",
+    group="Causes",
     order=46,
     command="ablate",
     function="ablate",

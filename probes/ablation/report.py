@@ -74,7 +74,7 @@ def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
     for column in STATISTICS:
         for label in list(context.finite_values(column))[:1]:
             yield Chart(
-                plot_matrix(context.heads, column, label),
+                plot_matrix(context.heads, column, label, context.scale_heads),
                 "One cell per head; layer 0 is at the bottom. Mean over prompts. Blue: the metric falls without the "
                 "head.",
                 describe_extremes(context.heads, column, label),

@@ -7,6 +7,7 @@ PROBE = Probe(
     title="AdaRoPE training",
     summary="Train AdaRoPE on a frozen checkpoint: frequencies per KV group, temperature and growth per head.",
     tab=None,
+    group="Training",
     order=20,
     takes=("model", "text", "docs"),
     example="headscope adapt --model smollm2-135m --factor 8",

@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Direct logit attribution",
     tab="Attribution",
     summary="Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token.",
+    group="Causes",
     order=28,
     example="headscope attribution --model base=smollm2-135m --length 2048",
     options="probes.attribution.schema:AttributionOptions",

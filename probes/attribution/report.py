@@ -99,7 +99,7 @@ def _head_charts(context: RenderContext) -> Iterator[Chart]:
     labels = list(context.finite_values(STATISTIC_NAME))
     for label in labels[:1]:
         yield Chart(
-            head_figures.plot_matrix(context.heads, STATISTIC_NAME, label),
+            head_figures.plot_matrix(context.heads, STATISTIC_NAME, label, context.scale_heads),
             "One cell per head; layer 0 is at the bottom. Direct contribution to the logit of the next token, minus "
             "the mean over the vocabulary.",
             describe_extremes(context.heads, STATISTIC_NAME, label),

@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Head detectors",
     tab="Detectors",
     summary="Score heads as previous-token, current-token, first-token, duplicate-token and induction heads.",
+    group="Heads",
     order=25,
     takes=("models",),
     example="headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8",

@@ -68,7 +68,7 @@ def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
     for name in KIND_COLUMNS.values():
         for label in list(context.finite_values(name))[:1]:
             yield Chart(
-                plot_matrix(context.heads, name, label),
+                plot_matrix(context.heads, name, label, context.scale_heads),
                 f"One cell per head; the first layer is at the bottom. {statistic(name).title}: "
                 f"{statistic(name).meaning}.",
                 describe_extremes(context.heads, name, label),

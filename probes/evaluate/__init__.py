@@ -5,7 +5,9 @@ from headscope.plugins import Probe
 PROBE = Probe(
     name="evaluate",
     title="Tasks",
+    tab="Benchmarks",
     summary="Score each model on tasks of the lm-evaluation-harness: RULER, common benchmarks, your own task files.",
+    group="Tasks",
     order=35,
     takes=("models",),
     example="headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50",

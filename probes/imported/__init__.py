@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Imported scores",
     tab="Imported",
     summary="Store the head scores of another tool's file with a model, to compare them with headscope's own measures.",
+    group="Heads",
     order=48,
     command="import",
     function="import_scores",

@@ -30,7 +30,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def _charts(context: RenderContext) -> Iterator[Chart]:
     for label in context.finite_values(NAME):
         yield Chart(
-            plot_matrix(context.heads, NAME, label),
+            plot_matrix(context.heads, NAME, label, context.scale_heads),
             "One cell per head; the first layer is at the bottom. Heads without a score in the file are empty.",
             describe_extremes(context.heads, NAME, label),
             half_width=True,
@@ -55,7 +55,7 @@ def plot_against_measure(heads: pd.DataFrame, imported: str, measure: str, label
     head_scatter.add_points(figure, points, measure, imported, f"{stat.label} %{{x:.3g}}<br>imported score %{{y:.3g}}")
     figure.update_xaxes(title_text=stat.label_with_unit, type="log" if stat.log_scale else "linear")
     figure.update_yaxes(title_text="imported score")
-    return head_scatter.add_layer_colorbar(figure)
+    return style.set_metadata(head_scatter.add_layer_colorbar(figure), model=style.escape_label(label))
 
 
 def findings(run: Run) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ PROBE = Probe(
     title="Head influence",
     tab="Influence",
     summary="Measure how the loss changes when one head or KV group is reset or ablated.",
+    group="Causes",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
     options="probes.influence.schema:InfluenceOptions",

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
+from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from probes.influence import bands
 from probes.influence.labels import describe_methods
@@ -34,7 +35,7 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
     places = units[UNIT_COLUMNS].drop_duplicates().sort_values(UNIT_COLUMNS, ignore_index=True)
     table = units.pivot(index="component", columns=UNIT_COLUMNS, values="delta")
     grid = table.reindex(index=order, columns=pd.MultiIndex.from_frame(places)).to_numpy(dtype=np.float64)
-    limit = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    limit = symmetric_limit(grid, 1e-9)
     head_ids = np.broadcast_to(places[["layer", "head", "kv_group"]].to_numpy(), (*grid.shape, 3))
     are_groups = bool((places["head"] < 0).all())
     unit_name = "KV group %{customdata[2]}" if are_groups else "head %{customdata[1]}"
@@ -49,9 +50,10 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
         zmax=limit,
         customdata=head_ids,
         hovertemplate=f"layer %{{customdata[0]}}, {unit_name}, pairs %{{y}}<br>Δ %{{z:+.3g}} nats/token<extra></extra>",
-        colorbar={"title": {"text": "nats/token"}},
+        colorbar={"title": {"text": "nats/token"}} | symmetric_colorbar(grid, limit),
         **ZERO_CENTRED_SCALE,
     )
+    mark_clipped_cells(figure, grid, limit)
     layer_starts = places.reset_index().groupby("layer")["index"].first()
     ticks = layer_starts.iloc[:: max(1, len(layer_starts) // 16)]
     figure.update_xaxes(
@@ -61,7 +63,9 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
     )
     figure.update_yaxes(title_text="pairs", type="category", autorange="reversed", showgrid=False, showline=False)
     return style.set_metadata(
-        style.declare_head_points(style.set_top_margin(figure, 62)), value="influence (nats/token)"
+        style.declare_head_points(style.set_top_margin(figure, 62)),
+        value="influence (nats/token)",
+        model=style.escape_label(units["model"].iloc[0]),
     )
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, head_scatter, style
+from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.runs.column_metadata import capitalise
 from probes.influence.analysis import unit_of_head
@@ -83,7 +84,7 @@ def plot_matrix(units: pd.DataFrame) -> go.Figure:
     grid[units["layer"], columns] = units["delta"]
     head_ids[units["layer"], columns] = units[["layer", "head", "kv_group"]]
     uncertainty[units["layer"], columns] = [describe_uncertainty(unit) for _, unit in units.iterrows()]
-    limit = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    limit = symmetric_limit(grid, 1e-9)
     unit_name = "KV group" if are_groups else "head"
     figure = style.new_figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_sweep_title(units))
     figure.add_heatmap(
@@ -95,15 +96,18 @@ def plot_matrix(units: pd.DataFrame) -> go.Figure:
         customdata=head_ids,
         text=uncertainty,
         hovertemplate=f"layer %{{y}}, {unit_name} %{{x}}<br>Δ %{{z:+.3g}} nats/token%{{text}}<extra></extra>",
-        colorbar={"title": {"text": "nats/token"}},
+        colorbar={"title": {"text": "nats/token"}} | symmetric_colorbar(grid, limit),
         xgap=1,
         ygap=1,
         **ZERO_CENTRED_SCALE,
     )
+    mark_clipped_cells(figure, grid, limit)
     figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
     figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
     return style.set_metadata(
-        style.declare_head_points(style.set_top_margin(figure, 62)), value="influence (nats/token)"
+        style.declare_head_points(style.set_top_margin(figure, 62)),
+        value="influence (nats/token)",
+        model=style.escape_label(units["model"].iloc[0]),
     )
 
 

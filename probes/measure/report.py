@@ -44,14 +44,14 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
         return
     first = models[0]
     yield Chart(
-        head_figures.plot_matrix(heads, name, first),
+        head_figures.plot_matrix(heads, name, first, context.scale_heads),
         "One cell per head, with the first layer at the bottom. The colour scale is logarithmic: dark heads attend to "
         "few tokens, bright heads to many.",
         describe_extremes(heads, name, first),
         half_width=True,
     )
     yield Chart(
-        head_figures.plot_matrix(heads, "growth", first),
+        head_figures.plot_matrix(heads, "growth", first, context.scale_heads),
         "Slope of ln ESS₂ against the logarithm of the number of visible keys. Near 0 the effective length is "
         "constant; near 1 it grows in proportion to the context.",
         describe_extremes(heads, "growth", first),
@@ -62,7 +62,7 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
         yield comparison_chart(heads, name, first)
     for label in other_models[:3]:
         yield Chart(
-            head_figures.plot_change(heads, name, label, first),
+            head_figures.plot_change(heads, name, label, first, context.scale_heads),
             f"Ratio of effective lengths, {label} over {first}. Red: the effective length rises, blue: it falls, "
             "white: no change.",
             half_width=True,

@@ -15,6 +15,7 @@ PROBE = Probe(
     title="Needle in a haystack",
     tab="Retrieval",
     summary="Test whether the model retrieves a fact hidden in a long text, and score the heads that copy it.",
+    group="Tasks",
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",

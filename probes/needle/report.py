@@ -74,7 +74,7 @@ def _attribution_charts(context: RenderContext) -> Iterator[Chart]:
     for name in ("needle_write", "needle_write_indirect"):
         for label in context.finite_values(name):
             yield Chart(
-                head_figures.plot_matrix(context.heads, name, label),
+                head_figures.plot_matrix(context.heads, name, label, context.scale_heads),
                 "Direct logit attribution of each head to the answer through its attention to the needle, minus the "
                 "same through the tokens at that position in the control prompt.",
                 describe_extremes(context.heads, name, label),
@@ -111,7 +111,7 @@ def _retrieval_charts(context: RenderContext) -> Iterator[Chart]:
     score_models = [label for label in context.models if label in context.finite_values("retrieval")]
     for label in score_models:
         yield Chart(
-            head_figures.plot_matrix(heads, "retrieval", label),
+            head_figures.plot_matrix(heads, "retrieval", label, context.scale_heads),
             "Share of the needle that a head copies in successful trials: its largest attention weight is on the token "
             "that the model outputs.",
             describe_extremes(heads, "retrieval", label),

@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Activation patching",
     tab="Patching",
     summary="Measure each head's effect on the answer by activation patching between two prompts.",
+    group="Causes",
     order=45,
     command="patch",
     function="patch",

@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import head_scatter, style
+from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.report.text import to_visible_line
 from probes.patching.analysis import UNIT_KEYS, SweepKey, largest_unit
@@ -33,7 +34,7 @@ def plot_matrix(key: SweepKey, units: pd.DataFrame) -> go.Figure:
     head_ids[units["layer"], columns] = units[["layer", "head", "kv_group"]]
     marks[units["layer"], columns] = np.where(units["method"] == "exact", "", ESTIMATE_MARK)
     hover[units["layer"], columns] = [format_effect(unit) for _, unit in units.iterrows()]
-    limit = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-3)
+    limit = symmetric_limit(grid, 1e-3)
     figure = style.new_figure("", int(np.clip(160 + 18 * len(grid), 280, 760)))
     figure.update_layout(title=_title(key, describe_methods(units)))
     has_both = 0 < (units["method"] == "exact").sum() < len(units)
@@ -49,14 +50,17 @@ def plot_matrix(key: SweepKey, units: pd.DataFrame) -> go.Figure:
         texttemplate="%{text}" if has_both else None,
         hovertext=hover,
         hovertemplate=f"layer %{{y}}, {unit_name} %{{x}}<br>effect %{{hovertext}}<extra></extra>",
-        colorbar={"title": {"text": "effect"}},
+        colorbar={"title": {"text": "effect"}} | symmetric_colorbar(grid, limit),
         xgap=1,
         ygap=1,
         **ZERO_CENTRED_SCALE,
     )
+    mark_clipped_cells(figure, grid, limit)
     figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
     figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
-    return style.set_metadata(style.declare_head_points(style.set_top_margin(figure, 62)), value="effect")
+    return style.set_metadata(
+        style.declare_head_points(style.set_top_margin(figure, 62)), value="effect", model=style.escape_label(key[0])
+    )
 
 
 def plot_positions(key: SweepKey, pair: str, rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
@@ -68,7 +72,7 @@ def plot_positions(key: SweepKey, pair: str, rows: pd.DataFrame, tokens: pd.Data
     top = by_unit.loc[by_unit.abs().max(axis=1).nlargest(MAX_POSITION_UNITS).index].sort_index(ascending=False)
     words = tokens.set_index("position").reindex(top.columns)
     labels = [_token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
-    limit = max(float(np.nanquantile(np.abs(top.to_numpy()), 0.99)), 1e-3)
+    limit = symmetric_limit(top.to_numpy(), 1e-3)
     method = "exact" if (rows["method"] == "exact").all() else "estimated"
     figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(key, f"{pair}, {method}"))
     figure.add_heatmap(
@@ -78,11 +82,12 @@ def plot_positions(key: SweepKey, pair: str, rows: pd.DataFrame, tokens: pd.Data
         zmin=-limit,
         zmax=limit,
         hovertemplate="%{y}, position %{x}<br>effect %{z:+.3f}<extra></extra>",
-        colorbar={"title": {"text": "effect"}},
+        colorbar={"title": {"text": "effect"}} | symmetric_colorbar(top.to_numpy(), limit),
         xgap=1,
         ygap=1,
         **ZERO_CENTRED_SCALE,
     )
+    mark_clipped_cells(figure, top.to_numpy(), limit)
     figure.update_xaxes(tickvals=list(range(len(labels))), ticktext=labels, tickangle=-60, showgrid=False)
     figure.update_yaxes(type="category", showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
@@ -131,7 +136,8 @@ def plot_agreement(key: SweepKey, units: pd.DataFrame) -> go.Figure:
     head_scatter.add_diagonal(figure, [values.min(), values.max()])
     figure.update_xaxes(title_text="exact effect")
     figure.update_yaxes(title_text="estimated effect")
-    return head_scatter.add_layer_colorbar(figure, top_margin=62)
+    head_scatter.add_layer_colorbar(figure, top_margin=62)
+    return style.set_metadata(figure, model=style.escape_label(key[0]))
 
 
 def plot_head(effects: pd.DataFrame, models: Sequence[str], layer: int, head: int) -> go.Figure:

@@ -130,7 +130,7 @@ def _model_charts(context: RenderContext) -> Iterator[Chart]:
         column = f"patching_{activation}"
         if len(context.finite_values(column)) > 1:
             yield Chart(
-                plot_small_matrices(context.heads, column),
+                plot_small_matrices(context.heads, column, context.scale_heads),
                 f"One cell per head; layer 0 is at the bottom. {STATISTICS[column].meaning.capitalize()}. Compare how "
                 f"the effects of the {label} change between models.",
             )

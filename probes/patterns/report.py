@@ -84,7 +84,7 @@ def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
     labels = list(context.finite_values("far_weight"))
     for label in labels[:1]:
         yield Chart(
-            head_figures.plot_matrix(context.heads, "far_weight", label),
+            head_figures.plot_matrix(context.heads, "far_weight", label, context.scale_heads),
             "One cell per head; layer 0 is at the bottom. Mean over sampled rows of the largest weight on a token "
             "that is neither the first nor within 32 tokens.",
             describe_extremes(context.heads, "far_weight", label),

@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from headscope.report.explorer_blocks import Token
 from headscope.report.text import to_visible_line, to_visible_token
@@ -11,6 +12,8 @@ from probes.patterns.analysis import TokenizedText
 
 MAX_GAP = 4
 """Spans at most so many tokens apart are joined."""
+MAX_LINES = 12
+"""A text of at most so many newlines keeps its lines."""
 RIGHT_TO_LEFT_CLASSES = ("R", "AL", "AN")
 
 
@@ -35,10 +38,16 @@ def shaded_tokens(
     links: Mapping[int, str] | None = None,
     keep_line_breaks: bool = False,
 ) -> list[Token]:
-    """The tokens of a span, shaded by `weights` and linked to `links`, both by position."""
+    """The tokens of a span, shaded by `weights` and linked to `links`, both by position.
+
+    With `keep_line_breaks`, a short text keeps its lines, and a longer one its paragraphs: their other line breaks are
+    only shown as symbols, so that a screen holds several hundred tokens.
+    """
+    groups = [*_character_groups(text, span)]
+    breaks = _line_break_positions(text, groups) if keep_line_breaks else set()
     first, *rest = (
-        _shaded_token(text, positions, weights, marked_positions, links or {}, keep_line_breaks)
-        for positions in _character_groups(text, span)
+        _shaded_token(text, positions, weights, marked_positions, links or {}, positions[-1] in breaks)
+        for positions in groups
     )
     return [replace(first, text=first.text.lstrip(" ") or first.text), *rest]
 
@@ -76,13 +85,27 @@ def _continues_character(text: TokenizedText, position: int) -> bool:
     return not text.token_texts[position] and position + 1 < len(text.token_texts) and not text.is_special[position + 1]
 
 
+def _line_break_positions(text: TokenizedText, groups: Sequence[Sequence[int]]) -> set[int]:
+    """The tokens after which a line ends: those that end with a newline, or in a text of many lines only the last one
+    before the next paragraph."""
+    texts = [str(text.token_texts[positions[-1]]) for positions in groups]
+    is_short = sum(map(str.count, texts, repeat("\n"))) <= MAX_LINES
+    breaks, newlines = set(), 0
+    for index, (positions, token_text) in enumerate(zip(groups, texts, strict=True)):
+        newlines = token_text.count("\n") + (0 if token_text.strip() else newlines)
+        is_last = index + 1 == len(groups) or bool(texts[index + 1].strip())
+        if token_text.endswith("\n") and (is_short or (newlines > 1 and is_last)):
+            breaks.add(positions[-1])
+    return breaks
+
+
 def _shaded_token(
     text: TokenizedText,
     positions: Sequence[int],
     weights: Mapping[int, float],
     marked_positions: Collection[int],
     links: Mapping[int, str],
-    keep_line_breaks: bool,
+    ends_line: bool,
 ) -> Token:
     group_weights = [weights[position] for position in positions if position in weights]
     weight = sum(group_weights)
@@ -93,7 +116,7 @@ def _shaded_token(
     visible = to_visible_line(token_text)
     if group_weights or marked or href or special:
         visible = to_visible_token(visible)
-    if keep_line_breaks and token_text.endswith("\n"):
+    if ends_line:
         visible += "\n"
     label = f"token {first:,}" if len(positions) == 1 else f"tokens {first:,} to {last:,}, one character"
     tooltip = (

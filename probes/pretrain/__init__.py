@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Pretraining",
     summary="Train small models from random weights under different position schemes, on the same batches.",
     tab=None,
+    group="Training",
     order=22,
     takes=("text", "docs"),
     example="headscope pretrain --train 'file:texts/**/*.txt' --text 'file:held/*.txt' --trainings rope",

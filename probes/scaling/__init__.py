@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Scaling theorems",
     tab="Scaling",
     summary="Check Theorems 4 and 5 of the AdaRoPE paper numerically: effective length under a logit scale.",
+    group="Training",
     order=60,
     takes=(),
     example="headscope scaling",

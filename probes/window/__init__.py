@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Needle retrieval from a window",
     tab="Window",
     summary="Train one-head toy models to retrieve a needle from a window, with fixed, learned, partial or no RoPE.",
+    group="Training",
     order=50,
     takes=(),
     example="headscope window",

@@ -7,6 +7,7 @@ PROBE = Probe(
     title="Path patching",
     tab="Paths",
     summary="Measure the effect on the answer of what one head passes to another head or to the logits.",
+    group="Causes",
     order=45,
     example="headscope paths --model base=smollm2-135m --pairs ioi --count 8",
     options="probes.patching.paths.schema:PathsOptions",

@@ -1,0 +1,76 @@
+"""Ends of colour scales, and marks for the values beyond them.
+
+A symmetric scale ends at the 99 % quantile of the absolute values, so that one outlier does not make all other cells
+white. The cells beyond it and the end of the colour bar then state the values.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+MAX_MARKS = 24
+"""Cells with a mark; the largest values."""
+MAX_COLUMNS = 16
+"""Columns of a matrix up to which a cell has room for a number."""
+
+
+def symmetric_limit(values: npt.ArrayLike, minimum: float = 0.0) -> float:
+    """The end of a symmetric colour scale: the 99 % quantile of the absolute values, 0.01 if all are zero."""
+    magnitudes = np.abs(np.asarray(values, dtype=np.float64))
+    magnitudes = magnitudes[np.isfinite(magnitudes)]
+    limit = float(np.quantile(magnitudes, 0.99)) if len(magnitudes) else 0.0
+    return max(limit, minimum) or 0.01
+
+
+def symmetric_colorbar(
+    values: npt.ArrayLike, limit: float, format_value: Callable[[float], str] = "{:+.2g}".format
+) -> dict[str, Any]:
+    """Plotly settings of a colour bar from -limit to limit; an end beyond which values lie states their extreme."""
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    low, high = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
+    if not is_clipped(low, limit) and not is_clipped(high, limit):
+        return {}
+    ticks = [-limit, -limit / 2, 0.0, limit / 2, limit]
+    texts = [format_value(tick) if tick else format_value(0.0).lstrip("+") for tick in ticks]
+    if is_clipped(low, limit) and low < 0:
+        texts[0] = f"≤ {texts[0]}<br>min {format_value(low)}"
+    if is_clipped(high, limit) and high > 0:
+        texts[-1] = f"≥ {texts[-1]}<br>max {format_value(high)}"
+    return {"tickvals": ticks, "ticktext": [text.replace("-", "−") for text in texts]}
+
+
+def mark_clipped_cells(
+    figure: go.Figure,
+    grid: npt.NDArray[np.float64],
+    limit: float,
+    format_value: Callable[[float], str] = "{:+.2g}".format,
+) -> go.Figure:
+    """Write the values beyond the colour scale into the cells of the figure's one matrix, and return the figure.
+
+    A matrix with many columns has only room for an arrow: up for a value above the scale, down for one below.
+    """
+    trace = figure.data[0]
+    rows, columns = np.nonzero(np.abs(np.nan_to_num(grid)) > limit * (1 + 1e-9))
+    largest = np.argsort(-np.abs(grid[rows, columns]), kind="stable")[:MAX_MARKS]
+    for row, column in zip(rows[largest], columns[largest], strict=True):
+        value = float(grid[row, column])
+        arrow = "▲" if value > 0 else "▼"
+        text = arrow if grid.shape[1] > MAX_COLUMNS else format_value(value).replace("-", "−")
+        figure.add_annotation(
+            x=trace.x[column],
+            y=trace.y[row],
+            text=f'<span style="color:#ffffff">{text}</span>',  # the app colours other annotations like its text
+            showarrow=False,
+            font_size=10,
+        )
+    return figure
+
+
+def is_clipped(value: float, limit: float) -> bool:
+    """Whether the value lies beyond a symmetric scale."""
+    return math.isfinite(value) and abs(value) > limit * (1 + 1e-9)
