@@ -73,6 +73,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "adapt",
         "pretrain",
         "detectors",
+        "circuits",
         "attribution",
         "needle",
         "evaluate",

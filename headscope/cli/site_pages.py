@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from flask import Flask
 
-from dashboards import layout
+from dashboards import layout, navigation
 from dashboards.pages import Page, checkpoints, head, overview, runs
 from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.run_store import RunStore
@@ -70,7 +70,7 @@ class SitePages:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.heads: list[HeadIndex] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
-        self._pages = [page for page in layout.all_pages() if _has_content(page, run)]
+        self._pages = [page for page in navigation.all_pages() if _has_content(page, run)]
         self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
         self._app = Flask(__name__)

@@ -51,7 +51,7 @@ def effective_embeddings(model: Model, tokens: Tensor) -> Tensor:
         if model.attention_modules[0] in {*first.modules()}:
             captured.edit_output(0, zero_output)
         captured.hook(first, stop)
-        for batch in tokens.split(TOKENS_PER_BATCH):
+        for batch in torch.split(tokens, TOKENS_PER_BATCH):
             try:
                 model.module(batch[:, None].to(model.device), use_cache=False)
             except _FirstLayerDone:
@@ -80,7 +80,7 @@ class TokenEmbeddings:
         unembedding = self.weights.decomposition.unembedding
         tokens = torch.arange(min(len(unembedding), len(self.weights.embedding)), device=unembedding.device)
         total = torch.zeros(unembedding.shape[1], unembedding.shape[1], device=unembedding.device)
-        for batch in tokens.split(TOKENS_PER_BATCH):
+        for batch in torch.split(tokens, TOKENS_PER_BATCH):
             embedded = self.stream(batch, layer) - self.weights.embedding_offset
             total += embedded.T @ self.weights.final_norm.pull_back(unembedding[batch].float())
         return total
@@ -133,5 +133,5 @@ def ov_logits(embeddings: TokenEmbeddings, layer: int, tokens: Tensor) -> Iterat
     unembedding = weights.decomposition.unembedding
     directions = weights.final_norm.linear(written.to(weights.final_norm.gain.device)).to(unembedding.device)
     for of_token in directions:
-        logits = torch.cat([of_token @ rows.float().T for rows in unembedding.split(8 * TOKENS_PER_BATCH)], 1)
+        logits = torch.cat([of_token @ rows.float().T for rows in torch.split(unembedding, 8 * TOKENS_PER_BATCH)], 1)
         yield weights.decomposition.logit_factor * (logits - logits.mean(1, keepdim=True))

@@ -65,7 +65,7 @@ class HeadProjection:
 
     def bias(self) -> Tensor:
         """The bias [heads, d], float32; 0 without one."""
-        bias = getattr(self.module, "bias", None)
+        bias: Tensor | None = getattr(self.module, "bias", None)
         if bias is None:
             return torch.zeros(self.rows.shape)
         return bias.detach()[self.rows.to(bias.device)].float()
@@ -280,7 +280,7 @@ def _nearest(targets: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """For each target [m, n] the index of the nearest candidate [r, n], and the distance."""
     nearest = [
         torch.cdist(rows, candidates, compute_mode="donot_use_mm_for_euclid_dist").min(1)
-        for rows in targets.split(ROWS_PER_CHUNK)
+        for rows in torch.split(targets, ROWS_PER_CHUNK)
     ]
     return torch.cat([chunk.indices for chunk in nearest]), torch.cat([chunk.values for chunk in nearest])
 

@@ -179,9 +179,9 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     expected = _exact_row_statistics(alpha, distance)
     yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
     if record.q.device.type == "cpu":
-        z, _, sums = attend_with_row_sums(record.q, record.k, record.v, AttentionVariant(record.scaling))
+        z, _, row_sums = attend_with_row_sums(record.q, record.k, record.v, AttentionVariant(record.scaling))
         yield "attention output", _max_abs(z - out) / max(_max_abs(out), 1e-12)
-        swept = row_statistics(replace(record, row_sums=sums), rows)
+        swept = row_statistics(replace(record, row_sums=row_sums), rows)
         yield "row statistics", _max_abs((swept - expected) / expected.abs().clamp(min=1))
     geometry = model.geometry.at_layer(record.layer)
     q_planes, k_planes = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)

@@ -38,8 +38,9 @@ def token_pair_logits(
     for token in (*query_tokens, *key_tokens):
         if not 0 <= token < len(embeddings.weights.embedding):
             raise BadInput(f"no token {token}. Use token ids from 0 to {len(embeddings.weights.embedding) - 1}")
-    pairs = [torch.tensor(list(tokens)) for tokens in (query_tokens, key_tokens)]
-    return pair_logits(embeddings, *pairs, torch.tensor(list(distances)), model.geometry.layer_numbers.index(layer))
+    queries, keys = (torch.tensor(list(tokens)) for tokens in (query_tokens, key_tokens))
+    layer_index = model.geometry.layer_numbers.index(layer)
+    return pair_logits(embeddings, queries, keys, torch.tensor(list(distances)), layer_index)
 
 
 @torch.no_grad()

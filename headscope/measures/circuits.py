@@ -24,7 +24,7 @@ def copying_scores(value: Tensor, output: Tensor, vocabulary_map: Tensor) -> Ten
     eigenvalues other than 0 are those of W_V W_E W_U W_O, [dv, dv]. NaN for a head whose weights are 0.
     """
     cores = value.double() @ vocabulary_map.double() @ output.double()
-    eigenvalues = torch.linalg.eigvals(cores)
+    eigenvalues: Tensor = torch.linalg.eigvals(cores)
     return eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
 
 
@@ -76,11 +76,13 @@ def random_composition(reader_width: int, sender_width: int, stream_width: int, 
 def _half_gram(t: Tensor) -> Tensor:
     """F [H, d, d] with F F^T = t t^T, for t [H, d, D]."""
     values, vectors = torch.linalg.eigh(t.double() @ t.double().transpose(1, 2))
-    return (vectors * values.clamp(min=0).sqrt()[:, None]).to(t.dtype)
+    factors: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
+    return factors.to(t.dtype)
 
 
 def _norms(t: Tensor) -> Tensor:
-    return t.flatten(1).norm(dim=1).clamp(min=torch.finfo(t.dtype).tiny)[:, None, None]
+    norms: Tensor = torch.linalg.vector_norm(t, dim=(1, 2))
+    return norms.clamp(min=torch.finfo(t.dtype).tiny)[:, None, None]
 
 
 def positional_logits(pair_products: Tensor, theta: Tensor, distances: Tensor) -> Tensor:

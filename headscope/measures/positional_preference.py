@@ -73,10 +73,12 @@ class PositionalPreference:
         """Logit of the mean query with the mean key at distances [n]: [H, n], before any soft cap."""
         theta = self._pair_frequencies(layer).repeat_interleave(self.geometry.heads_per_group(layer), 0)
         products = self.pair_products(layer)
-        return torch.cat([positional_logits(products, theta, part) for part in distances.split(ROWS_PER_CHUNK)], -1)
+        return torch.cat(
+            [positional_logits(products, theta, part) for part in torch.split(distances, ROWS_PER_CHUNK)], -1
+        )
 
     def compute(self) -> Mapping[str, np.ndarray]:
-        """Columns of the table `positional_preference`; distances beyond a layer's window are left out."""
+        """Columns of the positional logit curve; distances beyond a layer's window are left out."""
         columns: dict[str, list[Tensor]] = {name: [] for name in ("layer", "head", "kv_group", "distance", "logit")}
         for layer, number in enumerate(self.geometry.layer_numbers):
             distances = self.distances[self.distances < self._visible(layer)]
@@ -90,7 +92,7 @@ class PositionalPreference:
         return {name: torch.cat(parts).numpy() for name, parts in columns.items()}
 
     def summarise(self) -> Mapping[str, np.ndarray]:
-        """Columns of the table `positional_summary`, from all distances that the last query sees."""
+        """Summary of the positional logit curve, from all distances that the last query sees."""
         columns: dict[str, list[Tensor]] = {
             name: [] for name in ("layer", "head", "kv_group", "effective_length", "preferred_distance", "spread")
         }

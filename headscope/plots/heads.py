@@ -141,7 +141,8 @@ def _all_changes(heads: pd.DataFrame, statistic_name: str, baseline: str) -> npt
     """The changes of all other models from the baseline."""
     other_models = [str(label) for label in heads["model"].unique() if label != baseline]
     changes = [compare_with_baseline(heads, statistic_name, label, baseline)["change"] for label in other_models]
-    return pd.concat(changes).to_numpy(dtype=np.float64)
+    values: npt.NDArray[np.float64] = pd.concat(changes).to_numpy(dtype=np.float64)
+    return values
 
 
 def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Figure:

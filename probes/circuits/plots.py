@@ -1,5 +1,7 @@
 """Plots of circuits: copying score against head scores, composition, positional logit curves, token pairs."""
 
+from typing import cast
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -124,8 +126,8 @@ def plot_token_pairs(rows: pd.DataFrame, models: list[str], layer: int, head: in
     figure = style.new_figure(f"Logits of token pairs in layer {layer}, head {head}")
     rows = rows[rows["model"] == next(label for label in models if (rows["model"] == label).any())]
     sums = rows.groupby(["query_token", "key_token", "distance"], observed=True)["contribution"].sum()
-    for index, ((query, key), block) in enumerate(sums.groupby(level=[0, 1], observed=True)):
-        name = f"{style.escape_label(query)} → {style.escape_label(key)}"
+    for index, (tokens, block) in enumerate(sums.groupby(level=[0, 1], observed=True)):
+        name = " → ".join(style.escape_label(str(token)) for token in cast(tuple[str, str], tokens))
         distances = block.index.get_level_values("distance")
         figure.add_scatter(
             x=_log_positions(distances),

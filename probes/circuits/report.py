@@ -177,7 +177,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
         best = best[(best["model"] == model) & head_mask(best, layer, head)]
         if len(best):
             partners = ", ".join(
-                f"{row.input.upper()} with L{row.sender_layer}H{row.sender_head} ({row.excess:+.3f})"
+                f"{str(row.input).upper()} with L{row.sender_layer}H{row.sender_head} ({row.excess:+.3f})"
                 for row in best.itertuples()
             )
             yield f"Strongest composition with earlier heads in {model}, above random matrices: {partners}."
@@ -210,7 +210,9 @@ def _copying_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _composition_charts(context: RenderContext) -> Iterator[Chart | TextTable]:
     composition = context.table("head_composition")
-    for label in context.models[:1] if composition is not None else ():
+    if composition is None:
+        return
+    for label in context.models[:1]:
         for kind in COMPOSITION_COLUMNS:
             yield Chart(
                 plots.plot_composition(composition, kind, label),
@@ -247,7 +249,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart |
             plots.plot_positional_curve,
             "The logit of the mean query with the mean key, rotated.",
         ),
-        ("token_pair_logits", plots.plot_token_pairs, "Token embeddings through the head's queries and keys, rotated."),
+        ("token_pairs", plots.plot_token_pairs, "Token embeddings through the head's queries and keys, rotated."),
     ):
         rows = run.table(table) if table in run.tables else pd.DataFrame()
         rows = rows[head_mask(rows, layer, head) & rows["model"].isin(models)] if len(rows) else rows

@@ -63,10 +63,10 @@ class CircuitsRunner:
         assert cell.model is not None
         weights = self._model_weights(model)
         with torch.no_grad():
-            tables = {
-                "weights": self._weights_tables,
-                "composition": lambda model, weights: {"head_composition": composition_rows(model, weights)},
-            }[cell.task](model, weights)
+            if cell.task == "composition":
+                tables = {"head_composition": composition_rows(model, weights)}
+            else:
+                tables = self._weights_tables(model, weights)
         return {name: {"model": cell.model, **rows} for name, rows in tables.items()}
 
     def _weights_tables(self, model: Model, weights: ModelWeights) -> dict[str, dict[str, Any]]:
@@ -79,7 +79,7 @@ class CircuitsRunner:
             tables["ov_tokens"] = ov_token_rows(embeddings, tokens, self.options.top)
         if self.options.pairs:
             words = [tuple(pair.split(">")) for pair in self.options.pairs]
-            tables["token_pair_logits"] = token_pair_rows(embeddings, words, self.options.distances)
+            tables["token_pairs"] = token_pair_rows(embeddings, words, self.options.distances)
         return tables
 
     def _model_weights(self, model: Model) -> ModelWeights:
@@ -183,7 +183,7 @@ def ov_token_rows(embeddings: TokenEmbeddings, tokens: Mapping[str, int], top: i
 def token_pair_rows(
     embeddings: TokenEmbeddings, pairs: Sequence[tuple[str, ...]], distances: Sequence[int]
 ) -> dict[str, Any]:
-    """Columns of the table `token_pair_logits` from `layer` on."""
+    """Columns of the table `token_pairs` from `layer` on."""
     model, blocks = embeddings.model, []
     queries, keys = (torch.tensor([find_token(model.tokenizer, words[side]) for words in pairs]) for side in (0, 1))
     ordered = sorted(distances)
@@ -207,7 +207,9 @@ def token_pair_rows(
 
 def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
     """Columns of the table `head_composition` from `sender_layer` on; empty for a model of one layer."""
-    geometry, blocks, written, baselines = model.geometry, [], [], {}
+    geometry, blocks = model.geometry, []
+    written: list[Tensor] = []
+    baselines: dict[tuple[int, ...], float] = {}
     for index, layer in enumerate(weights.layers):
         matrices = LayerCircuits.of_layer(layer)
         readers = {

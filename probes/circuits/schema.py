@@ -187,7 +187,7 @@ POSITIONAL_SUMMARY = Table(
 )
 
 TOKEN_PAIRS = Table(
-    "token_pair_logits",
+    "token_pairs",
     "logit of a pair of tokens in each head by distance and rotary pair, from the weights",
     (
         MODEL,

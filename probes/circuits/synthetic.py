@@ -45,7 +45,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         {
             "head_circuits": heads,
             "ov_tokens": tokens,
-            "token_pair_logits": pairs.assign(model=model, query_token=SOURCES[0], key_token=SOURCES[1]),
+            "token_pairs": pairs.assign(model=model, query_token=SOURCES[0], key_token=SOURCES[1]),
         },
     )
     yield "composition", {"head_composition": _composition(sizes, model, rng)}
