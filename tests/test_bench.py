@@ -89,6 +89,32 @@ def test_bench_reports_bfloat16_only_on_cpus_that_compute_in_it(
         assert result.exit_code == 0, result.output
         assert ("nll in bfloat16" in result.output) == has_bfloat16
         assert (sentence in " ".join(result.output.split())) == has_bfloat16
-        rows = json.loads(CliRunner().invoke(cli.app, ["bench", "--json"]).output.splitlines()[-1])
+        rows = json.loads(CliRunner().invoke(cli.app, ["bench", "--json"]).output.splitlines()[-1])["rows"]
         errors = [json_row.get("error_over_sampling") for json_row in rows]
         assert errors == ([None, worst] if has_bfloat16 else [None])
+
+
+def test_bench_shows_bounds_and_the_ratios_of_an_earlier_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [
+        {"length": 4096, "what": variants.PLAIN, "ratio": 1.0},
+        {"length": 4096, "what": variants.EXACT_STATISTICS, "ratio": 1.321},
+    ]
+    monkeypatch.setattr(variants, "compare_variants", lambda *_: iter([rows]))
+    monkeypatch.setattr(rounding, "has_bfloat16", lambda: False)
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(CliRunner().invoke(cli.app, ["bench", "--json"]).output)
+    rows[1]["ratio"] = 1.212
+    output = CliRunner().invoke(cli.app, ["bench", "--compare", str(earlier)]).output
+    assert "Compared with" in output
+    assert {"1.212", "1.25", "1.321"} <= {*output.split()}
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"rows": 5, "date": 1, "machine": 2}'])
+def test_bench_refuses_other_files(content: str | None, tmp_path: Path, headscope: Any) -> None:
+    file = tmp_path / "earlier.json"
+    if content is not None:
+        file.write_text(content)
+    code, out, err = headscope("bench", "--compare", file)
+    assert (code, out) == (2 if content is not None else 3, "")
+    assert "headscope bench --json" in err
+    assert err.count("\n") == 1

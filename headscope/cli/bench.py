@@ -3,6 +3,8 @@
 import inspect
 import json
 from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,18 +29,30 @@ def bench(
     engine: Annotated[
         bool, typer.Option("--engine", help="Compare Ray workers with one process on the same study instead.")
     ] = False,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="FILE", help="Show the ratios of an earlier bench, a file made with --json."),
+    ] = None,
     as_json: Json = False,
     **longest: int,
 ) -> None:
     """Benchmark measurements: time and peak memory, as ratios to the plain forward pass of the same model.
 
     On a CPU with bfloat16 instructions, also compares bfloat16 with float32: its time, and its error relative to the
-    sampling error.
+    sampling error. The column "bound" is the largest ratio that headscope aims at on a quiet CPU.
 
     With --dash, measures response times of the dashboard in Chromium (needs the dev extra) on the shipped example and
     on a synthetic run of 1,024 heads with 64 rotary pairs under 4 models.
     """
+    from headscope.bench import comparison
+
     rows: list[dict[str, Any]] = []
+    description, earlier = comparison.read_earlier(compare) if compare else ("", {})
+    date, machine = datetime.now().isoformat(" ", "minutes"), comparison.describe_machine()
+    if not as_json:
+        print(f"{date}, {machine}")
+        if description:
+            print(f"Compared with {description}")
     if dashboard:
         from dashboards import browser_timing
 
@@ -51,10 +65,11 @@ def bench(
         for table in _tables(model, length, repeats, lens_length, probes, engine):
             rows += table
             if not as_json:
-                print_table(table)
+                shown = comparison.add_bounds(table)
+                print_table(comparison.add_earlier(shown, earlier) if earlier else shown)
                 print_line(_verdict(table))
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps({"date": date, "machine": machine, "rows": rows}))
 
 
 def _tables(

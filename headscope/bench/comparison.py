@@ -1,0 +1,70 @@
+"""The figures of a bench beside their bounds and beside those of an earlier bench."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headscope.bench.variants import ALL_MEASURES, EXACT_STATISTICS, SAMPLED_STATISTICS
+from headscope.errors import BadInput, ResourceMissing
+from headscope.user_input import quote
+
+Row = Mapping[str, Any]
+Key = tuple[Any, ...]
+BOUNDS = {
+    (SAMPLED_STATISTICS, 4096): 1.10,
+    (ALL_MEASURES, 4096): 1.15,
+    (EXACT_STATISTICS, 4096): 1.25,
+    (EXACT_STATISTICS, 512): 1.05,
+}
+"""Largest ratio to the plain forward pass that headscope aims at on a quiet CPU, by call and context length."""
+
+
+def describe_machine() -> str:
+    """Processor, cores, threads of torch and its version, in one line."""
+    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def add_bounds(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows, with a column `bound` if one of them has a bound."""
+    bounds = [BOUNDS.get((str(row.get("what")), int(row.get("length", 0)))) for row in rows]
+    if not any(bounds):
+        return [dict(row) for row in rows]
+    return [{**row, "bound": bound} for row, bound in zip(rows, bounds, strict=True)]
+
+
+def read_earlier(path: Path) -> tuple[str, dict[Key, Row]]:
+    """Date and machine of an earlier bench, and its rows by what they time, from the output of `--json`.
+
+    Raises ResourceMissing without the file, BadInput for another file.
+    """
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        return f"{earlier['date']}, {earlier['machine']}", {_key(row): row for row in earlier["rows"]}
+    except OSError as error:
+        message = f"cannot read {quote(path)}: {error.strerror}. Write it with headscope bench --json"
+        raise ResourceMissing(message) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{quote(path)} is not the output of headscope bench --json") from error
+
+
+def add_earlier(rows: Sequence[Row], earlier: Mapping[Key, Row]) -> list[dict[str, Any]]:
+    """The rows, with the ratio of the same row of an earlier bench as `earlier_ratio`; None without one."""
+    return [{**row, "earlier_ratio": earlier.get(_key(row), {}).get("ratio")} for row in rows]
+
+
+def _key(row: Row) -> Key:
+    """What a row times: its texts, and the context length."""
+    return *(value for value in row.values() if isinstance(value, str)), row.get("length")
+
+
+def _processor() -> str:
+    """The processor's name on Linux, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
