@@ -346,6 +346,8 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         "nll",
         *("pattern_texts", "token_text", "top_keys", "far_keys"),
         "detectors",
+        *("head_circuits", "ov_tokens", "head_composition"),
+        *("positional_preference", "positional_summary", "token_pairs"),
         *("attribution", "attribution_parts"),
         "needles",
         "retrieval",
@@ -364,6 +366,7 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         *("paths", "path_estimates"),
         "ablation",
         "imported_scores",
+        *("budget_scores", "budget_orders", "budget", "budget_answers", "budget_cache", "budget_settings"),
     ]
     assert run.attention is run.table("attention")
     assert validate(run) == []

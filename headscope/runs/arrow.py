@@ -26,24 +26,41 @@ ROW_GROUP_ROWS = 2**20
 
 def to_arrow(table: Table, rows: Rows) -> pa.Table:
     """`rows` as an arrow table of exactly the schema of `table`. Raises ValueError naming table and column."""
-    frame = pd.DataFrame(rows)
-    if wrong := {column.name for column in table.columns} ^ set(frame.columns):
+    if wrong := {column.name for column in table.columns} ^ {*rows}:
         raise ValueError(f"{table.name}: missing or unknown columns {sorted(wrong)}")
+    columns = {name: _as_array(values) for name, values in rows.items()}
+    lengths = {len(values) for values in columns.values() if isinstance(values, np.ndarray)}
+    if len(lengths) != 1:
+        raise ValueError(f"{table.name}: its columns have {sorted(lengths)} rows")
     arrays = []
     for column in table.columns:
-        cells = frame[column.name]
         try:
-            if column.kind in ("label", "text"):
-                array = pa.array(cells.to_numpy(dtype=object), pa.string(), from_pandas=True)
-                array = array.dictionary_encode() if column.kind == "label" else array
-            else:
-                array = pa.array(cells.to_numpy(), ARROW_TYPES[column.kind])
+            array = _column_array(column, columns[column.name], *lengths)
         except pa.ArrowException as error:
             raise ValueError(f"{table.name}.{column.name}: {error}") from error
         if fault := _column_problem(column, array, 0 if column.key else None):
             raise ValueError(f"{table.name}.{column.name}: {fault}")
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
+def _as_array(values: Any) -> Any:
+    """The cells of a column as an array; a scalar as it is."""
+    if isinstance(values, str | int | float) or values is None:
+        return values
+    return values if isinstance(values, np.ndarray) else np.asarray(values, None if len(values) else np.float64)
+
+
+def _column_array(column: Column, values: Any, rows: int) -> pa.Array:
+    """A column in its declared type; a scalar is repeated."""
+    is_scalar = not isinstance(values, np.ndarray)
+    if column.kind == "label" and is_scalar:
+        return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([values], pa.string()))
+    if column.kind in ("label", "text"):
+        texts = [values] * rows if is_scalar else values.astype(object)
+        array = pa.array(texts, pa.string(), from_pandas=True)
+        return array.dictionary_encode() if column.kind == "label" else array
+    return pa.array(np.full(rows, values) if is_scalar else values, ARROW_TYPES[column.kind])
 
 
 def check_footer(file: Path, rows: int) -> None:
