@@ -1,5 +1,7 @@
 """The paper's claims on synthetic runs that agree with them and on runs that contradict them."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -14,17 +16,30 @@ from probes.adapt.paper_page import collect_claims, comparison_page
 from probes.influence.analysis import best_unit_effects
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
+PROBES = ("positions", "measure", "needle", "influence", "adapt")
+"""The probes whose tables the claims read."""
+
+RunOf = Callable[..., Run]
 
 
-@pytest.mark.slow
-def test_compared_models_are_identified_by_their_schemes(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", BARE, YARN, LEARNED))
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
+    """A synthetic run of these models, written once and opened anew for each test."""
+
+    @cache
+    def written(*models: str) -> Path:
+        return synthetic_run(tmp_path_factory.mktemp("runs"), models=models, probes=PROBES).path
+
+    return lambda *models: Run.open(written(*models))
+
+
+def test_compared_models_are_identified_by_their_schemes(run_of: RunOf) -> None:
+    run = run_of("base", BARE, YARN, LEARNED)
     assert [*ComparedModels.find_in(run)] == [ComparedModels("base", YARN, BARE, LEARNED)]
 
 
-@pytest.mark.slow
-def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED, "adarope:adapter=y", "yarn:factor=2"))
+def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: RunOf) -> None:
+    run = run_of("base", YARN, LEARNED, "adarope:adapter=y", "yarn:factor=2")
     positions = run.positions
     is_other = positions["model"] == "yarn:factor=2"
     run._frames["positions"] = positions.assign(
@@ -41,22 +56,20 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(tmp_path:
     assert [models.yarn for models in ComparedModels.find_in(run)] == ["yarn:factor=2"] * 2
 
 
-@pytest.mark.slow
-def test_a_run_without_an_adarope_model_has_no_adaptation_claims(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path / "a", models=("base", YARN))
+def test_a_run_without_an_adarope_model_has_no_adaptation_claims(run_of: RunOf) -> None:
+    run = run_of("base", YARN)
     assert [*adaptation_claims(run)] == []
     texts = [finding.text for finding in findings_by_topic(run)["Comparison with the paper"]]
     assert all("(Wu et al. 2024)" in text for text in texts), (
         "without an AdaRoPE model, all claims are about retrieval heads"
     )
-    trained = findings_by_topic(synthetic_run(tmp_path / "b", models=("base", LEARNED)))["Comparison with the paper"]
+    trained = findings_by_topic(run_of("base", LEARNED))["Comparison with the paper"]
     assert not all("(Wu et al. 2024)" in finding.text for finding in trained)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])
-def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], verdict: str, tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", *order))  # each model's loss is 0.05 above the previous one's
+def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], verdict: str, run_of: RunOf) -> None:
+    run = run_of("base", *order)  # each model's loss is 0.05 above the previous one's
     claim = next(adaptation_claims(run))
     assert "lower loss than YaRN" in claim.statement
     assert claim.verdict == verdict
@@ -66,34 +79,30 @@ def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], ver
     assert f"{-0.05 if below else 0.05:+.3f} nats/token" in claim.evidence
 
 
-@pytest.mark.slow
-def test_claims_need_measurements_of_both_models(tmp_path: Path) -> None:
+def test_claims_need_measurements_of_both_models(run_of: RunOf) -> None:
     """The AdaRoPE model may have only influence tables, or losses of other texts."""
-    statements = {
-        claim.statement for claim in adaptation_claims(synthetic_run(tmp_path, models=("base", YARN, LEARNED)))
-    }
+    statements = {claim.statement for claim in adaptation_claims(run_of("base", YARN, LEARNED))}
     lengths = {text for text in statements if "ESS" in text or "does not extend" in text}
     loss = {text for text in statements if "lower loss than YaRN" in text}
     assert lengths
     assert loss
     for label in (LEARNED, YARN):
-        run = synthetic_run(tmp_path / label, models=("base", YARN, LEARNED))
+        run = run_of("base", YARN, LEARNED)
         run._frames["attention"] = run.attention[run.attention["model"] != label]
         run._frames["nll"] = run.nll[run.nll["model"] != label]
         claims = {claim.statement: claim for claim in adaptation_claims(run)}
         assert not claims.keys() & loss
         assert bool(claims.keys() & lengths) == (label == YARN)
         assert not any("nan" in claims[statement].evidence for statement in claims.keys() & lengths)
-    run = synthetic_run(tmp_path / "texts", models=("base", YARN, LEARNED))
+    run = run_of("base", YARN, LEARNED)
     nll = run.nll.astype({"doc": "str"})
     run._frames["nll"] = nll.assign(doc=nll["doc"].where(nll["model"] != LEARNED, "another"))
     assert not {claim.statement for claim in adaptation_claims(run)} & loss
 
 
-@pytest.mark.slow
-def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
+def test_the_verdicts_follow_the_parameters(run_of: RunOf) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, frequency change grows with the pair."""
-    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+    run = run_of("base", YARN, LEARNED)
     verdicts = {claim.statement: claim.verdict for claim in adaptation_claims(run)}
     statements = (
         "tau concentrates near 1 with a mild right tail",
@@ -112,8 +121,8 @@ def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     assert verdicts["AdaRoPE keeps small-ESS heads as they are and lengthens large-ESS heads"] == "not supported"
 
 
-def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(run_of: RunOf) -> None:
+    run = run_of("base", YARN, LEARNED)
     scales = run.scales
     is_positive = (scales["layer"] * 4 + scales["head"]) % 3 != 0  # two thirds of the heads
     run._frames["scales"] = scales.assign(gamma=is_positive.map({True: 0.1, False: -0.1}))
@@ -122,16 +131,16 @@ def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(tmp_path:
     assert "Our criterion: more than 60 %" in claim.evidence
 
 
-def test_two_documents_decide_no_claim_about_losses(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+def test_two_documents_decide_no_claim_about_losses(run_of: RunOf) -> None:
+    run = run_of("base", YARN, LEARNED)
     run._frames["nll"] = run.nll[run.nll["doc"].isin(["synthetic/0", "synthetic/1"])]
     claim = next(adaptation_claims(run))
     assert claim.verdict == "inconclusive"
     assert "too few documents for intervals" in claim.evidence
 
 
-def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(run_of: RunOf) -> None:
+    run = run_of("base", YARN, LEARNED)
     for model in run.manifest["models"]:
         model["geometry"] = {**model["geometry"], "native_context": 8192}
     reason = "1,024 tokens are not beyond half of the native context of 8,192"
@@ -140,9 +149,8 @@ def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(
     assert {claim.verdict for claim in claims} == {"inconclusive"}
 
 
-@pytest.mark.slow
-def test_the_comparison_page_has_every_claim_and_every_position_bin(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", LEARNED, YARN))
+def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunOf) -> None:
+    run = run_of("base", LEARNED, YARN)
     text, claims = comparison_page(run), collect_claims(run)
     assert {claim.statement for claim in adaptation_claims(run)} < {claim.statement for claim in claims}, (
         "the page includes claims about influence"
@@ -168,9 +176,8 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClai
     }
 
 
-@pytest.mark.slow
-def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", LEARNED))
+def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf) -> None:
+    run = run_of("base", LEARNED)
     of_heads = "temperature of one head at a time to the start of training"
     heavy_tail = f"{of_heads}: a few heads account for most of the influence"
     top_head = f"{of_heads}: the top retrieval head is among the 5 % of heads with the largest influence (2 of 24)"
@@ -202,9 +209,8 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Pat
     assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
 
 
-@pytest.mark.slow
-def test_evenness_is_compared_with_the_start_of_the_training(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+def test_evenness_is_compared_with_the_start_of_the_training(run_of: RunOf) -> None:
+    run = run_of("base", YARN, LEARNED)
     heads = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))
     run.__dict__["heads"] = heads
     (claim,) = [claim for claim in adaptation_claims(run) if "more evenly" in claim.statement]
