@@ -221,7 +221,7 @@ def test_an_output_path_that_is_a_file_is_refused(refused, tmp_path):
 
 
 def test_a_run_of_a_newer_format_is_refused_by_version(refused, tmp_path):
-    run = synthetic_run(tmp_path / "made")
+    run = synthetic_run(tmp_path / "made", probes=("measure",))
     manifest = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**manifest, "format_version": 99}))
     assert "has format 99, but this headscope reads formats up to 3" in refused(
@@ -230,13 +230,13 @@ def test_a_run_of_a_newer_format_is_refused_by_version(refused, tmp_path):
 
 
 def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):
-    run = synthetic_run(tmp_path / "made")
+    run = synthetic_run(tmp_path / "made", probes=("measure",))
     (run.path / "attention.parquet").write_bytes(b"PAR1 and no more")
     assert "attention.parquet is damaged" in refused(2, "report", run.path, out=tmp_path / "report.html")
 
 
 def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
-    good = synthetic_run(tmp_path)
+    good = synthetic_run(tmp_path, probes=("measure",))
     shutil.copytree(good.path, tmp_path / "20260101T000000Z-broken-00000000")
     (tmp_path / "20260101T000000Z-broken-00000000" / "run.json").write_text("{")
     shutil.copytree(good.path, tmp_path / "20260102T000000Z-cut-00000000")
@@ -256,7 +256,7 @@ def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
 
 @pytest.mark.slow
 def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
-    run = synthetic_run(tmp_path)
+    run = synthetic_run(tmp_path, probes=("measure",))
     assert headscope("validate", run.path)[0] == 0
     run.nll.assign(nll=1.0).to_parquet(run.path / "nll.parquet")
     code, out, err = headscope("validate", run.path)

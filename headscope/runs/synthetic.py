@@ -1,6 +1,6 @@
 """Synthetic runs of any size with plausible numbers in every table, to test and time the code that reads runs."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -76,18 +76,19 @@ def synthetic_run(
     units["kv_group"] = units["head"] // (heads // groups)
     units["growth"] = (np.arange(len(units)) * 0.618) % 1
     sizes = Sizes(units, pairs, lengths, docs, seed)
-    cells: dict[str, Mapping[str, Any]] = {}
+    blocks: dict[str, list[pd.DataFrame]] = {}
     for number, model in enumerate(models):
         is_start = model.startswith("yarn:")  # the scheme that training starts from
-        cells[f"{model}/positions"] = _position_parameters(
-            model, units, pairs, shift=0.0 if is_start else -0.1 * number
-        )
-        for probe, rows in plugins.call_parts("synthetic_rows", sizes, model, number, only=probes):
-            cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
-    with RunWriter.open(out, "synthetic", config) as writer:
-        for cell, tables in cells.items():
-            writer.add(cell, tables)
-        return writer.commit(list(cells), synthetic_manifest(models, layers, heads, groups))
+        shift = 0.0 if is_start else -0.1 * number
+        cells = [("positions", _position_parameters(model, units, pairs, shift))]
+        for _, rows in plugins.call_parts("synthetic_rows", sizes, model, number, only=probes):
+            cells += rows
+        for _, tables in cells:
+            for name, columns in tables.items():
+                blocks.setdefault(name, []).append(pd.DataFrame(columns))
+    with RunWriter.open(out, "synthetic", config) as writer:  # one cell, since each costs several writes to the disk
+        writer.add("all", {name: pd.concat(frames, ignore_index=True) for name, frames in blocks.items()})
+        return writer.commit(["all"], synthetic_manifest(models, layers, heads, groups))
 
 
 def rope_frequencies(pairs: int, shift: float = 0.0) -> np.ndarray:
