@@ -350,9 +350,10 @@ def test_a_damaged_partial_run_is_reported_before_anything_is_measured(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(intact_run: Run, tmp_path: Path) -> None:
+def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
-    shutil.copytree(intact_run.path, folder / os.fsdecode(b"r\xe9n"))
+    run = synthetic_run(tmp_path / "small", layers=2, docs=1, probes=("measure",))
+    shutil.copytree(run.path, folder / os.fsdecode(b"r\xe9n"))
     command = [sys.executable, "-m", "headscope"]
     for arguments in (("ls", folder), ("report", folder / os.fsdecode(b"r\xe9n"), "--out", folder / "r.html")):
         result = subprocess.run([*command, *map(str, arguments)], capture_output=True, check=False)
