@@ -118,6 +118,9 @@ QUERIES = re.compile(r"(q|k|qk|qkv|query|key|c_attn|query_key_value|wqkv|q_[ab]|
 @torch.no_grad()
 def redraw(model: nn.Module) -> None:
     """Scale the weights that a model was made with: attention is peaked, every bias, norm and sink speaks."""
+    for module in model.modules():
+        if type(module).__name__.endswith("LayerNorm1P"):  # multiplies by weight + 1: trained weights are near 0
+            module.weight.sub_(1)
     for name, p in model.named_parameters():
         if not p.is_floating_point():
             continue
