@@ -72,6 +72,7 @@ def train(
     return trainer
 
 
+@pytest.mark.slow
 def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
     tokenizer: Any, text: str, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
     assert (after.heads["ess2_32"].to_numpy() == last).all()
 
 
+@pytest.mark.slow
 def test_callback_leaves_the_trainers_log_entries_unchanged(tokenizer: Any, text: str, tmp_path: Path) -> None:
     plain = train(tokenizer, tmp_path / "a", steps=3, logging_steps=1)
     options = {"every": 1, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
@@ -120,6 +122,7 @@ def test_callback_leaves_the_trainers_log_entries_unchanged(tokenizer: Any, text
     assert sum(TIME_SHARE_KEY in entry for entry in monitored.state.log_history) == 4
 
 
+@pytest.mark.slow
 def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_path: Path) -> None:
     options = {"every": 2, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
     train(tokenizer, tmp_path / "a", steps=2, **options)
@@ -141,6 +144,7 @@ def test_measure_works_in_a_custom_training_loop_under_a_scheme(tokenizer: Any, 
     assert [m["scheme"] for m in Run.open(monitor.path).manifest["models"]] == ["base", "nope"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["the run of a step is unfinished", "the replaced run is not yet removed"])
 def test_a_monitor_killed_at_any_moment_resumes(
     tokenizer: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

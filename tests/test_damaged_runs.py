@@ -81,6 +81,7 @@ def flips(run: Path, seed: int, count: int) -> Iterator[str]:
 # One bit of run.json
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_run_json_is_detected(copy: Path) -> None:
     file, chance = copy / "run.json", random.Random(7)
     good = file.read_bytes()

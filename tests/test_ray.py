@@ -193,6 +193,7 @@ class KillsAt(KillsAfter):
             self.kill()
 
 
+@pytest.mark.slow
 def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
     folder: Path, local_run: Run, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
