@@ -142,7 +142,8 @@ class AdapterTrainer:
 def adding_lora(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> Iterator[Any]:
     """Add an untrained LoRA, which has no effect yet, to the query and key projections inside the `with`.
 
-    Yields the PeftModel. Raises ResourceMissing without peft, UnsupportedModel unless every attention layer has separate linear projections.
+    Yields the PeftModel. Raises ResourceMissing without peft, UnsupportedModel unless every attention layer has
+    separate linear projections.
     """
     peft = import_peft()
     projections = {name: module for name, module in checkpoint.module.named_modules() if name.endswith(LORA_MODULES)}
