@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
-.PHONY: demo dash test check lint types bench docs paper browser clean
+.PHONY: demo dash test check lint types bench docs site paper browser clean
 
 demo: .venv/ready  ## measure the embedded model under four position schemes and write report.html
 	$(BIN)/headscope demo
@@ -29,16 +29,19 @@ paper: .venv/ready  ## measure the paper's claims (about an hour) and rewrite do
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
 	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready-dev  ## write docs/reference.md, docs/checkpoints.md and the table of families in docs/models.md
+docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tables in measures.md and models.md, checkpoints
 	$(BIN)/python -m headscope.reference
 	$(BIN)/python -W ignore -m tests.zoo --write docs/models.md
 	$(BIN)/python -W ignore -m tests.zoo --layouts --write docs/checkpoints.md
+
+site: .venv/ready-dev  ## build the documentation site from docs/ into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint types  ## lint, types, and the quick tests that need neither the real model nor a browser
 	$(BIN)/pytest -m 'not model and not browser and not slow'
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html site
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

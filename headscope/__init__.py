@@ -60,4 +60,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from headscope.plugins import probe_functions
 
-    return [*globals(), *_MODULES, *probe_functions()]
+    return [*__all__, "__version__", *probe_functions()]

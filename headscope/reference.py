@@ -1,10 +1,12 @@
-"""Writes docs/reference.md: every command, function, position scheme, table and column, from their declarations.
+"""Writes the generated pages of the documentation from the declarations of commands, tables, statistics and terms.
 
-Run it with: python -m headscope.reference
+docs/reference.md and docs/glossary.md are written as a whole. docs/measures.md is written by hand; this module fills in
+its tables of columns. Run it with: python -m headscope.reference
 """
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,74 @@ from headscope import plugins
 from headscope.api import SHARED_KEYWORDS, keyword_fields
 from headscope.cli.app import ProbeCommand, app
 from headscope.cli.probe_commands import choices
-from headscope.runs.column_metadata import statistics
+from headscope.report.blocks import Term
+from headscope.runs.column_metadata import capitalise, roles, statistics
 from headscope.runs.columns import all_tables
 
-FILE = Path(__file__).parents[1] / "docs" / "reference.md"
+DOCS = Path(__file__).parents[1] / "docs"
+FILE = DOCS / "reference.md"
+GLOSSARY_FILE = DOCS / "glossary.md"
+MEASURES_FILE = DOCS / "measures.md"
+COLUMNS_BLOCK = re.compile(r"(<!-- columns: (.+?) -->\n).*?(<!-- end of columns -->)", re.DOTALL)
+"""A generated table in docs/measures.md, between comments; the first names its statistics."""
+VOCABULARY = (
+    Term(
+        "Attention record",
+        "What one layer computed for one sequence: queries, keys, values, head outputs and the logarithm of each row's "
+        "softmax denominator. Listeners receive it; it is not stored.",
+    ),
+    Term(
+        "Checkpoint and model",
+        "A checkpoint is weights and a configuration. A model is a labelled checkpoint under a position scheme: the "
+        "unit of comparison.",
+    ),
+    Term(
+        "Context length",
+        "The number of tokens that were read together. The native context is the length that the checkpoint was "
+        "trained for.",
+    ),
+    Term(
+        "Estimate and exact",
+        "An exact effect is measured by a forward pass in which the head is changed. An estimate comes from gradients, "
+        "for all heads at once. It is marked, selects heads for exact passes, and decides nothing.",
+    ),
+    Term(
+        "KV group",
+        "The query heads that share one key head and one value head (grouped-query attention). Keys, values and rotary "
+        "frequencies belong to the group.",
+        "kv_group = head // (heads / KV groups)",
+    ),
+    Term(
+        "Logit",
+        "Attention logits are scaled, after temperature and soft cap and before the softmax. Logits of tokens are the "
+        "model's output.",
+    ),
+    Term(
+        "Probe",
+        "One analysis: its options, tables, columns, charts and findings. Other packages can add probes.",
+    ),
+    Term(
+        "Prompt pair",
+        "A clean prompt, which leads the model to the right answer, and a corrupted prompt of the same number of "
+        "tokens, which does not.",
+    ),
+    Term(
+        "Run",
+        "One stored study: a folder of parquet tables and run.json, which records the configuration, the digests of "
+        "the inputs, versions, seed and machine.",
+    ),
+    Term(
+        "Verdict",
+        "Supported: the whole 95 % confidence interval lies on the claimed side of the threshold. Not supported: it "
+        "lies on the other side. Inconclusive: neither, or too few documents, or estimated values.",
+    ),
+    Term(
+        "Wavelength",
+        "The distance in tokens over which a rotary pair turns once.",
+        "2π / θ",
+    ),
+)
+"""Terms that no probe declares."""
 
 
 def text() -> str:
@@ -94,7 +160,8 @@ def _first_paragraph(exported: Any) -> str:
 
 def _plain(help_text: str) -> str:
     """Help without terminal markup, safe in a Markdown table."""
-    return help_text.replace("\\[", "[").replace("[bold]", "`").replace("[/bold]", "`").replace("|", "\\|")
+    plain = help_text.replace("\\[", "[").replace("[bold]", "`").replace("[/bold]", "`").replace("|", "\\|")
+    return plain.replace("][", "]\\[")  # else Markdown takes the second bracket for a link target
 
 
 def _schemes() -> str:
@@ -129,5 +196,37 @@ def _statistics() -> str:
     return "\n".join(rows)
 
 
+def glossary() -> str:
+    """The glossary as Markdown: the terms of all probes, the general vocabulary, and the roles of heads."""
+    terms = {term.word: term for term in VOCABULARY}
+    for _, declared_terms in plugins.load_parts("glossary"):
+        for term in declared_terms:
+            terms.setdefault(term.word, term)
+    parts = ["# Glossary", "The words of reports, app and tables. `python -m headscope.reference` writes this page."]
+    for word in sorted(terms, key=str.casefold):
+        parts.append(f"## {word}\n\n{terms[word].definition}")
+        if formula := terms[word].formula:
+            parts.append(f"    {formula}")
+    rows = ["| role | a head has it with |", "|---|---|"]
+    rows += [f"| {name} | {capitalise(role.meaning)} |" for name, role in roles().items()]
+    return "\n\n".join([*parts, "## Roles of heads", "\n".join(rows)]) + "\n"
+
+
+def measures(page: str) -> str:
+    """The text of docs/measures.md with fresh tables of columns."""
+    return COLUMNS_BLOCK.sub(lambda match: f"{match[1]}\n{_column_table(match[2].split())}\n\n{match[3]}", page)
+
+
+def _column_table(names: Iterable[str]) -> str:
+    rows = ["| column of `run.heads` | unit | what it is | formula |", "|---|---|---|---|"]
+    for name in names:
+        entry = statistics()[name]
+        meaning, formula = (text.replace("|", "\\|") for text in (entry.meaning, entry.formula))
+        rows.append(f"| `{name}` | {entry.unit} | {meaning} | {formula} |")
+    return "\n".join(rows)
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    GLOSSARY_FILE.write_text(glossary(), encoding="utf-8")
+    MEASURES_FILE.write_text(measures(MEASURES_FILE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -62,6 +62,8 @@ def assert_records(
         logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, record.chunk_size, layer.softcap)
         logits = eager_reference.with_sink(logits, layer.sink)
         assert difference(record.lse.double(), logits.logsumexp(-1)) <= 1e-4
+        rows = [0, LENGTH // 2, -1]
+        assert difference(record.weights(rows).double(), logits.softmax(-1)[:, rows, : layer.k.shape[1]]) <= 1e-4
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
         assert difference(record.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
         assert record.lse.dtype == torch.float32

@@ -1,6 +1,7 @@
 """LoRA adapters of peft: measured as merged weights, part of the weights digest, refused if they do not fit."""
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.tiny_studies import StopsAfter, content, save_checkpoint, save_text
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.errors import BadInput, InputChanged, Interrupted, UnsupportedModel
+from headscope.errors import BadInput, InputChanged, Interrupted, ResourceMissing, UnsupportedModel
 from headscope.model_spec import ModelSpec
 from headscope.models.lora import apply_lora
 from headscope.runs.run import Run
@@ -182,3 +183,9 @@ def test_folder_names_may_contain_a_plus(tmp_path: Path) -> None:
     assert ModelSpec.parse(f"{tmp_path}/a+b+{tmp_path}/c+d") == ModelSpec(f"{tmp_path}/a+b", f"{tmp_path}/c+d")
     assert ModelSpec.parse("smollm2-135m+org/lora") == ModelSpec("smollm2-135m", "org/lora")
     assert ModelSpec.parse("org/name:step1") == ModelSpec("org/name:step1", None)
+
+
+def test_missing_peft_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ResourceMissing, match=r"pip install 'headscope\[lora\]'"):
+        apply_lora(torch.nn.Linear(1, 1), tmp_path, "tiny")

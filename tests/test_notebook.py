@@ -27,6 +27,20 @@ def titles(charts: Any) -> list[str]:
     return [chart.figure.layout.title.text for chart in charts]
 
 
+def test_latex_table_has_the_top_heads_and_their_statistics(run: Run) -> None:
+    table = run.to_latex("retrieval", "growth", count=3, model="base")
+    lines = table.splitlines()
+    assert lines[1] == r"\begin{tabular}{rrrr}"
+    assert lines[3].startswith("layer & head & retrieval score & growth exponent")
+    assert [tuple(map(int, line.split(" & ")[:2])) for line in lines[5:-2]] == [*run.top_heads("retrieval", 3, "base")]
+    assert len(run.to_latex().splitlines()) == 7 + len(run.models)
+    for wrong in ({"model": "x"}, {"model": None}):
+        with pytest.raises(BadInput, match="model"):
+            run.to_latex("retrieval", **wrong)
+    with pytest.raises(BadInput, match=r"no statistic 'grwth' .* \(did you mean 'growth'\?\)"):
+        run.to_latex("retrieval", "grwth", model="base")
+
+
 @pytest.mark.slow
 def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
     findings = [finding for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings]

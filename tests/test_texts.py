@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,11 @@ def test_the_error_for_a_wrong_split_or_column_lists_the_right_ones(tmp_path: Pa
     assert "did you mean 'text'" in message
     assert "text, n" in message
     assert "contains int, not text" in refusal(BadInput, f"hf:{folder}:train:n")
+
+
+def test_missing_datasets_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'headscope[datasets]'" in refusal(ResourceMissing, "hf:no/such")
 
 
 def test_an_unreachable_dataset_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

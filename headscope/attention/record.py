@@ -177,6 +177,19 @@ class AttentionRecord:
             counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk_size + 1)
         return counts if self.window is None else counts.clamp(max=self.window)
 
+    def weights(self, rows: Sequence[int] | Tensor) -> Tensor:
+        """Attention weights of some query rows, [H, rows, Lk], float32, 0 for keys that a row does not see.
+
+        `rows` are indices into the queries of q; -1 is the last. With a learned sink a row sums to less than 1. Memory
+        grows with the number of rows: all rows would be the L x L matrix.
+        """
+        index = torch.as_tensor(rows, device=self.q.device)
+        keys = self.k.repeat_interleave(self.q.shape[0] // self.k.shape[0], 0).float()
+        logits = self.soft_cap(self.scaling * (self.q[:, index].float() @ keys.mT))
+        distance = self.query_key_index[index, None] - torch.arange(keys.shape[1], device=index.device)
+        is_visible = (distance >= 0) & (distance < self.visible_counts[index, None])
+        return torch.where(is_visible, (logits - self.lse[:, index, None]).exp(), 0)
+
     def soft_cap(self, logits: Tensor) -> Tensor:
         """Logits after the layer's soft-capping, from scaling * q . k."""
         return soft_cap(logits, self.softcap)

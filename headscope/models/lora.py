@@ -31,14 +31,22 @@ for pattern in patterns:
 """
 
 
+def import_peft() -> Any:
+    """The module peft. Raises ResourceMissing without the extra `lora`."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ResourceMissing("a LoRA needs the package peft. Run pip install 'headscope[lora]'") from error
+    return peft
+
+
 def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
     """Load the LoRA in `folder` into `module` and return the PeftModel; `name` is the model's name in messages.
 
-    Raises ResourceMissing if the folder has no safetensors weights, BadInput for another kind of adapter or tensors
-    that do not fit; the module is then unchanged. peft runs no code from an adapter.
+    Raises ResourceMissing without peft or safetensors weights, BadInput for another kind of adapter or tensors that do
+    not fit; the module is then unchanged. peft runs no code from an adapter.
     """
-    from peft import PeftModel
-
+    peft = import_peft()
     if not (folder / WEIGHTS_FILE).is_file():
         raise ResourceMissing(
             f"no LoRA in '{folder}': it has no {WEIGHTS_FILE}, and pickled weights are not opened. Save it with "
@@ -55,7 +63,7 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
         _refuse_slow_patterns(settings, [name for name, _ in module.named_modules()])
         stored = load_file(folder / WEIGHTS_FILE)
         with warnings.catch_warnings(action="ignore"):  # about unmatched tensors, which are refused below
-            peft_model = PeftModel.from_pretrained(module, str(folder))
+            peft_model = peft.PeftModel.from_pretrained(module, str(folder))
     except Exception as error:  # peft raises many kinds of errors for a broken config or wrong shapes
         _remove_lora(module, trainable)
         raise BadInput(f"the LoRA in '{folder}' cannot be applied to '{name}' ({first_line(error)})") from error

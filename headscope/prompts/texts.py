@@ -357,7 +357,7 @@ def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
         return step()
     except ImportError as error:
         raise ResourceMissing(
-            f"the package for hf:{dataset} is not installed ({error}). Run pip install datasets"
+            f"the package for hf:{dataset} is not installed ({error}). Run pip install 'headscope[datasets]'"
         ) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -13,7 +13,8 @@ import pandas as pd
 from headscope.errors import BadInput, nearest
 from headscope.report import assembly, html_page
 from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
-from headscope.report.text import default_model, head_mask
+from headscope.report.text import default_model, head_mask, statistics_table
+from headscope.runs import summary
 from headscope.runs.run import Run
 
 
@@ -122,6 +123,28 @@ def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
     first, more = assembly.head_sentences(run, model, layer, head)
     blocks = [*assembly.head_blocks(run, model, layer, head)]
     return NotebookCharts(f"Layer {layer}, head {head}: {model}", [*first, *more], blocks)
+
+
+def to_latex(run: Run, statistics: Sequence[str], count: int, model: str | None) -> str:
+    """A LaTeX tabular of the top heads by the first statistic, or of the models without statistics."""
+    frame = summary.model_table(run)
+    if statistics:
+        top = [*run.top_heads(statistics[0], count, model)]
+        heads = run.heads[run.heads["model"] == (model or run.models[0])].set_index(["layer", "head"])
+        if unknown := next((name for name in statistics if name not in heads), None):
+            suggestion = nearest(unknown, map(str, heads))
+            raise BadInput(f"no statistic '{unknown}' in this run{suggestion}. Use a column of run.heads")
+        ends = [f"{name}_{end}" for name in statistics for end in ("low", "high") if f"{name}_{end}" in heads]
+        frame = heads.loc[top, [*statistics, *ends]].reset_index()
+    table = statistics_table("", frame)
+    rows = [" & ".join(_escape_latex(str(cell)) for cell in row) + r" \\" for row in (table.column_names, *table.rows)]
+    columns = f"{'rr' if statistics else 'l'}{'r' * len(table.column_names)}"[: len(table.column_names)]
+    lines = [f"% {run.name}", rf"\begin{{tabular}}{{{columns}}}", r"\hline", rows[0], r"\hline", *rows[1:], r"\hline"]
+    return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(f"\\{character}" if character in "&%$#_{}" else character for character in text)
 
 
 def page_iframe(

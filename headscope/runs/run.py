@@ -69,6 +69,15 @@ class Run(RunTables):
         digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
         return HeadSet.top(self.heads, statistic, count, label, digest)
 
+    def to_latex(self, *statistics: str, count: int = 10, model: str | None = None) -> str:
+        """A LaTeX tabular of the `count` heads of `model` with the largest first statistic, and their other statistics.
+
+        Statistics are columns of `run.heads`; an interval follows its value in brackets. Without statistics: one row
+        per model, with medians over heads and the mean loss. Raises BadInput for an unknown statistic or model.
+        """
+        latex: str = importlib.import_module(NOTEBOOK_MODULE).to_latex(self, statistics, count, model)
+        return latex
+
     def export(
         self, file_format: str, out: Path | str, score: str | None = None, model: str | None = None, **options: Any
     ) -> Path:

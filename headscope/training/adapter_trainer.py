@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headscope.errors import TrainingDiverged, UnsupportedModel
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states, next_token_logits
 from headscope.models.checkpoint import LoadedModel, evaluating
+from headscope.models.lora import import_peft
 from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
@@ -141,10 +142,10 @@ class AdapterTrainer:
 def adding_lora(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> Iterator[Any]:
     """Add an untrained LoRA, which has no effect yet, to the query and key projections inside the `with`.
 
-    Yields the PeftModel. Raises UnsupportedModel unless every attention layer has separate linear projections.
+    Yields the PeftModel. Raises ResourceMissing without peft, UnsupportedModel unless every attention layer has
+    separate linear projections.
     """
-    from peft import LoraConfig, get_peft_model
-
+    peft = import_peft()
     projections = {name: module for name, module in checkpoint.module.named_modules() if name.endswith(LORA_MODULES)}
     if len(projections) != len(LORA_MODULES) * len(checkpoint.attention_modules) or not all(
         isinstance(module, nn.Linear) for module in projections.values()
@@ -154,8 +155,8 @@ def adding_lora(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> It
             f"{' and '.join(LORA_MODULES)}. Train positions only (--strategy adarope)"
         )
     torch.manual_seed(seed)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_MODULES))
-    peft_model = get_peft_model(checkpoint.module, config)
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_MODULES))
+    peft_model = peft.get_peft_model(checkpoint.module, config)
     try:
         yield peft_model
     finally:

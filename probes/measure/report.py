@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import effective_length, layers, learned_frequencies, loss, rotary
+from headscope.plots import effective_length, layers, learned_frequencies, loss, role_emergence, rotary
 from headscope.plots import heads as head_figures
 from headscope.report.assembly import training_steps
 from headscope.report.blocks import Chart, ChartGroup, RenderContext
@@ -19,7 +19,7 @@ from headscope.report.statistic_charts import box_chart, comparison_chart
 from headscope.report.text import default_models_with, describe_extremes, evenly_spaced, head_mask
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
+from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask, training_checkpoints
 
 HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
 """Plots one head from the rows of a table: (rows, layer, head) -> figure."""
@@ -257,6 +257,8 @@ def _training_charts(context: RenderContext) -> Iterator[Chart]:
     run, steps = context.run, training_steps(context.run)
     if len(steps) < 2:
         return
+    checkpoints = training_checkpoints(run.manifest["models"])
+    has_several_trainings = checkpoints["training"].nunique() > 1
     name = longest_ess_column(run.heads)
     for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
         if (
@@ -264,11 +266,13 @@ def _training_charts(context: RenderContext) -> Iterator[Chart]:
             and statistic_name in run.heads
             and np.isfinite(run.heads[statistic_name].astype("float64")).any()
         ):
-            yield Chart(
-                layers.plot_over_steps(run.heads, statistic_name, steps, list(context.notable_heads)[:4]),
-                "Grey: the median and the middle 80 % of heads at each checkpoint. Coloured: notable heads.",
-                half_width=True,
-            )
+            if has_several_trainings:
+                figure = role_emergence.plot_training_by_layer(run.heads, statistic_name, checkpoints)
+                yield Chart(figure, "One line per training: the median over the heads of the layer.")
+            else:
+                figure = layers.plot_over_steps(run.heads, statistic_name, steps, list(context.notable_heads)[:4])
+                caption = "Grey: the median and the middle 80 % of heads at each checkpoint. Coloured: notable heads."
+                yield Chart(figure, caption, half_width=True)
 
 
 def _has_learned_frequencies(positions: pd.DataFrame, label: str, origin: str = "log_theta_base") -> bool:

@@ -1,0 +1,80 @@
+"""Draws the labelled pictures of docs/how-to-read.md from the shipped runs. Needs the extra `export` and Chromium.
+
+python docs/pictures.py
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kaleido
+import plotly.graph_objects as go
+
+import headscope as hs
+from headscope.plots.style import HIGHLIGHT_COLOUR
+
+FOLDER = Path(__file__).parent / "images"
+EXAMPLES = Path(hs.__file__).parent / "examples"
+WIDTH = 760
+Place = tuple[float, float]
+"""Where a number stands: x and y as shares of the plot area, which begins at the lower left."""
+PICTURES: dict[str, tuple[str, str, list[Place]]] = {
+    "matrix": ("example", "Effective length at 12,288: base", [(0.055, 0.017), (0.944, 0.617), (1.1, 0.5)]),
+    "growth": ("example", "Effective length against context length", [(0.3, 0.7), (0.6, 0.24), (0.8, 0.24)]),
+    "comparison": ("example", "Effective length at 12,288 of each head", [(0.24, 0.7), (0.2, 0.3), (1.11, 0.5)]),
+    "spectrum": ("example", "Rotary spectrum of layer 18, head 6", [(0.3, 0.92), (0.4, 0.12), (0.95, 0.42)]),
+    "distance": ("example", "Logit by distance: layer 18, head 6", [(0.02, 0.78), (0.4, 0.8), (0.95, 0.2)]),
+    "loss": ("example", "Loss relative to base, by position", [(0.05, 0.46), (0.86, 0.7), (0.97, 0.1)]),
+    "needles": ("example", "Needle retrieved, by context length", [(0.62, 0.93), (0.62, 0.25), (0.35, 0.12)]),
+    "patching": (
+        "patching",
+        "Denoising of the head output z, ioi: base",
+        [(0.455, 0.783), (0.66, 0.817), (0.722, 0.183)],
+    ),
+    "training": (
+        "from-scratch",
+        "Effective length at 512 during training, by layer",
+        [(0.06, 0.87), (0.06, 0.2), (0.24, 0.34)],
+    ),
+}
+"""For each picture the shipped run, the beginning of the chart's title, and the places of the numbers 1, 2, ..."""
+
+
+def main() -> None:
+    """Write every picture as images/read-NAME.webp."""
+    warnings.simplefilter("ignore")
+    kaleido.start_sync_server(silence_warnings=True)
+    for run_name in dict.fromkeys(run_name for run_name, _, _ in PICTURES.values()):
+        run = hs.Run.open(next(EXAMPLES.glob(f"*-{run_name}-????????")))
+        figures = [*(_figures(run.head(18, 6, "base")) if run_name == "example" else []), *_figures(run.charts())]
+        for name, (_, title, places) in ((n, entry) for n, entry in PICTURES.items() if entry[0] == run_name):
+            figure = next(f for f in figures if " ".join(str(f.layout.title.text).split("<br>")).startswith(title))
+            _number(figure, places)
+            figure.write_image(FOLDER / f"read-{name}.webp", width=WIDTH, scale=1.4)
+    kaleido.stop_sync_server()
+
+
+def _figures(blocks: Iterable[Any]) -> Iterator[go.Figure]:
+    return (go.Figure(block.figure) for block in blocks if hasattr(block, "figure"))
+
+
+def _number(figure: go.Figure, places: list[Place]) -> None:
+    for number, (x, y) in enumerate(places, start=1):
+        figure.add_annotation(
+            text=f"<b>{number}</b>",
+            x=x,
+            y=y,
+            xref="paper",
+            yref="paper",
+            xanchor="center",
+            yanchor="middle",
+            showarrow=False,
+            font={"color": "white", "size": 15},
+            bgcolor=HIGHLIGHT_COLOUR,
+            borderpad=4,
+        )
+
+
+if __name__ == "__main__":
+    main()

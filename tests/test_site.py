@@ -1,0 +1,88 @@
+"""The documentation site builds without a warning, asks no other host, and explains every statistic and error."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from headscope import errors, reference
+from headscope.runs.column_metadata import statistics
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MAX_PICTURE_BYTES = 60_000
+
+
+class LoadedResources(HTMLParser):
+    """Collects what a page loads: scripts, styles, pictures, frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        if tag in ("script", "img", "iframe", "source"):
+            self.sources.append(values.get("src") or "")
+        if tag == "link" and values.get("rel") != "canonical":
+            self.sources.append(values.get("href") or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. Strict: a broken link or anchor, or a page without a place in the navigation, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, f"{result.stdout}{result.stderr}"
+    return folder
+
+
+@pytest.mark.slow
+def test_site_loads_nothing_from_another_host(site):
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > 20
+    for page in pages:
+        parser = LoadedResources()
+        parser.feed(page.read_text(encoding="utf-8"))
+        assert [source for source in parser.sources if re.match(r"(https?:)?//", source)] == [], page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+@pytest.mark.slow
+def test_site_documents_the_python_interface(site):
+    page = (site / "api" / "index.html").read_text(encoding="utf-8")
+    for name in ("Run.findings", "Run.top_heads", "Run.to_latex", "CapturedLayers.listen", "AttentionRecord.weights"):
+        assert f".{name}" in page, name
+
+
+@pytest.mark.parametrize("name", ["glossary", "measures"])
+def test_generated_pages_are_up_to_date(name):
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    fresh = reference.measures(page) if name == "measures" else reference.glossary()
+    assert page == fresh, "run `make docs`"
+
+
+def test_every_statistic_is_explained_once():
+    page = (DOCS / "measures.md").read_text(encoding="utf-8")
+    explained = [name for match in reference.COLUMNS_BLOCK.finditer(page) for name in match[2].split()]
+    assert sorted(explained) == sorted(statistics()), "add new statistics to a section of docs/measures.md"
+
+
+def test_every_error_has_a_cause_and_a_remedy():
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d) \| [^|]+ \|", page, re.MULTILINE))
+    classes = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert rows == {name: str(kind.exit_code) for name, kind in classes.items() if issubclass(kind, Exception)}
+
+
+def test_pictures_are_small():
+    pictures = [*(DOCS / "images").glob("read-*")]
+    assert len(pictures) >= 6
+    assert [path.name for path in pictures if path.stat().st_size > MAX_PICTURE_BYTES] == []

@@ -1,0 +1,72 @@
+"""The code blocks and commands of the tutorials run in order, on smaller settings than the pages show."""
+
+import glob
+import re
+import shlex
+import tomllib
+from configparser import ConfigParser
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("start", "effective-length", "retrieval-heads", "heads-for-a-prompt", "training-run")
+SMALLER = {
+    "--docs 3": "--docs 1",
+    "docs=3": "docs=1",
+    "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128, --depths 1 --needles 2 "
+    "--ablate-top 4 --draws 1",
+    "256": "64",
+    "1024": "96",
+    "--name without": "--name without --heads L23H4,L0H4",
+    "--top 5 --random 5": "--top 1 --random 1",
+    "--checkpoints 0,10,20,40": "--checkpoints 0,40",
+}
+"""Settings of the pages, and what the tests run instead, replaced in order."""
+
+
+def page_path(name: str) -> Path:
+    return next(path for path in (DOCS / f"{name}.md", DOCS / "tutorials" / f"{name}.md") if path.is_file())
+
+
+def blocks(name: str) -> list[tuple[str, str, str]]:
+    """Language, file name ("" for code to run) and content of the code blocks of a page."""
+    page = page_path(name).read_text(encoding="utf-8")
+    return re.findall(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", PAGES)
+def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": name}
+    for language, file, content in blocks(name):
+        if file:
+            Path(file).write_text(content, encoding="utf-8")
+            continue
+        for setting, smaller in SMALLER.items():
+            content = content.replace(setting, smaller)
+        if language == "python":
+            exec(compile(content, f"{name}.md", "exec"), namespace)
+        elif language == "console":
+            for line in content.splitlines():
+                words = shlex.split(line.removeprefix("$ headscope "))
+                has_pattern = "--checkpoints" in words  # the command expands its own pattern
+                arguments = words if has_pattern else chain.from_iterable(sorted(glob.glob(w)) or [w] for w in words)
+                code, _, err = headscope(*arguments)
+                assert code == 0, f"{line}: {err}"
+        else:
+            assert language == "text", f"{name}.md has a block in {language}, which no test runs"
+
+
+def test_every_tutorial_is_tested():
+    tutorials = {path.stem for path in (DOCS / "tutorials").glob("*.md")}
+    assert tutorials <= {*PAGES, "your-own-probe"}  # the files of that one are those of test_plugins
+
+
+def test_the_tutorial_probe_declares_the_entry_point_of_the_tested_package():
+    package = tomllib.loads(next(content for _, file, content in blocks("your-own-probe") if file == "pyproject.toml"))
+    tested = ConfigParser()
+    tested.read(Path(__file__).parent / "external_plugin" / "query_norms-1.0.dist-info" / "entry_points.txt")
+    assert package["project"]["entry-points"] == {group: dict(tested[group]) for group in tested.sections()}
