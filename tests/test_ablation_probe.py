@@ -25,6 +25,7 @@ from headscope.study.progress import NoProgress
 from probes.ablation import report
 
 PROMPT, ANSWER, WRONG = "w1 w5 w9 w5", " w7", " w8"
+STREAMING = ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "streaming")
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,8 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         ("ablation.prompt must", ("--prompt", "", "--answer", ANSWER)),
         ("'draws' is for the kind resample, not zero", ("--prompt", PROMPT, "--answer", ANSWER, "--draws", "2")),
         ("'sink' is for the kind streaming", ("--prompt", PROMPT, "--answer", ANSWER, "--sink", "4")),
+        ("ablation.recent must be at least 1: '0'", (*STREAMING, "--recent", "0")),
+        ("ablation.sink must be at least 0: '-1'", (*STREAMING, "--sink", "-1")),
         ("there is only one prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "resample")),
         ("is the only one of 40", ("--pairs", "induction", "--kinds", "resample", "--count", "1", "--length", "40")),
         ("names no heads of a run", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "run:folder")),

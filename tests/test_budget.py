@@ -245,3 +245,56 @@ def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
     assert "costs less than random orders: " in texts
     assert "(computed)" in texts
     assert json.loads((run.path / "run.json").read_text())["seed"] == 0
+
+
+# Bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def score_files(place: Path) -> Path:
+    """Scores that do not fit the tiny model, which has 4 layers of 4 heads in 2 KV groups."""
+    folder = place / "scores"
+    for name, rows in {"other": [[1, 2, 3]] * 5, "nan": [[1, "nan"]] * 4, "text": [["a", "b"]] * 4}.items():
+        (folder / name).mkdir(parents=True)
+        lines = ["\t".join(map(str, row)) for row in rows]
+        (folder / name / "full_attention_heads.tsv").write_text("\n".join(lines))
+    (folder / "heads.json").write_text(json.dumps({f"{layer}-{head}": [1] for layer in range(5) for head in range(4)}))
+    (folder / "twice.json").write_text('{"0-0": [1], "00-0": [2]}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("sink 0 and recent 0 leave a streaming KV group no token", "--sink 0 --recent 0"),
+        ("streaming:4+0 hides a head's own token", "--sink 4 --recent 0"),
+        ("budget.sink must be at least 0: '-1'", "--sink -1"),
+        ("budget.shares.0 must be at most 1.0: '1.5'", "--shares 1.5"),
+        ("budget.shares.1 must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
+        ("budget.shares.0 must be a finite number: 'nan'", "--shares nan"),
+        ("budget.bound must be above 0.0: '0'", "--bound 0"),
+        ("unknown order 'far'", "--orders far"),
+        ("has scores of 5 layers of 3 KV groups, but model 'base' has 4 layers of 2 KV groups", "--orders file:other"),
+        ("has scores of 5 layers of 4 heads, but model 'base' has 4 layers of 4 heads", "--orders file:heads.json"),
+        ("no finite value in 4 of 8 KV groups, the first 0.g1", "--orders file:nan"),
+        ("must hold tab-separated numbers", "--orders file:text"),
+        ("two values for L0H0", "--orders file:twice.json"),
+        ("two orders are named 'other'", "--orders file:other,file:other.csv"),
+        ("1 document. Use at least --docs 2", "--docs 1 --orders far-mass"),
+    ],
+)
+def test_a_budget_that_cannot_be_measured_is_refused_in_one_line(
+    refused: Any, place: Path, score_files: Path, message: str, flags: str
+) -> None:
+    options = flags.replace("file:", f"file:{score_files}/").split()
+    text = ("--text", f"file:{place}/texts/*.txt", "--length", "64", "--device", "cpu", "--quiet")
+    assert message in refused(2, "budget", "--model", f"base={place}/tiny", *text, *options)
+
+
+def test_a_missing_file_of_scores_and_an_unwritable_folder_are_refused(refused: Any, place: Path) -> None:
+    command = ("budget", "--model", f"base={place}/tiny", "--text", f"file:{place}/texts/*.txt", "--length", "64")
+    assert "no scores at" in refused(3, *command, "--orders", f"file:{place}/none.json")
+    file = place / "file"
+    file.write_text("mine")
+    refused(2, *command, "--orders", "random", out=file / "runs")
+    assert file.read_text() == "mine"

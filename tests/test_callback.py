@@ -134,6 +134,13 @@ def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_pat
     assert len(list_runs(tmp_path / "runs")) == 2
 
 
+def test_the_largest_logit_of_all_heads_is_logged(tokenizer: Any, text: str, tmp_path: Path) -> None:
+    probes = {"measure": {"lengths": [32], "rows": "exact", "tables": ["attention"]}}
+    monitor = TrainingMonitor(probes, text=text, out=tmp_path, tokenizer=tokenizer)
+    logged = monitor(model(tokenizer), 0)
+    assert logged["headscope/max_logit"] == pytest.approx(Run.open(monitor.path).max_logit["max_logit"].max())
+
+
 def test_measure_works_in_a_custom_training_loop_under_a_scheme(tokenizer: Any, text: str, tmp_path: Path) -> None:
     opened = load(model(tokenizer), tokenizer=tokenizer)
     monitor = TrainingMonitor(PROBES, text=text, out=tmp_path)

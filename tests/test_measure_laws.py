@@ -7,7 +7,8 @@ import pytest
 import torch
 from support.measure_laws import LAWS, LENGTH, Case, geometry_of, layers_of
 
-from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
+from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, MaxLogit, RotaryPairs
+from headscope.measures.attention_rows import with_row_sums
 
 GEOMETRY = geometry_of(windows=(None, 9, None))
 
@@ -34,6 +35,10 @@ CASES = {
     "pairs": layered(RotaryPairs, None, 5),
     "pairs-sampled": layered(RotaryPairs, 12, 5),
     "distance": layered(DistanceProfile),
+    "max_logit": Case(
+        lambda: MaxLogit(GEOMETRY),
+        lambda document: [(with_row_sums(record),) for record in layers_of(GEOMETRY, LENGTH, document)],
+    ),
     "nll": Case(lambda: LossByPosition(LENGTH), _chunks_of_logits),
 }
 

@@ -122,8 +122,34 @@ def test_tables_of_every_family_equal_those_of_its_eager_attention(family: str) 
     _, layers = eager_reference.eager_qk(model.module, IDS[None])
     for layer, captured_layer in enumerate(layers):
         assert max(row_errors(columns["attention"], layer, captured_layer, model.geometry.windows[layer])) <= EAGER
+        assert_largest_logits(of_layer(columns["max_logit"], layer), captured_layer)
         names = ("mean_abs", "mean_signed", "rms", "norm_product")
         assert max(e for _, e in pair_errors(columns["pairs"], layer, captured_layer, model.geometry, names)) <= EAGER
+
+
+def assert_largest_logits(rows: dict[str, np.ndarray], captured_layer: eager_reference.Layer) -> None:
+    """The largest eager logit of every head, [H, L, L], and a pair that has it."""
+    repeats = len(captured_layer.q) // len(captured_layer.k)
+    keys = captured_layer.k.double().repeat_interleave(repeats, 0)
+    logits = captured_layer.scaling * captured_layer.q.double() @ keys.mT
+    if captured_layer.softcap is not None:
+        logits = captured_layer.softcap * torch.tanh(logits / captured_layer.softcap)
+    logits = logits.masked_fill(~captured_layer.mask, -torch.inf)
+    assert rows["head"].tolist() == list(range(len(logits)))
+    np.testing.assert_allclose(rows["max_logit"], logits.amax((1, 2)), rtol=EAGER)
+    np.testing.assert_allclose(rows["max_logit"], logits[rows["head"], rows["query"], rows["key"]], rtol=EAGER)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_the_largest_logit_is_exact_with_windows_soft_caps_and_sinks(family: str) -> None:
+    model = headscope.load(families.OTHERS[family].build(0), device="cpu")
+    columns = measure_tokens(model, IDS, ["attention"], None)["max_logit"]
+    for layer, captured_layer in enumerate(eager_reference.eager_qk(model.module, IDS[None])[1]):
+        assert_largest_logits(of_layer(columns, layer), captured_layer)
+
+
+def test_sampled_rows_give_no_largest_logit() -> None:
+    assert "max_logit" not in measure_tokens(tiny("llama-gqa"), IDS, ["attention"], 8)
 
 
 @pytest.mark.parametrize("family", families.MEASURABLE)

@@ -23,8 +23,9 @@ from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, Loss
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module
 from headscope.measures import rotary_pairs as pairs_module
-from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
+from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics, with_row_sums
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
+from headscope.measures.max_logit import max_logits
 from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
 from headscope.measures.row_sampling import log_spaced_rows, pair_weighted_rows, stratified_pair_quantiles
 
@@ -99,6 +100,20 @@ def test_streamed_rows_equal_eager_rows(geometry_and_layer: tuple[Geometry, Atte
     expected = eager_reference.row_statistics(weights(layer))
     for name, actual in all_rows(layer).items():
         torch.testing.assert_close(actual, expected[name], rtol=EAGER, atol=NEAR_ZERO.get(name, 1e-6), msg=name)
+
+
+@properties
+@given(layers())
+def test_the_largest_logit_and_its_pair_are_those_of_all_logits(
+    geometry_and_layer: tuple[Geometry, AttentionRecord],
+) -> None:
+    _, layer = geometry_and_layer
+    rule = (layer.window, layer.chunk_size, layer.softcap)
+    logits = eager_reference.logits(layer.q, layer.k, layer.scaling, *rule)
+    largest, query, key = max_logits(with_row_sums(layer))
+    torch.testing.assert_close(largest.double(), logits.amax((1, 2)), rtol=EAGER, atol=EAGER)
+    at_pair = logits[torch.arange(len(logits)), query, key]
+    torch.testing.assert_close(largest.double(), at_pair, rtol=EAGER, atol=EAGER)
 
 
 @properties

@@ -5,6 +5,8 @@ length). The sums over a row's keys come from the sweep that computed the output
 are visited in cache-sized tiles, with the log-sum-exp of the fused kernel.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,12 +38,24 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
     the whole row. Effective lengths and distances use the weights of the keys alone, renormalized to 1. Otherwise a
     head that gives nearly all weight to its sink would seem to attend to more keys than there are.
     """
-    indices, device = to_numpy(rows), record.q.device
+    indices = to_numpy(rows)
     if record.row_sums is not None:
-        return _statistics(record.row_sums.at_rows(to_device(device, indices)))
-    size = items_per_tile(device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
+        return _statistics(record.row_sums.at_rows(to_device(record.q.device, indices)))
+    return _statistics(_row_sums(record, indices))
+
+
+def with_row_sums(record: AttentionRecord) -> AttentionRecord:
+    """The record with the sums of all its rows, computed here if the backend did not."""
+    if record.row_sums is not None:
+        return record
+    return replace(record, row_sums=_row_sums(record, np.arange(record.q.shape[1])))
+
+
+def _row_sums(record: AttentionRecord, indices: IntArray) -> RowSums:
+    """Sums of query rows, from tiles of rows."""
+    size = items_per_tile(record.q.device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
     tiles = [_tile_sums(record, indices[start : start + size]) for start in range(0, len(indices), size)]
-    return torch.cat([_statistics(tile) for tile in tiles], -1)
+    return RowSums(*(torch.cat(parts, -1) for parts in zip(*(vars(tile).values() for tile in tiles), strict=True)))
 
 
 def _statistics(sums: RowSums) -> Tensor:

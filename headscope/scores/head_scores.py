@@ -35,18 +35,21 @@ class HeadScores:
     def __post_init__(self) -> None:
         missing = self.table[~np.isfinite(self.table["score"].to_numpy(dtype=np.float64))]
         if len(missing):
-            first = missing.iloc[0]
+            units = "KV groups" if self.per_group else "heads"
             raise BadInput(
-                f"score '{self.name}' has no finite value in {len(missing)} of {len(self.table)} heads, the first "
-                f"{format_head(int(first['layer']), int(first['head']))}. Choose another score, or measure these heads"
+                f"score '{self.name}' has no finite value in {len(missing)} of {len(self.table)} {units}, the first "
+                f"{self._unit_name(missing)}. Choose another score, or measure these {units}"
             )
         repeated = self.table[self.table.duplicated(["layer", "head"])]
         if len(repeated):
-            first = repeated.iloc[0]
             raise BadInput(
-                f"score '{self.name}' has two values for {format_head(int(first['layer']), int(first['head']))}. Give "
-                "one value per head"
+                f"score '{self.name}' has two values for {self._unit_name(repeated)}. Give one value per head"
             )
+
+    def _unit_name(self, rows: pd.DataFrame) -> str:
+        """The name of the head or KV group of the first of these rows."""
+        layer, number = int(rows["layer"].iloc[0]), int(rows["head"].iloc[0])
+        return f"{layer}.g{number}" if self.per_group else format_head(layer, number)
 
     @classmethod
     def from_run(cls, run: RunTables, name: str, model: str | None = None) -> "HeadScores":

@@ -165,12 +165,12 @@ def measure_training_step(context: StudyContext, name: str, model: Model, length
 
 
 def median_statistics(step_run: Run) -> dict[str, float]:
-    """Medians over heads of every statistic of a run with one model, and the statistics of the model itself."""
+    """Statistics of the model of a run with one model; of a statistic that only heads have, the median over heads."""
     heads, models = step_run.heads, summary.model_table(step_run)
     of_heads = heads[[name for name in heads if is_statistic(str(name))]].astype("float64").median()
     model_columns = [name for name in models if is_statistic(str(name)) and not parse_column(str(name)).is_difference]
     of_model = models[model_columns].iloc[0]
-    values = {str(name): float(value) for name, value in {**dict(of_model), **dict(of_heads)}.items()}
+    values = {str(name): float(value) for name, value in {**dict(of_heads), **dict(of_model)}.items()}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

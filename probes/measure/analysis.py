@@ -51,6 +51,13 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "ESS₁(i) = exp(−Σⱼ αᵢⱼ ln αᵢⱼ)",
         ),
         "max_weight": Statistic("largest weight", "", "mean of a row's largest weight, last octave of visible keys"),
+        "max_logit": Statistic(
+            "largest logit",
+            "logits",
+            "largest scaled logit over all causal pairs and documents at the longest length, exact; of a model: of all "
+            "its heads",
+            formula="max over i ≥ j of sᵢⱼ",
+        ),
         "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys", formula="αᵢ₀"),
         "learned_sink": Statistic(
             "learned sink",
@@ -139,13 +146,15 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group) from the tables that the run has; None if it has none of them.
 
     From `attention`: `ess2_<L>` (tokens) for every measured length L; `growth`; and at the model's longest length
-    `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance`. From `learned_sink`: `learned_sink`. From `pairs`,
-    at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`: `tau`, `gamma`,
-    `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
+    `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance`. From `learned_sink`: `learned_sink`. From
+    `max_logit`, at the longest length: `max_logit`. From `pairs`, at the longest length: `cov`, `cov_rms`, `cov_norm`,
+    `weighted_log_theta`. From `scales`: `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`.
+    `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
     """
     functions = {
         "attention": _attention_statistics,
         "learned_sink": _learned_sink_statistics,
+        "max_logit": _largest_logits,
         "pairs": _pair_statistics,
         "scales": _position_statistics,
     }
@@ -164,7 +173,8 @@ def _by_blocks_of_layers(rows: pd.DataFrame, function: Callable[[pd.DataFrame], 
 
 
 def model_statistics(run: RunTables) -> pd.DataFrame | None:
-    """Columns by model: medians over heads of `ess2_<L>`, `growth` and `cov`, and the loss; None without their tables.
+    """Columns by model: medians over heads of `ess2_<L>`, `growth` and `cov`, the largest `max_logit` of all heads, and
+    the loss; None without their tables.
 
     `nll_<L>` (nats/token) is the mean over documents of the mean loss; `nll_<L>_diff` with `_low` and `_high` is its
     difference to the first model of the run, paired by document.
@@ -174,7 +184,10 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
     if wide is not None:
         lengths = columns_by_length(map(str, wide), "ess2")
         summarised = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
-        rows = wide.groupby("model")[summarised].median()
+        by_model = wide.groupby("model")
+        rows = by_model[summarised].median()
+        if "max_logit" in wide:
+            rows = rows.join(by_model["max_logit"].max())
     if "nll" in run.tables:
         first = run.models[0]
         frame = plain_types(run.table("nll"))
@@ -199,6 +212,10 @@ def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     means = _last_octave_means(rows_at_longest_length(frame), ["share"]).groupby(HEAD_KEYS).mean()
     return means.set_axis(["learned_sink"], axis=1)
+
+
+def _largest_logits(frame: pd.DataFrame) -> pd.DataFrame:
+    return rows_at_longest_length(frame).groupby(HEAD_KEYS)[["max_logit"]].max()
 
 
 def _last_octave_means(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from headscope.report.text import (
     heads_by_model,
     join_words,
 )
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens, same_text_mask
@@ -103,6 +104,7 @@ def findings(run: Run) -> Iterator[Finding]:
         "Effective length": lambda: _length_findings(heads, run),
         "Growth with context": lambda: _growth_findings(heads),
         "Change against the first model": lambda: _change_findings(heads, run),
+        "Largest logits": lambda: _logit_findings(run, labels),
         "Loss": lambda: _loss_findings(run, labels),
         "Rotary pairs": lambda: _pair_findings(heads),
         "Position parameters": lambda: _parameter_findings(heads, run),
@@ -241,6 +243,21 @@ def _describe_change(first: str, label: str, window_label: str, log_ratios: pd.S
         f"{format_percent(CHANGE_TOLERANCE)} in {format_head_count(~rises & ~falls)}. "
         f"The largest changes are those of {examples}."
     )
+
+
+def _logit_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
+    if "max_logit" not in run.tables:
+        return
+    rows = rows_at_longest_length(plain_types(run.max_logit))
+    for label, of_model in rows[rows["model"].isin(labels)].groupby("model", sort=False):
+        largest = of_model.nlargest(1, "max_logit").iloc[0]
+        yield Sentence(
+            f"The largest logit in {label} is {largest['max_logit']:.1f}, in {head_name(largest)}, of query "
+            f"{largest['query']:,} and key {largest['key']:,} of {largest['doc']} (all causal pairs of "
+            f"{_count_documents({*of_model['doc']})} at {largest['context_length']:,} tokens).",
+            str(label),
+            FindingData(largest["max_logit"], n=of_model["doc"].nunique()),
+        )
 
 
 def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:

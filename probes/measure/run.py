@@ -12,7 +12,8 @@ from headscope.errors import BadInput
 from headscope.forward import logits
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
-from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
+from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, MaxLogit, RotaryPairs
+from headscope.measures.attention_rows import with_row_sums
 from headscope.positions.model import Model
 from headscope.positions.rope_scaling import own_schedule_at_length
 from headscope.positions.schedule import Schedule, frequencies_by_layer
@@ -108,11 +109,18 @@ class MeasureObserver:
         if "attention" in self.requested:
             self.accumulators.append(LearnedSink(*sizes))
         self.needs_row_sums = rows is None and "attention" in self.requested
+        if self.needs_row_sums:
+            self.accumulators.append(MaxLogit(model.geometry))
         self.keys, self.document = keys, {} if document is None else {"doc": document}
 
     def listen(self, layers: CapturedLayers) -> None:
+        layers.listen(self._update, needs_row_sums=self.needs_row_sums)
+
+    def _update(self, record: AttentionRecord) -> None:
+        if self.needs_row_sums:
+            record = with_row_sums(record)
         for accumulator in self.accumulators:
-            layers.listen(accumulator.update, needs_row_sums=self.needs_row_sums)
+            accumulator.update(record)
 
     def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
         columns = {accumulator.name: dict(accumulator.compute()) for accumulator in self.accumulators}

@@ -24,7 +24,7 @@ class MeasureOptions(Options):
         json_schema_extra={"flags": ["--measure"]},
     )
     rows: int | Literal["exact"] = Field(
-        default=64, description="query rows sampled per head and document, or exact for all"
+        default=64, description="query rows sampled per head and document; exact: all rows, and the largest logit"
     )
 
     @field_validator("rows")
@@ -70,6 +70,17 @@ LEARNED_SINK = Table(
     (
         *BIN_COLUMNS,
         Column("share", "value", "", "mean weight on the learned sink", 0, 1),
+    ),
+)
+
+MAX_LOGIT = Table(
+    "max_logit",
+    "largest attention logit of each head over all causal pairs (i, j), exact; only if all rows are measured",
+    (
+        *(MODEL, LENGTH, DOC, LAYER, HEAD, GROUP),
+        Column("max_logit", "value", "logits", "largest scaled logit, after the soft cap; learned sinks do not count"),
+        Column("query", "index32", "tokens", "position i of its query", 0),
+        Column("key", "index32", "tokens", "position j of its key", 0),
     ),
 )
 
@@ -136,4 +147,4 @@ NLL = Table(
     ),
 )
 
-TABLES = (ATTENTION, LEARNED_SINK, PAIRS, DISTANCE_PROFILES, NLL)
+TABLES = (ATTENTION, LEARNED_SINK, MAX_LOGIT, PAIRS, DISTANCE_PROFILES, NLL)
