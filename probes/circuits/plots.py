@@ -66,7 +66,7 @@ def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Fig
         x=layers,
         y=layers,
         z=grid.to_numpy(np.float64),
-        customdata=names.fillna("").to_numpy(),
+        customdata=names.astype(object).fillna("").to_numpy(),
         colorscale=style.SEQUENTIAL_SCALE,
         colorbar={"title": {"text": "excess"}},
         hovertemplate="%{customdata}<br>excess %{z:.3f}<extra></extra>",

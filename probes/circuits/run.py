@@ -310,7 +310,7 @@ def token_pair_rows(
 
 
 def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
-    """Columns of the table `head_composition` from `sender_layer` on; empty for a model of one layer."""
+    """Columns of the table `head_composition` from `sender_layer` on. Raises UnsupportedModel for a single layer."""
     geometry, blocks = model.geometry, []
     written: list[Tensor] = []
     baselines: dict[tuple[int, ...], float] = {}
@@ -321,30 +321,36 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
             "k": (matrices.key, matrices.query),
             "v": (matrices.value, matrices.output.transpose(1, 2)),
         }
+        senders = {name: column[: sum(geometry.layer_heads[:index])] for name, column in head_columns(model).items()}
         for kind, (reading, other) in readers.items() if index else ():
             factors = read_factors(reading, other)
-            for sender_index, sender in enumerate(written):
-                scores = composition_scores(factors, sender.to(factors.device)).cpu()
+            heads, count = len(reading), len(senders["head"])
+            scores, expected = (np.empty((heads, count), np.float32) for _ in range(2))
+            for start, sender in zip(np.cumsum([0, *map(len, written)]), written, strict=False):
+                part = slice(start, start + len(sender))
+                scores[:, part] = composition_scores(factors, sender.to(factors.device)).cpu().numpy()
                 shape = (reading.shape[1], sender.shape[2], reading.shape[2])
                 if shape not in baselines:
                     baselines[shape] = random_composition(*shape, seed=0)
-                head, sender_head = np.indices(scores.shape).reshape(2, -1)
-                blocks.append(
-                    {
-                        "sender_layer": np.full(len(head), geometry.layer_numbers[sender_index], np.int16),
-                        "sender_head": sender_head.astype(np.int16),
-                        "layer": np.full(len(head), geometry.layer_numbers[index], np.int16),
-                        "head": head.astype(np.int16),
-                        "kv_group": (head // geometry.heads_per_group(index)).astype(np.int16),
-                        "input": np.full(len(head), kind, dtype=object),
-                        "score": scores.numpy().reshape(-1),
-                        "baseline": np.full(len(head), baselines[shape], np.float32),
-                    }
-                )
+                expected[:, part] = baselines[shape]
+            head = np.repeat(np.arange(heads, dtype=np.int16), count)
+            blocks.append(
+                {
+                    "sender_layer": np.tile(senders["layer"].astype(np.int16), heads),
+                    "sender_head": np.tile(senders["head"].astype(np.int16), heads),
+                    "layer": np.full(len(head), geometry.layer_numbers[index], np.int16),
+                    "head": head,
+                    "kv_group": head // np.int16(geometry.heads_per_group(index)),
+                    "input": np.full(len(head), kind, dtype=object),
+                    "score": scores.reshape(-1),
+                    "baseline": expected.reshape(-1),
+                }
+            )
         written.append(written_factors(matrices.value, matrices.output))
     if not blocks:
         raise UnsupportedModel(
-            f"composition is not possible for {model.name}: it has one layer. Leave it out: --parts weights,distance"
+            f"composition is not possible for {model.name}: it has one layer. Leave it out: --parts "
+            "weights,distance,values"
         )
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
