@@ -194,6 +194,14 @@ class AttentionRecord:
         """Logits after the layer's soft-capping, from scaling * q . k."""
         return soft_cap(logits, self.softcap)
 
+    def masked_logits(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """Logits of queries [n] with keys [m], both indices of the record: [H, n, m], float32, -inf for hidden keys."""
+        groups, _, dim = self.k.shape
+        q = self.q[:, rows].float().reshape(groups, -1, dim)
+        logits = self.soft_cap((q @ self.k[:, keys].float().mT).mul_(self.scaling)).view(-1, len(rows), len(keys))
+        distance = self.query_key_index[rows][:, None] - keys
+        return logits.masked_fill_((distance < 0) | (distance >= self.visible_counts[rows][:, None]), -torch.inf)
+
     @property
     def sink_weight(self) -> Tensor | None:
         """Weight of the learned sink in each row, [H, Lq], 0..1; None for a model without one."""

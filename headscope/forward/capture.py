@@ -72,6 +72,10 @@ class CapturedLayers:
         """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""
         self._exit_stack.callback(module.register_forward_hook(function, with_kwargs=True).remove)
 
+    def hook_inputs(self, module: nn.Module, function: Any) -> None:
+        """Call `function(module, args, kwargs)` before every forward pass of a module until the capture ends."""
+        self._exit_stack.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
+
     def _module(self, layer: int) -> nn.Module:
         if not 0 <= layer < len(self._model.attention_modules):
             raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention_modules) - 1}")

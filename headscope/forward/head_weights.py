@@ -8,7 +8,7 @@ its normed input, followed by at most one norm, is refused by name.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,16 @@ class HeadProjection:
             vectors = self._over_normed_numbers(vectors, partial(run_norm, self.norm))
         return vectors.transpose(1, 2)
 
+    def norm_scales(self, normed: Tensor) -> Tensor:
+        """The divisor of the projection's own norm for normed inputs [n, D]: [heads, n], 1 without a norm."""
+        if self.norm is None:
+            return normed.new_ones(len(self.rows), len(normed))
+        before, after = replace(self, norm=None).vectors(normed), self.vectors(normed)
+        if not self.norm_spans_heads:
+            return self.norm.scales(before.flatten(0, 1), after.flatten(0, 1)).view(before.shape[:2])
+        rows = [vectors.transpose(0, 1).flatten(1) for vectors in (before, after)]
+        return self.norm.scales(*rows).expand(before.shape[:2])
+
     def _over_normed_numbers(self, columns: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply a function of vectors [.., width] to the numbers that the norm joins: axis 1 of [heads, d, n]."""
         groups = columns.reshape(1, -1, columns.shape[2]) if self.norm_spans_heads else columns
@@ -113,12 +123,7 @@ class LayerWeights:
 
     def output(self) -> Tensor:
         """What each number of z adds to the residual stream: [H, D, dv], with the gain of a norm after o_proj."""
-        projection = self.branch.projection.float()
-        heads = len(self.query.rows)
-        output = projection.view(len(projection), heads, -1).permute(1, 0, 2)
-        if self.branch.norm is not None:
-            output = self.branch.norm.linear(output.transpose(1, 2)).transpose(1, 2)
-        return self.branch.factor * output
+        return self.branch.output_matrices(len(self.query.rows))
 
     def normed(self, stream: Tensor) -> Tensor:
         """The layer's normed input [n, D] of residual stream vectors [n, D]."""

@@ -89,6 +89,15 @@ class AttentionBranch:
     norm: Norm | None
     factor: float
 
+    def output_matrices(self, heads: int) -> Tensor:
+        """What each number of z adds to the residual stream: [H, D, dv], with the gain of a norm after the projection,
+        float32."""
+        projection = self.projection.float()
+        output = projection.view(len(projection), heads, -1).permute(1, 0, 2)
+        if self.norm is not None:
+            output = self.norm.linear(output.transpose(1, 2)).transpose(1, 2)
+        return self.factor * output
+
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:

@@ -15,6 +15,7 @@ from headscope.forward.head_circuits import TokenEmbeddings
 from headscope.forward.head_weights import inspect_head_weights
 from headscope.measures.rotary_pairs import planes_by_head, rotary_planes
 from headscope.positions.model import Model
+from headscope.positions.schedule import Schedule
 
 
 def token_pair_logits(
@@ -48,8 +49,7 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
     """`token_pair_logits` of tokens `queries` and `keys` [n] at `distances` [m], in a layer given by its index."""
     model, weights = embeddings.model, embeddings.weights.layers[layer]
     schedule, geometry = model.schedule, model.geometry.at_layer(layer)
-    if schedule.slopes is not None or "ALiBi" in model.rotation.no_pairs_reason:
-        raise UnsupportedModel(f"logits of token pairs are not possible under {model.spec}: it adds a bias by distance")
+    refuse_distance_bias(model, "logits of token pairs are")
     q, k = (
         projection.vectors(weights.normed(embeddings.stream(tokens, layer)))
         for projection, tokens in ((weights.query, queries), (weights.key, keys))
@@ -58,14 +58,8 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
         torch.complex(*rotary_planes(t, geometry).double().unbind(0)) for t in (q.contiguous(), k.contiguous())
     ]  # [G x F, heads of a group, n]
     products = planes[0] * planes[1].conj()
-    theta = torch.zeros(geometry.kv_groups, geometry.all_pairs)
-    factor = torch.ones(geometry.all_pairs, dtype=torch.float64)
-    if model.geometry.layer_rotates[layer]:
-        theta[:, : geometry.pairs] = geometry.rotation_direction * schedule.theta(layer).detach().float().cpu()
-        factor[: geometry.pairs] = schedule.attention_factor(layer) ** 2
-    angles = (theta.flatten()[:, None] * distances.float()).double().to(products.device)
-    turns = torch.polar(factor.repeat(geometry.kv_groups)[:, None].to(angles).expand_as(angles).contiguous(), angles)
-    rotated = torch.einsum("phn,pm->phnm", products, turns).real
+    phases = rotation_phases(model, schedule, layer, distances).flatten(0, 1).to(products.device)
+    rotated = torch.einsum("phn,pm->phnm", products, phases).real
     scaling = embeddings.weights.scalings[layer]
     by_head = torch.stack(
         [
@@ -79,6 +73,27 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
         scale = schedule.query_scale(layer, distances[None].to(model.device) + 1)[0].double()  # [1|H, m]
         by_head = by_head * scale.to(by_head.device)[:, None, :, None]
     return (scaling * by_head).float()
+
+
+def rotation_phases(model: Model, schedule: Schedule, layer: int, distances: Tensor) -> Tensor:
+    """What the rotation multiplies q_f conj(k_f) by at distances [m]: [G, F, m], complex128, on the CPU.
+
+    Angle theta_f D and modulus attention factor squared; 1 for unrotated pairs. `layer` is an index.
+    """
+    geometry = model.geometry.at_layer(layer)
+    theta = torch.zeros(geometry.kv_groups, geometry.all_pairs)
+    factor = torch.ones(geometry.all_pairs, dtype=torch.float64)
+    if model.geometry.layer_rotates[layer]:
+        theta[:, : geometry.pairs] = geometry.rotation_direction * schedule.theta(layer).detach().float().cpu()
+        factor[: geometry.pairs] = schedule.attention_factor(layer) ** 2
+    angles = (theta[..., None] * distances.float().cpu()).double()
+    return torch.polar(factor[:, None].expand_as(angles).contiguous(), angles)
+
+
+def refuse_distance_bias(model: Model, analysis: str) -> None:
+    """Raise UnsupportedModel if logits depend on the distance by more than a rotation; `analysis` ends in a verb."""
+    if model.schedule.slopes is not None or "ALiBi" in model.rotation.no_pairs_reason:
+        raise UnsupportedModel(f"{analysis} not possible under {model.spec}: it adds a bias by distance")
 
 
 def _numbers(model: Model) -> str:

@@ -45,13 +45,13 @@ def rotary_planes(heads_tensor: Tensor, geometry: Geometry) -> Tensor:
     planes = heads_tensor.new_empty(2, groups, geometry.all_pairs, heads // groups, length, dtype=torch.float32)
     size = items_per_tile(heads_tensor.device, TOKENS_PER_CHUNK, heads * dim)
     for tokens in (slice(start, start + size) for start in range(0, length, size)):
-        pairs = _pair_coordinates(heads_tensor[:, tokens], geometry)  # [2, heads, tokens, F]
+        pairs = pair_coordinates(heads_tensor[:, tokens], geometry)  # [2, heads, tokens, F]
         planes[..., tokens] = pairs.view(2, groups, heads // groups, *pairs.shape[2:]).permute(0, 1, 4, 2, 3)
     return planes.view(2, groups * geometry.all_pairs, -1, length)
 
 
-def _pair_coordinates(t: Tensor, geometry: Geometry) -> Tensor:
-    """[heads, L, d] -> [2, heads, L, F], the rotary pairs first."""
+def pair_coordinates(t: Tensor, geometry: Geometry) -> Tensor:
+    """The two coordinates of each pair of dimensions: [heads, L, d] -> [2, heads, L, F], the rotary pairs first."""
     start, end = geometry.rotary_start, geometry.rotary_start + 2 * geometry.pairs
     rotary = _split_pairs(t[..., start:end], geometry.rotary_layout)
     if end - start == geometry.head_dim:

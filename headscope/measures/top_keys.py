@@ -57,15 +57,11 @@ def find_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> TopKe
 
 
 def _tile_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    groups, _, dim = record.k.shape
     visible, own_key_index = record.visible_counts[rows], record.query_key_index[rows]
     first, last = int((own_key_index - visible).min()) + 1, int(own_key_index[-1])
     # Later keys come first, so that ties go to the later key.
     keys = torch.arange(last, first - 1, -1, device=rows.device)
-    q = record.q[:, rows].float().reshape(groups, -1, dim)
-    logits = record.soft_cap((q @ record.k[:, keys].float().mT).mul_(record.scaling)).view(-1, len(rows), len(keys))
-    distance = own_key_index[:, None] - keys
-    logits.masked_fill_((distance < 0) | (distance >= visible[:, None]), -torch.inf)
+    logits, distance = record.masked_logits(rows, keys), own_key_index[:, None] - keys
     lse = record.lse[:, rows, None]
     top_logits, indices = _top_k_stable(logits, max_keys)
     weights = (top_logits - lse).exp().clamp(max=1).masked_fill(top_logits == -torch.inf, torch.nan)

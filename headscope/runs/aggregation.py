@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import ndtr, ndtri, stdtrit
 
+from headscope.bins import in_last_octave
+
 HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """Key columns of the per-head table."""
 
@@ -90,6 +92,15 @@ def plain_types(frame: pd.DataFrame) -> pd.DataFrame:
 def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) -> pd.DataFrame:
     """The rows at the longest context length of each group of these columns, by default of each model."""
     return frame[frame["context_length"] == frame.groupby([*by])["context_length"].transform("max")]
+
+
+def last_octave_means(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Means of binned row means over the last octave of visible keys, by head, length and document."""
+    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
+    last_rows = frame[in_last_octave(frame["visible"], top)]
+    unit = [*HEAD_KEYS, "context_length", "doc"]
+    total = last_rows[unit].join(last_rows[[*columns]].mul(last_rows["rows"], axis=0)).groupby(unit).sum()
+    return total.div(last_rows.groupby(unit)["rows"].sum(), axis=0)
 
 
 def mean_losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:

@@ -16,9 +16,9 @@ PROBE = Probe(
     head_columns="probes.circuits.analysis:head_statistics",
     charts="probes.circuits.report:charts",
     head_charts="probes.circuits.report:head_charts",
-    findings="probes.circuits.report:findings",
-    head_findings="probes.circuits.report:head_findings",
+    findings="probes.circuits.findings:findings",
+    head_findings="probes.circuits.findings:head_findings",
     glossary="probes.circuits.report:GLOSSARY",
     synthetic_rows="probes.circuits.synthetic:synthetic_cells",
-    bench="probes.circuits.run:benchmark_variants",
+    bench="probes.circuits.bench:benchmark_variants",
 )

@@ -6,9 +6,16 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import Statistic
+from headscope.runs.aggregation import (
+    HEAD_KEYS,
+    last_octave_means,
+    mean_with_interval,
+    plain_types,
+    rows_at_longest_length,
+)
+from headscope.runs.column_metadata import Statistic, roles, statistics
 from headscope.runs.run_tables import RunTables
+from probes.circuits.schema import ALL_OTHERS
 
 INPUTS = ("q", "k", "v")
 COMPOSITION_COLUMNS: Mapping[str, str] = MappingProxyType({kind: f"{kind}_composition" for kind in INPUTS})
@@ -21,6 +28,15 @@ POSITIONAL_COLUMNS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Column of the table `positional_summary` -> column of the per-head table."""
+VALUE_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "log_ess2": "key_effective_length",
+        "value_log_ess2": "value_effective_length",
+        "sink_share": "key_sink_share",
+        "value_sink_share": "value_sink_share",
+    }
+)
+"""Column of the table `value_attention` -> column of the per-head table."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -59,6 +75,34 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "tokens",
             "distance at which the mean query has its largest logit with the mean key, at the longest length",
         ),
+        "key_effective_length": Statistic(
+            "effective length in the same rows",
+            "tokens",
+            "exp of the mean ln ESS2 of the plain weights of the keys, in the rows of the value-weighted one",
+            log_scale=True,
+            formula="ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
+        ),
+        "value_effective_length": Statistic(
+            "value-weighted effective length",
+            "tokens",
+            "effective length of weights times the norms of what the keys' values add to the residual stream, over "
+            "sampled rows in the last octave of visible keys at the longest length",
+            log_scale=True,
+            formula="1 / Σⱼ wᵢⱼ², wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
+        ),
+        "key_sink_share": Statistic(
+            "weight of the first key in the same rows",
+            "",
+            "mean plain weight of the first key among the keys, in the rows of its value-weighted weight",
+            formula="αᵢ₀",
+        ),
+        "value_sink_share": Statistic(
+            "value-weighted weight of the first key",
+            "",
+            "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "
+            "stream: near 0 for a sink that nobody reads",
+            formula="wᵢ₀, wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
+        ),
         "positional_spread": Statistic(
             "positional spread",
             "logits",
@@ -86,6 +130,13 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
             mean_with_interval(by_document[name], column, 1.0 if name == "effective_length" else 0.0)
             for name, column in POSITIONAL_COLUMNS.items()
         ]
+    if "value_attention" in run.tables:
+        rows = rows_at_longest_length(plain_types(run.table("value_attention")))
+        means = last_octave_means(rows, [*VALUE_COLUMNS]).droplevel("context_length")
+        for name, column in VALUE_COLUMNS.items():
+            is_log = name.endswith("ess2")
+            block = mean_with_interval(means[name], column, 0, np.inf if is_log else 1)
+            blocks.append(block.apply(np.exp) if is_log else block)
     return pd.concat(blocks, axis=1) if blocks else None
 
 
@@ -95,6 +146,35 @@ def strongest_inputs(run: RunTables) -> pd.DataFrame:
     rows = rows.assign(excess=rows["score"] - rows["baseline"])
     best = rows.groupby([*HEAD_KEYS, "input"], observed=True)["excess"].idxmax()
     return rows.loc[best].reset_index(drop=True)
+
+
+def mean_contributions(components: pd.DataFrame) -> pd.DataFrame:
+    """Mean contribution of each component on each side over the top far rows of `qk_components`: component by side.
+
+    A component that no row has on one side counts as 0 there, and both columns sum to the mean logit.
+    """
+    rows = plain_types(components)
+    n_rows = len(rows[["doc", "context_length", "query", "key"]].drop_duplicates())
+    wide = rows.pivot_table(index="component", columns="side", values="contribution", aggfunc="sum") / n_rows
+    return wide.reindex(columns=["query", "key"]).fillna(0.0)
+
+
+def strongest_component_pairs(pairs: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Pairs of components of the largest mean contribution over the top far rows of `qk_pairs`, by absolute value.
+
+    Columns query_component, key_component, contribution (logits). A pair that is not stored for a row counts as 0
+    there; the other pairs are left out.
+    """
+    rows = plain_types(pairs)
+    n_rows = len(rows[["doc", "context_length", "query", "key"]].drop_duplicates())
+    sums = rows[rows["query_component"] != ALL_OTHERS].groupby(["query_component", "key_component"])["contribution"]
+    means = (sums.sum() / n_rows).sort_values(key=abs, ascending=False).head(count)
+    return means.reset_index()
+
+
+def attributed_heads(rows: pd.DataFrame) -> list[tuple[str, int, int]]:
+    """(model, layer, head) of every head with rows in `qk_rows`, in the order of the run."""
+    return [*plain_types(rows)[["model", "layer", "head"]].drop_duplicates().itertuples(index=False, name=None)]
 
 
 def strongest_paths(rows: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -109,3 +189,18 @@ def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:
     if len(both) < 3 or both["x"].nunique() < 2 or both["y"].nunique() < 2:
         return float("nan"), len(both)
     return float(np.corrcoef(both["x"].rank(), both["y"].rank())[0, 1]), len(both)
+
+
+def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:
+    """The rows of one head and model in a table."""
+    rows = run.table(table)
+    return rows[(rows["layer"] == layer) & (rows["head"] == head) & (rows["model"] == model)]
+
+
+def head_score_columns(heads: pd.DataFrame) -> list[str]:
+    """Scores of other probes that name a head, such as the top retrieval head, and the induction score."""
+    columns = [name for name, declared in statistics().items() if declared.best_head_name and name in heads]
+    role = roles().get("induction")
+    if role is not None and role.order_by in heads:
+        columns.append(role.order_by)
+    return [name for name in columns if heads[name].notna().any()]

@@ -12,6 +12,9 @@ from headscope.runs.column_metadata import statistic
 
 MAX_LABELLED_PATHS = 10
 """Strongest compositions that are marked in the matrix."""
+MAX_COMPONENTS = 12
+"""Components in the plot of QK attribution."""
+SIDE_LABELS = {"query": "written at the query's token", "key": "written at the key's token"}
 
 
 def plot_statistics(heads: pd.DataFrame, x: str, y: str, model: str) -> go.Figure:
@@ -63,7 +66,7 @@ def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Fig
         x=layers,
         y=layers,
         z=grid.to_numpy(np.float64),
-        customdata=names.fillna("").to_numpy(),
+        customdata=names.astype(object).fillna("").to_numpy(),
         colorscale=style.SEQUENTIAL_SCALE,
         colorbar={"title": {"text": "excess"}},
         hovertemplate="%{customdata}<br>excess %{z:.3f}<extra></extra>",
@@ -141,6 +144,24 @@ def plot_token_pairs(rows: pd.DataFrame, models: list[str], layer: int, head: in
         title_text="distance (tokens); 0 is drawn at 0.5", **axes.log_axis([0.5, max(rows["distance"].max(), 1)])
     )
     figure.update_yaxes(title_text="logit")
+    return style.fit_legend(figure)
+
+
+def plot_qk_components(means: pd.DataFrame, name: str) -> go.Figure:
+    """Bars of the components that add most to a head's logits at top far rows; `means` are `mean_contributions`."""
+    figure = style.new_figure(f"What writes the logits of {style.escape_label(name)}", 420)
+    leading = means.loc[means.abs().max(axis=1).nlargest(MAX_COMPONENTS).index[::-1]]
+    for index, (side, text) in enumerate(SIDE_LABELS.items()):
+        figure.add_bar(
+            y=leading.index,
+            x=leading[side],
+            orientation="h",
+            name=text,
+            marker_color=style.PALETTE[index],
+            hovertemplate="%{y}: %{x:+.2f} logits<extra>" + text + "</extra>",
+        )
+    figure.update_xaxes(title_text="mean contribution (logits)")
+    figure.update_yaxes(type="category", automargin=True)
     return style.fit_legend(figure)
 
 

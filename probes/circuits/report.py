@@ -1,30 +1,27 @@
-"""Findings, charts and glossary of circuits."""
+"""Charts and glossary of circuits."""
 
-import math
 from collections.abc import Iterator
 
 import pandas as pd
 
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term, TextTable
-from headscope.report.text import (
-    default_models,
-    default_models_with,
-    describe_extremes,
-    describe_ranks,
-    format_head_count,
-    head_mask,
-    head_name,
-    heads_by_model,
-)
-from headscope.runs.column_metadata import columns_by_length, format_number, roles, statistic, statistics
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
+from headscope.report.text import default_models_with, describe_extremes, head_mask
+from headscope.runs.column_metadata import columns_by_length, format_number
 from headscope.runs.run import Run
 from probes.circuits import PROBE, plots
-from probes.circuits.analysis import COMPOSITION_COLUMNS, rank_correlation, strongest_inputs, strongest_paths
+from probes.circuits.analysis import (
+    COMPOSITION_COLUMNS,
+    attributed_heads,
+    head_score_columns,
+    mean_contributions,
+    rows_of_head,
+    strongest_component_pairs,
+)
 
-COPYING_THRESHOLD = 0.5
-"""Copying score above which a head is called OV-copying [ours]."""
-LISTED_PATHS = 5
+LISTED_PAIRS = 8
+MAX_ATTRIBUTED_HEADS = 4
+"""Heads with a chart of QK attribution in a report; the pages of heads show all."""
 
 GLOSSARY = (
     Term(
@@ -50,137 +47,22 @@ GLOSSARY = (
         "s̄(D) = q̄ R(θ D) k̄ᵀ / √d",
         ("positional_preference",),
     ),
+    Term(
+        "QK attribution",
+        "Why a head attends to a token: its logit as a sum over what the embedding, earlier heads and MLPs wrote at "
+        "the query's token and at the key's token, with norms frozen at the scale that they had. A part that all keys "
+        "share raises the logit and leaves the weights as they are.",
+        "s = Σ_ab (W_Q a) R(θ D) (W_K b)ᵀ / √d",
+        ("qk_rows",),
+    ),
+    Term(
+        "Value-weighted attention",
+        "Attention weights times the norm of what each key's value adds to the residual stream, renormalised. A first "
+        "token that takes most of the weight but adds nearly nothing stops counting.",
+        "wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
+        ("value_attention",),
+    ),
 )
-
-
-def findings(run: Run) -> Iterator[Finding]:
-    """Copying heads, strongest compositions, and what the positional curve says of the effective length."""
-    for label in default_models(run):
-        heads = run.heads[run.heads["model"] == label]
-        for _, block in heads_by_model(heads, "ov_copying"):
-            yield from _copying_findings(label, block)
-        if "head_composition" in run.tables:
-            yield from _composition_findings(run, label)
-        for _, block in heads_by_model(heads, "positional_effective_length"):
-            yield from _positional_findings(run, label, block)
-
-
-def _copying_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
-    best = heads.sort_values("ov_copying").iloc[-1]
-    yield Finding(
-        PROBE.title,
-        f"In {label}, the OV circuits of {format_head_count(heads['ov_copying'] > COPYING_THRESHOLD)} copy (copying "
-        f"score above {COPYING_THRESHOLD}); the median score is {heads['ov_copying'].median():+.2f}, the highest "
-        f"{best['ov_copying']:+.3f} ({head_name(best)}).",
-        label,
-        data=FindingData(float(best["ov_copying"]), n=len(heads), layer=int(best["layer"]), head=int(best["head"])),
-    )
-    for column in _head_score_columns(heads):
-        correlation, count = rank_correlation(heads["ov_copying"], heads[column])
-        if math.isnan(correlation):
-            continue
-        top = heads.dropna(subset=[column]).nlargest(10, column)
-        yield Finding(
-            PROBE.title,
-            f"In {label}, OV copying and the {statistic(column).label} have a rank correlation of {correlation:+.2f} "
-            f"over {count} heads; of the {len(top)} heads with the highest {statistic(column).label}, "
-            f"{int((top['ov_copying'] > COPYING_THRESHOLD).sum())} copy (median copying score "
-            f"{top['ov_copying'].median():+.2f}).",
-            label,
-            data=FindingData(correlation, n=count),
-        )
-
-
-def _composition_findings(run: Run, label: str) -> Iterator[Finding]:
-    rows = run.table("head_composition")
-    rows = rows[rows["model"] == label]
-    for kind in COMPOSITION_COLUMNS if len(rows) else ():
-        paths = strongest_paths(rows[rows["input"] == kind], LISTED_PATHS)
-        if paths.empty:
-            continue
-        first = paths.iloc[0]
-        yield Finding(
-            PROBE.title,
-            f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (score minus "
-            f"{first['baseline']:.3f} of random matrices).",
-            label,
-            data=FindingData(float(first["excess"]), n=len(rows) // len(COMPOSITION_COLUMNS)),
-        )
-    yield from _induction_findings(run, label)
-
-
-def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
-    """Which earlier heads the leading induction heads read with their keys."""
-    role = roles().get("induction")
-    heads = run.heads[run.heads["model"] == label]
-    if role is None or role.order_by not in heads or heads[role.order_by].isna().all():
-        return
-    best = strongest_inputs(run)
-    best = best[(best["model"] == label) & (best["input"] == "k")].set_index(["layer", "head"])
-    leaders = heads.nlargest(LISTED_PATHS, role.order_by)
-    rows = [
-        best.loc[[key]].reset_index()
-        for key in zip(leaders["layer"], leaders["head"], strict=True)
-        if key in best.index
-    ]
-    if rows:
-        yield Finding(
-            PROBE.title,
-            f"In {label}, the {len(rows)} heads with the highest {statistic(role.order_by).label} K-compose most with: "
-            f"{_list_paths(pd.concat(rows))}.",
-            label,
-        )
-
-
-def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Finding]:
-    column = "positional_effective_length"
-    measured = columns_by_length(heads.columns, "ess2")
-    median = heads[column].median()
-    text = (
-        f"In {label}, the positional logits alone give a median effective length of {format_number(median)} tokens, "
-        f"and a median spread of {format_number(heads['positional_spread'].median())} logits over all distances"
-    )
-    correlation = math.nan
-    if measured:
-        correlation, count = rank_correlation(heads[column], heads[measured[-1]])
-        text += (
-            f"; the rank correlation with the measured {statistic(measured[-1]).label} is {correlation:+.2f} over "
-            f"{count} heads (median {format_number(heads[measured[-1]].median())} tokens)"
-        )
-    yield Finding(
-        PROBE.title, f"{text}.", label, data=FindingData(correlation if measured else float(median), n=len(heads))
-    )
-
-
-def _head_score_columns(heads: pd.DataFrame) -> list[str]:
-    """Scores of other probes that name a head, such as the top retrieval head, and the induction score."""
-    columns = [name for name, declared in statistics().items() if declared.best_head_name and name in heads]
-    role = roles().get("induction")
-    if role is not None and role.order_by in heads:
-        columns.append(role.order_by)
-    return [name for name in columns if heads[name].notna().any()]
-
-
-def _list_paths(paths: pd.DataFrame) -> str:
-    return ", ".join(
-        f"L{row.sender_layer}H{row.sender_head} → L{row.layer}H{row.head} ({row.excess:+.3f})"
-        for row in paths.itertuples()
-    )
-
-
-def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """The head's rank by copying score, and the earlier heads that it composes with most."""
-    if "ov_copying" in run.heads and (ranks := describe_ranks(run.heads, "ov_copying", layer, head)):
-        yield f"Rank by OV copying score: {ranks}."
-    if "head_composition" in run.tables:
-        best = strongest_inputs(run)
-        best = best[(best["model"] == model) & head_mask(best, layer, head)]
-        if len(best):
-            partners = ", ".join(
-                f"{str(row.input).upper()} with L{row.sender_layer}H{row.sender_head} ({row.excess:+.3f})"
-                for row in best.itertuples()
-            )
-            yield f"Strongest composition with earlier heads in {model}, above random matrices: {partners}."
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -188,6 +70,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "OV circuits: do heads copy what they attend to?", _copying_charts(context))
     yield ChartGroup(PROBE.title, "Composition between heads", _composition_charts(context))
     yield ChartGroup(PROBE.title, "Positional preference", _positional_charts(context))
+    yield ChartGroup(PROBE.title, "Do sinks count once values are weighed?", _value_charts(context))
+    yield ChartGroup(PROBE.title, "Why heads attend where they do", _attribution_charts(context))
 
 
 def _copying_charts(context: RenderContext) -> Iterator[Chart]:
@@ -200,7 +84,7 @@ def _copying_charts(context: RenderContext) -> Iterator[Chart]:
             half_width=True,
         )
         rows = context.heads[context.heads["model"] == label]
-        for column in _head_score_columns(rows):
+        for column in head_score_columns(rows):
             yield Chart(
                 plots.plot_statistics(context.heads, column, "ov_copying", label),
                 "One point per head. A head that finds a token and copies it is at the top right.",
@@ -240,6 +124,37 @@ def _positional_charts(context: RenderContext) -> Iterator[Chart]:
         )
 
 
+def _value_charts(context: RenderContext) -> Iterator[Chart]:
+    for label in list(context.finite_values("value_sink_share"))[:1]:
+        for plain, weighted in (
+            ("key_sink_share", "value_sink_share"),
+            ("key_effective_length", "value_effective_length"),
+        ):
+            yield Chart(
+                plots.plot_statistics(context.heads, plain, weighted, label),
+                "One point per head. Plain weights of keys against weights times the norms of what values add to the "
+                "residual stream.",
+                half_width=True,
+            )
+
+
+def _attribution_charts(context: RenderContext) -> Iterator[Chart | TextTable]:
+    rows = context.table("qk_rows")
+    heads = [] if rows is None else attributed_heads(rows)
+    for model, layer, head in heads[:MAX_ATTRIBUTED_HEADS]:
+        yield _attribution_chart(context.run, model, layer, head)
+
+
+def _attribution_chart(run: Run, model: str, layer: int, head: int) -> Chart:
+    means = mean_contributions(rows_of_head(run, "qk_components", model, layer, head))
+    return Chart(
+        plots.plot_qk_components(means, f"L{layer}H{head}: {model}"),
+        "Mean over the head's top far rows. The bars of one colour, with those of the components left out, sum to the "
+        "logit: what was written at the query's token, or at the key's token.",
+        half_width=True,
+    )
+
+
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart | TextTable]:
     """One head: its positional logit curve, the tokens it boosts and suppresses, and logits of token pairs."""
     models = default_models_with(run, model)
@@ -255,11 +170,36 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart |
         rows = rows[head_mask(rows, layer, head) & rows["model"].isin(models)] if len(rows) else rows
         if len(rows):
             yield Chart(plot(rows, models, layer, head), caption, half_width=True)
-    if "ov_tokens" in run.tables:
-        rows = run.table("ov_tokens")
-        rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)]
-        if len(rows):
-            yield _token_table(rows, model)
+    if "ov_tokens" in run.tables and len(rows := rows_of_head(run, "ov_tokens", model, layer, head)):
+        yield _token_table(rows, model)
+    if "qk_rows" in run.tables and len(rows := rows_of_head(run, "qk_rows", model, layer, head)):
+        yield _attribution_chart(run, model, layer, head)
+        yield _far_row_table(rows, model)
+        yield _component_table(rows_of_head(run, "qk_pairs", model, layer, head), model)
+
+
+def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:
+    lines = [
+        [
+            format_number(float(row["weight"])),
+            f"{row['logit']:+.2f}",
+            f"{row['query'] - row['key']:,}",
+            f"… {row['key_text']}",
+            f"… {row['query_text']}",
+        ]
+        for row in rows.sort_values("weight", ascending=False).to_dict("records")
+    ]
+    caption = f"Top far rows in {model} whose logits are attributed. The last token of each text is the one meant."
+    return TextTable(caption, ["weight", "logit", "distance", "attended token", "query token"], lines)
+
+
+def _component_table(pairs: pd.DataFrame, model: str) -> TextTable:
+    lines = [
+        [str(row.query_component), str(row.key_component), f"{row.contribution:+.2f}"]
+        for row in strongest_component_pairs(pairs, LISTED_PAIRS).itertuples()
+    ]
+    caption = f"Pairs of components that add most to these logits in {model}: mean over the rows."
+    return TextTable(caption, ["written at the query's token", "written at the key's token", "logits"], lines)
 
 
 def _token_table(rows: pd.DataFrame, model: str) -> TextTable:

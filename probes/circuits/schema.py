@@ -5,23 +5,29 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headscope.heads import parse_head
-from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, Column, Table, key
+from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
 from headscope.study.config import Lengths, Options
 
-Part = Literal["weights", "composition", "distance"]
+Part = Literal["weights", "composition", "distance", "values"]
 MAX_DISTANCE = 2**24
+TOP_FAR_ROWS = 4
+"""Rows of each head and text whose logits are attributed."""
+SIDES = ("query", "key")
+ALL_OTHERS = "others"
+"""Name of the components whose pairs are not stored one by one."""
 
 
 class CircuitsOptions(Options):
     """OV and QK circuits of heads from their weights, and composition between heads."""
 
     parts: list[Part] = Field(
-        ["weights", "composition", "distance"],
+        ["weights", "composition", "distance", "values"],
         min_length=1,
         description="weights: OV copying score and norms; composition: Q-, K- and V-composition of all pairs of heads; "
-        "distance: the positional logit curve, from texts",
+        "distance: the positional logit curve, from texts; values: effective length and weight of the first key with "
+        "attention weights times the norms of the values, in sampled rows of texts",
     )
-    lengths: Lengths = Field(default=[2048], description="context lengths in tokens, for distance and for heads")
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens, for distance, values and heads")
     embedding: Literal["plain", "first-mlp"] = Field(
         "plain",
         description="plain: token embeddings; first-mlp: token embeddings plus the first MLP's output for them "
@@ -45,7 +51,9 @@ class CircuitsOptions(Options):
     heads: list[str] = Field(
         [],
         max_length=64,
-        description="heads such as L18H6 whose largest logit at a far key is attributed to earlier components",
+        description="heads such as L18H6 whose logits in their top far rows are attributed to earlier components (QK "
+        f"attribution): in each text the {TOP_FAR_ROWS} rows of largest weight on a key 32 or more tokens "
+        "back that is not the first",
     )
 
     @field_validator("pairs")
@@ -70,6 +78,11 @@ class CircuitsOptions(Options):
             raise ValueError("'distances' are those of 'pairs', and there are none. Add pairs, or remove distances")
         if "top" in given and not self.tokens:
             raise ValueError("'top' counts tokens of 'tokens', and there are none. Add tokens, or remove top")
+        if "lengths" in given and not {"distance", "values"} & {*self.parts} and not self.heads:
+            raise ValueError(
+                "'lengths' are those of texts, which only distance, values and heads read. Remove lengths, or add "
+                "values to parts"
+            )
         if self.embedding != "plain" and "weights" not in self.parts and not (self.tokens or self.pairs):
             raise ValueError(
                 "'embedding' changes weights, tokens and pairs only. Remove embedding, or add weights to parts"
@@ -208,4 +221,91 @@ TOKEN_PAIRS = Table(
     ),
 )
 
-TABLES = (HEAD_CIRCUITS, OV_TOKENS, HEAD_COMPOSITION, POSITIONAL_PREFERENCE, POSITIONAL_SUMMARY, TOKEN_PAIRS)
+VALUE_ATTENTION = Table(
+    "value_attention",
+    "attention rows with plain and with value-weighted weights (weight times |W_O v_j|, renormalised), binned by the "
+    "number of visible keys; weights are those of the keys alone, without a learned sink",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        VISIBLE,
+        Column("rows", "count", "rows", "sampled query rows that were averaged", 1),
+        Column("log_ess2", "value", "nats", "mean ln ESS_2 of the plain weights", 0),
+        Column("sink_share", "value", "", "mean plain weight of key 0", 0, 1.001),
+        Column("value_log_ess2", "value", "nats", "mean ln ESS_2 of the value-weighted weights", 0),
+        Column("value_sink_share", "value", "", "mean value-weighted weight of key 0", 0, 1.001),
+    ),
+)
+
+ROW_KEYS = (
+    MODEL,
+    LENGTH,
+    DOC,
+    LAYER,
+    HEAD,
+    GROUP,
+    key("query", "index32", "tokens", "query position i"),
+    key("key", "index32", "tokens", "key position j"),
+)
+CONTRIBUTION = "contribution to the logit before any soft cap, with norms frozen at their scale"
+
+QK_ROWS = Table(
+    "qk_rows",
+    "top far rows whose logits are attributed to earlier components: the rows of each text in which a head has its "
+    "largest weights on a key 32 or more tokens back that is not the first, at most one row per key",
+    (
+        *ROW_KEYS,
+        Column("weight", "value", "", "attention weight of the key in the row", 0, 1),
+        Column("logit", "value", "logits", "logit of the key, before any soft cap"),
+        Column("query_text", "text", "", "the text up to the query token"),
+        Column("key_text", "text", "", "the text up to the key token"),
+    ),
+)
+
+QK_COMPONENTS = Table(
+    "qk_components",
+    "what each earlier component adds to the logit of a top far row by what it wrote at the token of the query, and at "
+    "that of the key; the contributions of either side sum to the logit",
+    (
+        *ROW_KEYS,
+        key("side", "label", "", "query or key: the token at which the component wrote", None),
+        key(
+            "component",
+            "label",
+            "",
+            "embedding, a head such as L3H5, the MLP of a layer such as L3 MLP, or bias: all constants",
+            None,
+        ),
+        Column("contribution", "value", "logits", CONTRIBUTION),
+    ),
+)
+
+QK_PAIRS = Table(
+    "qk_pairs",
+    "the pairs of components that add most to the logit of a top far row, by rotary pair; the contributions of a row "
+    "sum to the logit",
+    (
+        *ROW_KEYS,
+        key("query_component", "label", "", f"component at the query's token; {ALL_OTHERS}: all other pairs", None),
+        key("key_component", "label", "", f"component at the key's token; {ALL_OTHERS}: all other pairs", None),
+        PAIR,
+        Column("contribution", "value", "logits", CONTRIBUTION),
+    ),
+)
+
+TABLES = (
+    HEAD_CIRCUITS,
+    OV_TOKENS,
+    HEAD_COMPOSITION,
+    POSITIONAL_PREFERENCE,
+    POSITIONAL_SUMMARY,
+    TOKEN_PAIRS,
+    VALUE_ATTENTION,
+    QK_ROWS,
+    QK_COMPONENTS,
+    QK_PAIRS,
+)

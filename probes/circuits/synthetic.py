@@ -10,6 +10,7 @@ import pandas as pd
 from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 from probes.circuits.analysis import INPUTS
+from probes.circuits.schema import ALL_OTHERS, SIDES
 
 SOURCES = (" king", " <b>")
 """Attended tokens, one of which a page could mistake for markup."""
@@ -74,6 +75,36 @@ def _positional_rows(sizes: Sizes, model: str, length: int, doc: int) -> Mapping
         spread=(1 - units["growth"]) * np.log1p(length),
     )
     return {
+        "value_attention": units.assign(
+            **keys,
+            visible=length,
+            rows=8,
+            log_ess2=units["growth"] * np.log(length),
+            sink_share=0.9 * (1 - units["growth"]),
+            value_log_ess2=0.5 * (1 + units["growth"]) * np.log(length),
+            value_sink_share=0.1 * (1 - units["growth"]),
+        ).drop(columns="growth"),
+        **_attribution_rows(units.iloc[-1:], keys),
         "positional_preference": curve.drop(columns="growth"),
         "positional_summary": summary.drop(columns="growth"),
+    }
+
+
+def _attribution_rows(heads: pd.DataFrame, keys: Mapping[str, Any]) -> Mapping[str, Rows]:
+    """QK attribution of one head."""
+    row = heads.drop(columns="growth").assign(**keys, query=60, key=20)
+    parts = pd.DataFrame({"component": ["embedding", "bias", "L0H0", "L0 MLP"], "contribution": [1.0, 0.5, 3.0, -0.5]})
+    components = row.merge(pd.DataFrame({"side": SIDES}), how="cross").merge(parts, how="cross")
+    pairs = pd.DataFrame(
+        {
+            "query_component": ["embedding", ALL_OTHERS],
+            "key_component": ["L0H0", ALL_OTHERS],
+            "pair": 0,
+            "contribution": [3.0, 1.0],
+        }
+    )
+    return {
+        "qk_rows": row.assign(weight=0.8, logit=4.0, query_text="the king <b>", key_text="a king"),
+        "qk_components": components,
+        "qk_pairs": row.merge(pairs, how="cross"),
     }

@@ -10,8 +10,15 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
-from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
+from headscope.bins import BINS_PER_OCTAVE, bin_center
+from headscope.runs.aggregation import (
+    HEAD_KEYS,
+    last_octave_means,
+    mean_losses,
+    mean_with_interval,
+    plain_types,
+    rows_at_longest_length,
+)
 from headscope.runs.column_metadata import Role, Statistic, columns_by_length
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
@@ -199,7 +206,7 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
-    means = _last_octave_means(frame, names)
+    means = last_octave_means(frame, names)
     columns: list[pd.DataFrame] = [
         mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
@@ -210,21 +217,12 @@ def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    means = _last_octave_means(rows_at_longest_length(frame), ["share"]).groupby(HEAD_KEYS).mean()
+    means = last_octave_means(rows_at_longest_length(frame), ["share"]).groupby(HEAD_KEYS).mean()
     return means.set_axis(["learned_sink"], axis=1)
 
 
 def _largest_logits(frame: pd.DataFrame) -> pd.DataFrame:
     return rows_at_longest_length(frame).groupby(HEAD_KEYS)[["max_logit"]].max()
-
-
-def _last_octave_means(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Means over the query rows of the last octave of visible keys, by head, length and document."""
-    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
-    last_rows = frame[in_last_octave(frame["visible"], top)]
-    unit = [*HEAD_KEYS, "context_length", "doc"]
-    total = last_rows[unit].join(last_rows[columns].mul(last_rows["rows"], axis=0)).groupby(unit).sum()
-    return total.div(last_rows.groupby(unit)["rows"].sum(), axis=0)
 
 
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:

@@ -28,6 +28,7 @@ class DenseHead:
         return self.o @ self.v
 
 
+@torch.no_grad()
 def dense_heads(module: PreTrainedModel) -> list[list[DenseHead]]:
     """The heads of each layer."""
     config: Any = module.config

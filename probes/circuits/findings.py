@@ -1,0 +1,200 @@
+"""Findings of circuits, of a run and of one head."""
+
+import math
+from collections.abc import Iterator
+
+import pandas as pd
+
+from headscope.report.blocks import Finding, FindingData
+from headscope.report.text import (
+    default_models,
+    describe_ranks,
+    format_head_count,
+    head_mask,
+    head_name,
+    heads_by_model,
+)
+from headscope.runs.column_metadata import columns_by_length, format_number, roles, statistic
+from headscope.runs.run import Run
+from probes.circuits import PROBE, plots
+from probes.circuits.analysis import (
+    COMPOSITION_COLUMNS,
+    attributed_heads,
+    head_score_columns,
+    mean_contributions,
+    rank_correlation,
+    rows_of_head,
+    strongest_inputs,
+    strongest_paths,
+)
+
+COPYING_THRESHOLD = 0.5
+"""Copying score above which a head is called OV-copying [ours]."""
+SINK_SHARE = 0.5
+"""Weight on the first key above which a head is called a sink head [ours]."""
+LISTED_PATHS = 5
+LISTED_COMPONENTS = 3
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """Copying heads, strongest compositions, and what the positional curve says of the effective length."""
+    for label in default_models(run):
+        heads = run.heads[run.heads["model"] == label]
+        for _, block in heads_by_model(heads, "ov_copying"):
+            yield from _copying_findings(label, block)
+        if "head_composition" in run.tables:
+            yield from _composition_findings(run, label)
+        for _, block in heads_by_model(heads, "positional_effective_length"):
+            yield from _positional_findings(run, label, block)
+        for _, block in heads_by_model(heads, "value_sink_share"):
+            yield from _value_findings(label, block)
+    if "qk_rows" in run.tables:
+        for model, layer, head in attributed_heads(run.table("qk_rows")):
+            if model in default_models(run):
+                yield _attribution_finding(run, model, layer, head)
+
+
+def _copying_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
+    best = heads.sort_values("ov_copying").iloc[-1]
+    yield Finding(
+        PROBE.title,
+        f"In {label}, the OV circuits of {format_head_count(heads['ov_copying'] > COPYING_THRESHOLD)} copy (copying "
+        f"score above {COPYING_THRESHOLD}); the median score is {heads['ov_copying'].median():+.2f}, the highest "
+        f"{best['ov_copying']:+.3f} ({head_name(best)}).",
+        label,
+        data=FindingData(float(best["ov_copying"]), n=len(heads), layer=int(best["layer"]), head=int(best["head"])),
+    )
+    for column in head_score_columns(heads):
+        correlation, count = rank_correlation(heads["ov_copying"], heads[column])
+        if math.isnan(correlation):
+            continue
+        top = heads.dropna(subset=[column]).nlargest(10, column)
+        yield Finding(
+            PROBE.title,
+            f"In {label}, OV copying and the {statistic(column).label} have a rank correlation of {correlation:+.2f} "
+            f"over {count} heads; of the {len(top)} heads with the highest {statistic(column).label}, "
+            f"{int((top['ov_copying'] > COPYING_THRESHOLD).sum())} copy (median copying score "
+            f"{top['ov_copying'].median():+.2f}).",
+            label,
+            data=FindingData(correlation, n=count),
+        )
+
+
+def _composition_findings(run: Run, label: str) -> Iterator[Finding]:
+    rows = run.table("head_composition")
+    rows = rows[rows["model"] == label]
+    for kind in COMPOSITION_COLUMNS if len(rows) else ():
+        paths = strongest_paths(rows[rows["input"] == kind], LISTED_PATHS)
+        if paths.empty:
+            continue
+        first = paths.iloc[0]
+        yield Finding(
+            PROBE.title,
+            f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (score minus "
+            f"{first['baseline']:.3f} of random matrices).",
+            label,
+            data=FindingData(float(first["excess"]), n=len(rows) // len(COMPOSITION_COLUMNS)),
+        )
+    yield from _induction_findings(run, label)
+
+
+def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
+    """Which earlier heads the leading induction heads read with their keys."""
+    role = roles().get("induction")
+    heads = run.heads[run.heads["model"] == label]
+    if role is None or role.order_by not in heads or heads[role.order_by].isna().all():
+        return
+    best = strongest_inputs(run)
+    best = best[(best["model"] == label) & (best["input"] == "k")].set_index(["layer", "head"])
+    leaders = heads.nlargest(LISTED_PATHS, role.order_by)
+    rows = [
+        best.loc[[key]].reset_index()
+        for key in zip(leaders["layer"], leaders["head"], strict=True)
+        if key in best.index
+    ]
+    if rows:
+        yield Finding(
+            PROBE.title,
+            f"In {label}, the {len(rows)} heads with the highest {statistic(role.order_by).label} K-compose most with: "
+            f"{_list_paths(pd.concat(rows))}.",
+            label,
+        )
+
+
+def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Finding]:
+    column = "positional_effective_length"
+    measured = columns_by_length(heads.columns, "ess2")
+    median = heads[column].median()
+    text = (
+        f"In {label}, the positional logits alone give a median effective length of {format_number(median)} tokens, "
+        f"and a median spread of {format_number(heads['positional_spread'].median())} logits over all distances"
+    )
+    correlation = math.nan
+    if measured:
+        correlation, count = rank_correlation(heads[column], heads[measured[-1]])
+        text += (
+            f"; the rank correlation with the measured {statistic(measured[-1]).label} is {correlation:+.2f} over "
+            f"{count} heads (median {format_number(heads[measured[-1]].median())} tokens)"
+        )
+    yield Finding(
+        PROBE.title, f"{text}.", label, data=FindingData(correlation if measured else float(median), n=len(heads))
+    )
+
+
+def _value_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
+    """Whether sinks stop counting once weights are multiplied by the norms of values."""
+    is_sink = heads["key_sink_share"] > SINK_SHARE
+    kept = is_sink & (heads["value_sink_share"] > SINK_SHARE)
+    medians = [format_number(heads[name].median()) for name in ("key_effective_length", "value_effective_length")]
+    yield Finding(
+        PROBE.title,
+        f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight; of these "
+        f"{int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
+        f"median weight of the first key changes from {heads['key_sink_share'].median():.3f} to "
+        f"{heads['value_sink_share'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
+        "tokens.",
+        label,
+        data=FindingData(float(kept.sum()), n=int(is_sink.sum())),
+    )
+
+
+def _attribution_finding(run: Run, model: str, layer: int, head: int) -> Finding:
+    """Which components write the logits of a head's top far rows."""
+    tables = {name: rows_of_head(run, name, model, layer, head) for name in ("qk_rows", "qk_components")}
+    means = mean_contributions(tables["qk_components"])
+    logit = float(tables["qk_rows"]["logit"].astype("float64").mean())
+    sides = {
+        side: ", ".join(
+            f"{name} ({means.loc[name, side]:+.2f})" for name in means[side].nlargest(LISTED_COMPONENTS).index
+        )
+        for side in plots.SIDE_LABELS
+    }
+    return Finding(
+        PROBE.title,
+        f"In {model}, the logits of L{layer}H{head} in its {len(tables['qk_rows'])} top far rows (mean {logit:+.2f}) "
+        f"come at the key's token most from {sides['key']}, at the query's token most from {sides['query']}.",
+        model,
+        data=FindingData(logit, n=len(tables["qk_rows"]), layer=layer, head=head),
+    )
+
+
+def _list_paths(paths: pd.DataFrame) -> str:
+    return ", ".join(
+        f"L{row.sender_layer}H{row.sender_head} → L{row.layer}H{row.head} ({row.excess:+.3f})"
+        for row in paths.itertuples()
+    )
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    """The head's rank by copying score, and the earlier heads that it composes with most."""
+    if "ov_copying" in run.heads and (ranks := describe_ranks(run.heads, "ov_copying", layer, head)):
+        yield f"Rank by OV copying score: {ranks}."
+    if "head_composition" in run.tables:
+        best = strongest_inputs(run)
+        best = best[(best["model"] == model) & head_mask(best, layer, head)]
+        if len(best):
+            partners = ", ".join(
+                f"{str(row.input).upper()} with L{row.sender_layer}H{row.sender_head} ({row.excess:+.3f})"
+                for row in best.itertuples()
+            )
+            yield f"Strongest composition with earlier heads in {model}, above random matrices: {partners}."

@@ -1,0 +1,222 @@
+"""The probe circuits: value-weighted attention equals a loop over keys; a study stores valid tables and findings."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support import families
+from support.dense_circuits import DenseHead, dense_heads
+from support.measure_laws import geometry_of, random_record
+from support.tiny_studies import contents, save_checkpoint, save_texts
+
+import headscope as hs
+from dashboards.app import create_app
+from headscope import report
+from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.capture import capturing
+from headscope.forward.observe import observe
+from headscope.measures.value_attention import ValueWeightedRows
+from headscope.report import assembly
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from headscope.runs.synthetic import synthetic_run
+from headscope.study.config import build_study
+from headscope.study.runner import run_study
+from probes.circuits import findings
+from probes.circuits.analysis import mean_contributions
+from probes.circuits.report import charts
+from probes.circuits.run import TextObserver
+
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("circuits")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts", 70)
+    return place
+
+
+def study(place: Path, **options: Any) -> dict[str, Any]:
+    tiny, texts = str(place / "tiny"), {"source": f"file:{place}/texts/*.txt", "docs": 3}
+    options = {"lengths": [48], "tokens": ["w5"], "pairs": ["w5>w6"], "heads": ["L2H1", "L3H0"]} | options
+    return {"models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"}, "texts": texts, "circuits": options}
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Run:
+    return run_study(build_study(study(place)), place / "runs")
+
+
+# Value-weighted attention --------------------------------------------------------------------------------------------
+
+
+def naive_statistics(record: AttentionRecord, row: int, head: int, outputs: torch.Tensor) -> list[float]:
+    """ln ESS_2 and weight of key 0 of one row, plain and value-weighted, from a loop over keys in float64."""
+    group = head * len(record.k) // len(record.q)
+    first = 0 if record.window is None else max(0, row - record.window + 1)
+    logits, norms = [], []
+    for j in range(first, row + 1):
+        logits.append(float(record.scaling * record.q[head, row].double() @ record.k[group, j].double()))
+        norms.append(float((outputs.double() @ record.v[group, j].double()).norm()))
+    plain = torch.tensor(logits, dtype=torch.float64).softmax(0)
+    weighted = plain * torch.tensor(norms, dtype=torch.float64)
+    statistics = []
+    for weights in (plain, weighted / weighted.sum()):
+        statistics += [float(-weights.square().sum().log()), float(weights[0]) if first == 0 else 0.0]
+    return statistics
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "gpt_neox", "granite"])
+def test_value_weighted_attention_equals_a_loop_over_keys(name: str) -> None:
+    model = hs.load(families.SPECS[name].build())
+    ids = torch.randint(3, 128, (LENGTH,), generator=torch.Generator().manual_seed(0))
+    records: list[AttentionRecord] = []
+    with torch.no_grad(), capturing(model) as layers:
+        layers.listen(records.append)
+        model.module(ids[None], use_cache=False)
+    observers: list[TextObserver] = []
+
+    def observer(batch: torch.Tensor) -> TextObserver:
+        observers.append(TextObserver(model, batch, {"values"}))
+        return observers[0]
+
+    observe(model, ids, [observer])
+    dense: list[list[DenseHead]] = dense_heads(model.module)
+    for record in records:
+        rows = np.array([3, 17, LENGTH - 1])
+        ours = observers[0].values.row_values(record, rows)
+        expected = [
+            [naive_statistics(record, row, head, dense[record.layer][head].o) for row in rows] for head in range(4)
+        ]
+        torch.testing.assert_close(ours.double(), torch.tensor(expected).double().permute(2, 0, 1), atol=1e-5, rtol=0)
+
+
+def test_value_weighting_follows_the_values_alone() -> None:
+    geometry = geometry_of()
+    record = random_record(geometry, LENGTH, 0)
+    outputs = {0: torch.randn(4, 12, 8, generator=torch.Generator().manual_seed(1))}
+
+    def statistics(values: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        measure = ValueWeightedRows(geometry, LENGTH, None, 0, {0: scale * outputs[0]})
+        changed = AttentionRecord(**{**vars(record), "v": values})
+        return measure.row_values(changed, np.arange(LENGTH))
+
+    equal = statistics(torch.ones_like(record.v))
+    torch.testing.assert_close(equal[2:], equal[:2])
+    torch.testing.assert_close(statistics(torch.zeros_like(record.v))[2:], equal[:2])
+    values = torch.randn(record.v.shape, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(statistics(values), statistics(values, 3.0))
+    values[:, 0] = 0
+    unread = statistics(values)
+    assert float(unread[3, :, 1:].max()) < 1e-6
+    assert float(unread[1].min()) > 0
+    assert (unread[[0, 2]] >= 0).all()
+    assert (unread[[0, 2]] <= torch.arange(1, LENGTH + 1).log() + 1e-5).all()
+
+
+def test_chunks_of_queries_give_the_same_rows() -> None:
+    geometry = geometry_of(windows=(7, None))
+    whole, chunked = (
+        ValueWeightedRows(geometry, LENGTH, 9, 5, {layer: torch.eye(8).expand(4, 8, 8) for layer in range(2)})
+        for _ in range(2)
+    )
+    for layer in range(2):
+        record = random_record(geometry, LENGTH, layer, layer)
+        fields = {**vars(record), "v": torch.randn(record.v.shape, generator=torch.Generator().manual_seed(3))}
+        whole.update(AttentionRecord(**fields))
+        for start, stop in ((0, 13), (13, LENGTH)):
+            cut = {name: fields[name][:, start:stop] for name in ("q", "z", "lse")}
+            chunked.update(AttentionRecord(**{**fields, **cut, "k": fields["k"][:, :stop], "v": fields["v"][:, :stop]}))
+    expected = whole.compute()
+    for name, column in chunked.compute().items():
+        np.testing.assert_allclose(column, expected[name], atol=1e-6)
+
+
+def test_gated_heads_are_refused_by_name() -> None:
+    model = hs.load(families.OTHERS["qwen3_next"].build())
+    with pytest.raises(UnsupportedModel, match=r"multiplied by a gate .* Leave out values"):
+        observe(model, torch.arange(3, 20), [lambda batch: TextObserver(model, batch, {"values"})])
+
+
+# A study -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_stores_valid_tables_and_repeats_byte_for_byte(place: Path, run: Run) -> None:
+    assert validate(run) == []
+    again = run_study(build_study(study(place)), place / "again")
+    assert contents(again) == contents(run)
+    columns = ["key_effective_length", "value_effective_length", "key_sink_share", "value_sink_share"]
+    assert run.heads[columns].notna().all().all()
+
+
+def test_stored_contributions_sum_to_the_logits(run: Run) -> None:
+    keys = ["model", "doc", "layer", "head", "query", "key"]
+    rows = run.table("qk_rows").set_index(keys)["logit"].sort_index()
+    assert rows.groupby(["model", "doc", "layer", "head"], observed=True).size().between(1, 4).all()
+    by_pair = run.table("qk_pairs").groupby(keys, observed=True)["contribution"].sum()
+    sides = run.table("qk_components").groupby(["side", *keys], observed=True)["contribution"].sum()
+    for sums in (by_pair, sides["query"], sides["key"]):
+        pd.testing.assert_series_equal(sums.sort_index(), rows, check_names=False, rtol=1e-3, atol=1e-3)
+
+
+def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:
+    one = [table[(table["model"] == "base") & (table["layer"] == 3)] for table in (run.qk_components, run.qk_rows)]
+    means = mean_contributions(one[0])
+    assert means.sum().to_numpy() == pytest.approx(float(one[1]["logit"].mean()), rel=1e-3)
+
+
+def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> None:
+    texts = [finding.text for finding in findings.findings(run)]
+    assert any("the logits of L2H1 in its" in text for text in texts)
+    assert any("still do once weights are multiplied by the norms of the values" in text for text in texts)
+    groups = {group.heading: [*group.charts] for group in charts(assembly.render_context(run))}
+    assert len(groups["Why heads attend where they do"]) == 4
+    assert len(groups["Do sinks count once values are weighed?"]) == 2
+    blocks = [*assembly.head_blocks(run, "base", 2, 1)]
+    captions = " ".join(block.caption for block in blocks if hasattr(block, "caption"))
+    assert "Top far rows in base whose logits are attributed" in captions
+    assert "Pairs of components that add most to these logits" in captions
+    report.write_report([run], tmp_path / "report.html")
+    assert "What writes the logits of L2H1" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert create_app(run.path).server.test_client().get("/").status_code == 200
+
+
+def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, probes=("circuits",))
+    assert validate(run) == []
+    assert len([*findings.findings(run)]) >= 2 * 7
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("'L3' is not a head", {"heads": ["L3"]}),
+        ("is a KV group", {"heads": ["3.g0"]}),
+        ("'lengths' are those of texts", {"parts": ["weights"], "lengths": [48], "heads": []}),
+        ("'distances' are those of 'pairs'", {"distances": [3], "pairs": []}),
+        ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
+        ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
+    ],
+)
+def test_bad_options_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=message):
+        build_study(study(place, **options))
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("no head L9H0", {"heads": ["L9H0"]}),
+        ("sees no key 32 or more tokens back", {"lengths": [24]}),
+        ("'unheard-of' is not a word", {"tokens": ["unheard-of"]}),
+    ],
+)
+def test_heads_and_words_that_do_not_exist_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=message):
+        run_study(build_study(study(place, **options)), place / "refused")
