@@ -31,6 +31,8 @@ Kind = Literal[
     "charts",
     "findings",
     "head_charts",
+    "head_card",
+    "similar_heads",
     "head_findings",
     "glossary",
     "overview",
@@ -77,6 +79,10 @@ class Probe:
     """(Run) -> iterator of `Finding`."""
     head_charts: str = ""
     """(Run, model, layer, head) -> iterator of `Block` about one head."""
+    head_card: str = ""
+    """(Run, model, layer, head) -> iterator of `Block`: the few blocks that the page of a head shows first."""
+    similar_heads: str = ""
+    """(Run, model, layer, head) -> iterator of `Block` that list the heads most similar to one."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
     glossary: str = ""

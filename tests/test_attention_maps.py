@@ -114,7 +114,8 @@ def test_the_option_map_stores_every_head_over_the_first_document_at_the_longest
 
 def test_a_map_of_single_tokens_has_the_weights_of_the_stored_rows(run: Run) -> None:
     doc = run.table("attention_maps")["doc"].iloc[0]
-    top = run.top_keys.query("model == 'yarn' and context_length == 48 and doc == @doc and layer == 2 and head == 1")
+    top = run.top_keys[(run.top_keys["doc"] == doc) & (run.top_keys["context_length"] == 48)]
+    top = top.query("model == 'yarn' and layer == 2 and head == 1")
     rows = run.table("attention_maps").query("model == 'yarn' and layer == 2 and head == 1")
     decoded = decode_map(rows.sort_values("query_block")["weights"].tolist())
     np.testing.assert_allclose(decoded[top["query"], top["key"]], top["weight"], rtol=0.03, atol=1e-6)

@@ -79,6 +79,13 @@ class KeyLinks(Links):
     keys: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class Badges(Links):
+    """Links as a row of labels, each with a `meaning` shown on hover."""
+
+    meanings: Sequence[str] = ()
+
+
 def _cell_text(cell: TextCell) -> str:
     if isinstance(cell, str):
         return cell

@@ -18,6 +18,7 @@ PROBE = Probe(
     model_columns="probes.measure.analysis:model_statistics",
     roles="probes.measure.analysis:ROLES",
     charts="probes.measure.report:charts",
+    head_card="probes.measure.report:head_card",
     head_charts="probes.measure.report:head_charts",
     findings="probes.measure.findings:findings",
     head_findings="probes.measure.findings:head_findings",

@@ -39,8 +39,8 @@ class PatternsOptions(Options):
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")
     map: bool = Field(
         False,
-        description="also store the attention pattern of every head, pooled to at most 128 x 128 blocks of tokens, over "
-        "the first document at the longest context length",
+        description="also store the attention pattern of every head, pooled to at most 128 x 128 blocks of tokens, "
+        "over the first document at the longest context length",
     )
     prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
     prompt_file: str | None = Field(None, description="file to read the prompt from")
@@ -150,8 +150,8 @@ ATTENTION_MAPS = Table(
             "weights",
             "bytes",
             "",
-            "M[a, 0] to M[a, a], one byte each: byte n > 0 is the weight 2^((n - 255) / 12), to within 3 %; byte 0 is a "
-            "weight below 4.2e-7. The weights of a row add up to 1, less the share of a learned sink",
+            "M[a, 0] to M[a, a], one byte each: byte n > 0 is the weight 2^((n - 255) / 12), to within 3 %; byte 0 is "
+            "a weight below 4.2e-7. The weights of a row add up to 1, less the share of a learned sink",
         ),
     ),
 )
@@ -203,7 +203,9 @@ def _synthetic_maps(sizes: Sizes, keys: Mapping[str, Any]) -> Rows:
         pooled[:, 0] += 0.4
         maps.append(encode_map(pooled))
     units = sizes.units.drop(columns="growth").loc[sizes.units.index.repeat(blocks)]
-    return units.assign(**keys, query_block=[*range(blocks)] * len(maps), weights=[row for rows in maps for row in rows])
+    return units.assign(
+        **keys, query_block=[*range(blocks)] * len(maps), weights=[row for rows in maps for row in rows]
+    )
 
 
 def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
