@@ -12,7 +12,7 @@ from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
+from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import is_statistic, parse_column, statistic
 from headscope.runs.run import short_names
@@ -65,6 +65,22 @@ def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figur
         [html.Div(graph, role="group", **attributes), html.Figcaption([caption, export])],
         className="half-width" if block.half_width else "",
     )
+
+
+@build_component.register
+def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article:
+    figure = block.figure
+    title = str(figure.layout.title.text).replace("<br>", " ")
+    figure.update_layout(title_text=None, margin_t=max(10, (figure.layout.margin.t or 46) - 40))
+    graph = dcc.Graph(
+        id={"chart": block_id, "heads": has_head_points(figure)},
+        figure=figure,
+        config={**GRAPH_CONFIG, "displayModeBar": False},
+        style={"height": f"{figure.layout.height}px"},
+    )
+    question = html.H3(html.A(block.question, href=view.resolve_link(block.href)))
+    picture = html.Div(graph, role="group", **{"aria-label": title})
+    return html.Article([question, html.P(block.caption), picture], className="card")
 
 
 def _chart_hint(block: Chart, has_heads: bool, has_points: bool, is_matrix: bool) -> str:

@@ -29,6 +29,7 @@ Kind = Literal[
     "model_columns",
     "roles",
     "charts",
+    "answers",
     "findings",
     "head_charts",
     "head_card",
@@ -75,6 +76,8 @@ class Probe:
     """Roles of heads that follow from its statistics: name -> `Role`."""
     charts: str = ""
     """(RenderContext) -> iterator of `ChartGroup`."""
+    answers: str = ""
+    """(RenderContext) -> iterator of `Card` for the overview of a run."""
     findings: str = ""
     """(Run) -> iterator of `Finding`."""
     head_charts: str = ""

@@ -33,6 +33,17 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Card(Chart):
+    """An answer on the overview: a question, the answer in one sentence (the `caption`), a small picture and a link.
+
+    The link is an app link, as `explorer_blocks.query_link` writes it.
+    """
+
+    question: str = field(kw_only=True)
+    href: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class FindingData:
     """A number with its 95 % confidence interval `low` to `high` over `n` documents, trials, heads or KV groups.
 

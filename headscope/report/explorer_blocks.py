@@ -13,7 +13,7 @@ from headscope.report.blocks import Links, TextTable
 
 def query_link(path: str = "", **changes: object) -> str:
     """A link that changes URL parameters: "?doc=play&row=12"; with a path, a link to another page."""
-    return f"{path}?{urlencode(changes)}"
+    return f"{path}?{urlencode(changes)}" if changes else path
 
 
 def choice_or_default(

@@ -17,6 +17,7 @@ PROBE = Probe(
     head_columns="probes.measure.analysis:head_statistics",
     model_columns="probes.measure.analysis:model_statistics",
     roles="probes.measure.analysis:ROLES",
+    answers="probes.measure.answers:answers",
     charts="probes.measure.report:charts",
     head_card="probes.measure.report:head_card",
     head_charts="probes.measure.report:head_charts",
