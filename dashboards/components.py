@@ -12,7 +12,7 @@ from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
+from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import is_statistic, parse_column, statistic
 from headscope.runs.run import short_names
@@ -67,6 +67,22 @@ def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figur
     )
 
 
+@build_component.register
+def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article:
+    figure = block.figure
+    title = str(figure.layout.title.text).replace("<br>", " ")
+    figure.update_layout(title_text=None, margin_t=max(10, (figure.layout.margin.t or 46) - 40))
+    graph = dcc.Graph(
+        id={"chart": block_id, "heads": has_head_points(figure)},
+        figure=figure,
+        config={**GRAPH_CONFIG, "displayModeBar": False},
+        style={"height": f"{figure.layout.height}px"},
+    )
+    question = html.H3(html.A(block.question, href=view.resolve_link(block.href)))
+    picture = html.Div(graph, role="group", **{"aria-label": title})
+    return html.Article([question, html.P(block.caption), picture], className="card")
+
+
 def _chart_hint(block: Chart, has_heads: bool, has_points: bool, is_matrix: bool) -> str:
     """How to open or select what the chart shows."""
     if is_matrix:
@@ -111,31 +127,40 @@ def _text_component(block: TextBlock, view: ViewState, block_id: str) -> html.Di
 
 @build_component.register
 def _links_component(block: Links, view: ViewState, block_id: str) -> html.Div:
-    return html.Div([html.A(link.text, href=link.href) for link in block.links], className="toolbar")
+    return html.Div([html.A(link.text, href=link_href(link, view)) for link in block.links], className="toolbar")
 
 
 @build_component.register
 def _table_component(block: TextTable, view: ViewState, block_id: str) -> html.Div:
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in block.column_names]))
-    body = html.Tbody([html.Tr([*_row_cells(block, row)]) for row in block.rows])
-    return html.Div(
-        html.Table([html.Caption(block.caption), head, body]),
-        className="scroll",
-        role="region",
-        tabIndex=0,
-        **{"aria-label": block.caption},
-    )
+    body = html.Tbody([html.Tr([*_row_cells(block, row, view)]) for row in block.rows])
+    return scrolling_table(block, html.Table([html.Caption(block.caption), head, body]))
 
 
-def _cell_content(cell: str | Link | Links) -> Any:
+def scrolling_table(block: TextTable, table: html.Table, class_name: str = "scroll") -> html.Div:
+    """The table in a frame that scrolls; a collapsed one opens on request."""
+    label = {"aria-label": block.caption}
+    frame = html.Div(table, className=class_name, role="region", tabIndex=0, **label)
+    if block.collapsed:
+        return html.Div(html.Details([html.Summary(block.caption), frame], className="text-block"))
+    return html.Div(frame, className="half-width") if block.half_width else frame
+
+
+def link_href(link: Link, view: ViewState) -> str:
+    """The address of a link; one within the app that names no run keeps the state of the page."""
+    is_partial = link.href.startswith(("/", "?")) and "run=" not in link.href
+    return view.resolve_link(link.href) if is_partial else link.href
+
+
+def _cell_content(cell: str | Link | Links, view: ViewState) -> Any:
     if isinstance(cell, Links):
-        return [part for link in cell.links for part in (_cell_content(link), " ")]
-    return html.A(cell.text, href=cell.href) if isinstance(cell, Link) else cell
+        return [part for link in cell.links for part in (_cell_content(link, view), " ")]
+    return html.A(cell.text, href=link_href(cell, view)) if isinstance(cell, Link) else cell
 
 
-def _row_cells(table: TextTable, row: Any) -> Iterator[Any]:
+def _row_cells(table: TextTable, row: Any, view: ViewState) -> Iterator[Any]:
     for index, cell in enumerate(row):
-        content = _cell_content(cell)
+        content = _cell_content(cell, view)
         if index == 0 and isinstance(cell, str) and cell in table.definitions:
             content = html.Details([html.Summary(cell), html.P(table.definitions[cell])])
         yield html.Th(content, scope="row") if index == 0 else html.Td(content)

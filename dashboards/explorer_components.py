@@ -6,9 +6,9 @@ from typing import Any
 
 from dash import html
 
-from dashboards.components import build_component
+from dashboards.components import build_component, scrolling_table
 from dashboards.view_state import ViewState
-from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, TextCell, Token
+from headscope.report.explorer_blocks import Badges, KeyLinks, LinkChoice, Passage, TextCell, Token
 
 
 @build_component.register
@@ -17,7 +17,16 @@ def _passage_component(block: Passage, view: ViewState, block_id: str) -> html.D
     head = [html.Thead(html.Tr(names))] if names else []
     body = html.Tbody([html.Tr([html.Td(**_cell_attributes(cell, view)) for cell in row]) for row in block.cells])
     table = html.Table([html.Caption(block.caption), *head, body])
-    return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": block.caption})
+    return scrolling_table(block, table, "scroll passage")
+
+
+@build_component.register
+def _badges_component(block: Badges, view: ViewState, block_id: str) -> html.Div:
+    badges = [
+        html.A(link.text, href=view.resolve_link(link.href), title=meaning, className="badge")
+        for link, meaning in zip(block.links, block.meanings, strict=True)
+    ]
+    return html.Div(badges, className="badges")
 
 
 def _cell_attributes(cell: TextCell, view: ViewState) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Log-spaced bins of visible keys and of token positions, 4 per octave from 16 [ours].
+"""Log-spaced bins of visible keys and of token positions, 4 per octave from 16 [ours], and blocks of pooled maps.
 
 Used by the measures that fill the bins (torch) and by the analyses that read them (pandas).
 """
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +11,15 @@ import numpy.typing as npt
 BINS_PER_OCTAVE = 4
 FIRST_EDGE = 16
 """Upper edge of the first bin, which holds 1..16."""
+
+MAX_MAP_BLOCKS = 128
+"""Most blocks per side of a pooled attention map."""
+
+
+def map_blocks(length: int) -> tuple[int, int]:
+    """Tokens per block, and number of blocks, of the pooled attention map of `length` tokens; the last may be short."""
+    size = math.ceil(length / MAX_MAP_BLOCKS)
+    return size, math.ceil(length / size)
 
 
 def visible_bin_edges(max_visible: int) -> npt.NDArray[np.int64]:

@@ -29,8 +29,11 @@ Kind = Literal[
     "model_columns",
     "roles",
     "charts",
+    "answers",
     "findings",
     "head_charts",
+    "head_card",
+    "similar_heads",
     "head_findings",
     "glossary",
     "overview",
@@ -73,10 +76,16 @@ class Probe:
     """Roles of heads that follow from its statistics: name -> `Role`."""
     charts: str = ""
     """(RenderContext) -> iterator of `ChartGroup`."""
+    answers: str = ""
+    """(RenderContext) -> iterator of `Card` for the overview of a run."""
     findings: str = ""
     """(Run) -> iterator of `Finding`."""
     head_charts: str = ""
     """(Run, model, layer, head) -> iterator of `Block` about one head."""
+    head_card: str = ""
+    """(Run, model, layer, head) -> iterator of `Block`: the few blocks that the page of a head shows first."""
+    similar_heads: str = ""
+    """(Run, model, layer, head) -> iterator of `Block` that list the heads most similar to one."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
     glossary: str = ""

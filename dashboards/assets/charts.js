@@ -21,9 +21,10 @@
       if (!plot.isConnected) return plot;
       await react(plot, ...figure);
       if (plot.layout.meta?.cell_links && !plot.openCell) {
-        plot.openCell = ({ points: [{ pointNumber: [row, column] }] }) => {
-          const { pathname, search } = new URL(plot.layout.meta.cell_links[row][column], location.href);
-          window.dash_clientside.set_props("url", { pathname, search });
+        plot.openCell = ({ points: [{ pointNumber: [row, column], data }] }) => {
+          const links = plot.layout.meta.cell_links[row], url = new URL(links[column] ?? links[0], location.href);
+          if (typeof data.meta === "string") url.searchParams.set("model", data.meta);
+          window.dash_clientside.set_props("url", { pathname: url.pathname, search: url.search });
         };
         plot.on("plotly_click", plot.openCell);
       }

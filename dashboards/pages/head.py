@@ -1,15 +1,18 @@
 """One head in full: findings and charts of the probes, its statistics under every model, and its KV group."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pandas as pd
 
+from dashboards.pages.heads import PATH as HEADS_PATH
 from dashboards.view_state import ViewState, describe_statistic, parse_head
-from headscope.report import assembly
+from headscope.report import assembly, similar_heads
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
-from headscope.report.explorer_blocks import KeyLinks
+from headscope.report.explorer_blocks import Badges, KeyLinks, query_link
 from headscope.report.text import column_heading, default_models_with, format_cell, head_mask
-from headscope.runs.column_metadata import parse_column, statistic
+from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
+from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
 
@@ -38,18 +41,48 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     """The head with this identifier, such as 3.2; by default the first notable head."""
     notable_heads = run.derived(assembly.notable_heads_of_run)
     layer, head = parse_head(identifier, run) if identifier else next(iter(notable_heads), (0, 0))
-    heads = run.heads[head_mask(run.heads, layer, head)]
-    group = int(heads["kv_group"].iloc[0]) if len(heads) else 0
-    summary, details = assembly.head_sentences(run, view.model, layer, head)
+    rows = run.heads[head_mask(run.heads, layer, head)]
+    group = int(rows["kv_group"].iloc[0]) if len(rows) else 0
+    sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
-        "": [_neighbour_links(run, layer, head), *([TextBlock(details)] if details else [])],
+        "": LazySequence(_card(run, view.model, layer, head)),
         "Behaviour": LazySequence(assembly.head_blocks(run, view.model, layer, head)),
-        "Statistics": LazySequence(_statistics_table(heads, default_models_with(run, view.model))),
+        "Heads like this one": LazySequence(
+            chain(
+                assembly.similar_head_blocks(run, view.model, layer, head),
+                similar_heads.nearest_profiles(run, view.model, layer, head),
+                similar_heads.components_chart(run, view.model, (layer, head)),
+            )
+        ),
+        "In words": [TextBlock([*sentences], "All findings about this head", collapsed=True)],
+        "Statistics": LazySequence(_statistics_table(rows, default_models_with(run, view.model))),
         f"Heads of KV group {group}": LazySequence(_kv_group_table(run, view, layer, group)),
     }
     reason = notable_heads.get((layer, head))
-    introduction = " ".join([*summary, f"KV group {group}.", *([f"Notable: {reason}."] if reason else [])])
+    role = assembly.head_roles_sentence(run, view.model, layer, head)
+    introduction = " ".join(filter(None, [role, f"KV group {group}.", reason and f"Notable: {reason}."]))
     return PageContent(f"Layer {layer}, head {head}", introduction, sections)
+
+
+def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
+    """The roles as badges, links to the neighbours, and what the probes show first."""
+    if found := head_roles(run, model, layer, head):
+        yield Badges(
+            [
+                Link(
+                    f"{role.name} {statistic(role.statistic_name).format_number(role.value)}",
+                    query_link(HEADS_PATH, role=role.name),
+                )
+                for role in found
+            ],
+            [
+                f"{capitalise(roles()[role.name].meaning)}. {capitalise(statistic(role.statistic_name).label)}, rank "
+                f"{role.rank} of {role.heads} heads."
+                for role in found
+            ],
+        )
+    yield _neighbour_links(run, layer, head)
+    yield from assembly.head_card(run, model, layer, head)
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:
@@ -64,7 +97,7 @@ def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Te
     ]
     definitions = {column_heading(name): describe_statistic(name) for name in names}
     caption = "Every statistic under each model; 95 % confidence intervals in brackets"
-    yield TextTable(caption, ("statistic", *models), rows, definitions)
+    yield TextTable(caption, ("statistic", *models), rows, definitions, collapsed=True)
 
 
 def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Iterator[TextTable]:
@@ -83,7 +116,8 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
         ]
         for row in heads[heads["kv_group"] == kv_group].to_dict("records")
     ]
-    yield TextTable(f"Under {view.model}", ("head", *(statistic(name).label_with_unit for name in names)), rows)
+    columns = ("head", *(statistic(name).label_with_unit for name in names))
+    yield TextTable(f"The heads of this KV group under {view.model}", columns, rows, collapsed=True)
 
 
 def _neighbour_links(run: Run, layer: int, head: int) -> KeyLinks:

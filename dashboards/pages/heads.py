@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import heads as head_figures
-from headscope.report import assembly
-from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, TextBlock
+from headscope.report import assembly, similar_heads
+from headscope.report.blocks import Block, Chart, HeadTable, LazySequence, Link, Links, PageContent, TextBlock
 from headscope.report.text import describe_extremes
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
@@ -52,7 +52,11 @@ def content(run: Run, view: ViewState) -> PageContent:
         blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))
-    return PageContent(selected.title, introduction if len(heads) else "No head matches the filters.", {"": blocks})
+    sections: dict[str, Sequence[Block]] = {
+        "": blocks,
+        "Heads with similar statistics": LazySequence(similar_heads.components_chart(run, view.model)),
+    }
+    return PageContent(selected.title, introduction if len(heads) else "No head matches the filters.", sections)
 
 
 def _missing_statistic(view: ViewState, models_without: Sequence[str], models_with: Sequence[str]) -> Block:

@@ -33,6 +33,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     """Charts of every model, the roles of heads, statistics of the models, and all findings, folded."""
     context = assembly.render_context(run, view.model, None, view.shown_models)
     sections: dict[str, Sequence[Block]] = {
+        "": LazySequence(assembly.answer_cards(context)),
         "At a glance": LazySequence(assembly.overview_blocks(context)),
         "Roles of heads": LazySequence(_role_table(run, view)) if len(run.heads) else [],
         "Models": LazySequence(_model_table(run, view)) if run.models else [],
@@ -43,11 +44,12 @@ def content(run: Run, view: ViewState) -> PageContent:
             TextTable(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_provenance, run.parts)
         ],
     }
-    count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
+    count = len(run.models)
     if not run.models:
-        return PageContent("Probes", tables, sections)
+        return PageContent("Probes", "", sections)
     title = f"{count} model{'s' if count != 1 else ''}: {', '.join(default_models(run))}"
-    return PageContent(title, f"{tables} Differences are against {run.models[0]}, paired by document.", sections)
+    note = f"Differences are against {run.models[0]}, paired by document." if count > 1 else ""
+    return PageContent(title, note, sections)
 
 
 def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:

@@ -28,7 +28,14 @@ from headscope.report.blocks import (
     Term,
 )
 from headscope.report.text import default_models, join_words
-from headscope.runs.column_metadata import columns_by_length, parse_column, statistics
+from headscope.runs.column_metadata import (
+    columns_by_length,
+    measured_roles,
+    parse_column,
+    statistic,
+    statistics,
+)
+from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
 from headscope.runs.summary import (
     beyond_native_context,
@@ -239,6 +246,12 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
         yield from charts
 
 
+def answer_cards(context: RenderContext) -> Iterator[Block]:
+    """The cards of the probes for the overview, created lazily."""
+    for probe, part_function in plugins.load_parts("answers"):
+        yield from _iterate_part(probe, "answers", part_function, context)
+
+
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
     """Blocks of the probes for a page of the app, by heading, drawn lazily."""
     iterators: dict[str, list[Iterator[Block]]] = {}
@@ -263,12 +276,44 @@ def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
     return page
 
 
+def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
+    """One sentence with the strongest role of a head under a model, and its other roles."""
+    found = head_roles(run, model, layer, head)
+    if not found:
+        return f"None of the measured roles under {model}." if measured_roles(run.heads) else ""
+    role, *others = found
+    stat = statistic(role.statistic_name)
+    also = f"; also {join_words([other.name for other in others])}" if others else ""
+    return (
+        f"Strongest role under {model}: {role.name} ({stat.label} {stat.format_number(role.value)}, rank {role.rank} "
+        f"of {role.heads} heads){also}."
+    )
+
+
 def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[str], list[str]]:
     """Sentences about the head in a model: the first sentence of every probe, and all further sentences."""
     sentences = [
         list(finding_texts) for _, finding_texts in plugins.call_parts("head_findings", run, model, layer, head)
     ]
     return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
+
+
+def head_card(run: Run, model: str, layer: int, head: int) -> list[Block]:
+    """Blocks of the probes for the top of a head's page: wide charts, then charts and tables of half the width."""
+    blocks = [
+        block
+        for probe, part_function in plugins.load_parts("head_card")
+        for block in _iterate_part(probe, "head_card", part_function, run, model, layer, head)
+    ]
+    return sorted(
+        blocks, key=lambda block: (not isinstance(block, Chart), isinstance(block, Chart) and block.half_width)
+    )
+
+
+def similar_head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
+    """Blocks of the probes that list the heads most similar to one, created lazily."""
+    for probe, part_function in plugins.load_parts("similar_heads"):
+        yield from _iterate_part(probe, "similar_heads", part_function, run, model, layer, head)
 
 
 def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:

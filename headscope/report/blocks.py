@@ -21,7 +21,8 @@ from headscope.runs.run import Run
 class Chart:
     """A figure with a caption that explains how to read it, and a summary of what it shows.
 
-    `cell_links` are app links from the cells of a matrix, row by row, as `explorer_blocks.query_link` writes them.
+    `cell_links` are app links from the cells of a matrix, row by row, as `explorer_blocks.query_link` writes them; a
+    row of one link has the same link in every cell.
     """
 
     figure: go.Figure
@@ -29,6 +30,17 @@ class Chart:
     summary: str = ""
     half_width: bool = False
     cell_links: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Card(Chart):
+    """An answer on the overview: a question, the answer in one sentence (the `caption`), a small picture and a link.
+
+    The link is an app link, as `explorer_blocks.query_link` writes it.
+    """
+
+    question: str = field(kw_only=True)
+    href: str = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -172,12 +184,17 @@ class TextBlock:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A small table of text with a caption. `definitions` explains the values of the first column."""
+    """A small table of text with a caption. `definitions` explains the values of the first column.
+
+    A collapsed table first shows only its caption.
+    """
 
     caption: str
     column_names: Sequence[str]
     rows: Sequence[Sequence[str | Link | Links]]
     definitions: Mapping[str, str] = field(default_factory=dict)
+    half_width: bool = field(default=False, kw_only=True)
+    collapsed: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from headscope.report.blocks import Links, TextTable
 
 def query_link(path: str = "", **changes: object) -> str:
     """A link that changes URL parameters: "?doc=play&row=12"; with a path, a link to another page."""
-    return f"{path}?{urlencode(changes)}"
+    return f"{path}?{urlencode(changes)}" if changes else path
 
 
 def choice_or_default(
@@ -77,6 +77,13 @@ class KeyLinks(Links):
     """Links with keyboard shortcuts: `keys` has one key name per link, such as "ArrowLeft", or ""."""
 
     keys: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Badges(Links):
+    """Links as a row of labels, each with a `meaning` shown on hover."""
+
+    meanings: Sequence[str] = ()
 
 
 def _cell_text(cell: TextCell) -> str:

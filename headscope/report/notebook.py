@@ -121,7 +121,7 @@ def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
     if not head_mask(run.heads, layer, head).any():
         raise BadInput(f"{run.name} has no head {head} in layer {layer}. Use a head of run.heads")
     first, more = assembly.head_sentences(run, model, layer, head)
-    blocks = [*assembly.head_blocks(run, model, layer, head)]
+    blocks = [*assembly.head_card(run, model, layer, head), *assembly.head_blocks(run, model, layer, head)]
     return NotebookCharts(f"Layer {layer}, head {head}: {model}", [*first, *more], blocks)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from headscope.runs.summary import latest_checkpoints, training_checkpoints
 
 MAX_TRAININGS = 10
 """Maximum number of training runs in one comparison."""
+MAX_LISTED_MODELS = 4
+"""Maximum number of models whose values a sentence lists."""
 CONTROL_SYMBOLS = {"\r": "", "\n": "⏎", "\t": "⇥"}
 INVISIBLE_JOINERS = "\u200c\u200d"
 """Invisible characters that are part of letters and emoji."""
@@ -57,6 +59,15 @@ def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> s
         f"From {format_number(low[statistic_name])} ({head_name(low)}) to "
         f"{format_number(high[statistic_name])} ({head_name(high)}); median {format_number(median)}."
     )
+
+
+def describe_values(values: Mapping[str, float], number_format: Callable[[float], str], preposition: str = "in") -> str:
+    """Values of models in a sentence: all of up to four models, otherwise the smallest and the largest."""
+    texts = [f"{number_format(value)} {preposition} {label}" for label, value in values.items()]
+    if len(texts) <= MAX_LISTED_MODELS:
+        return join_words(texts)
+    order = sorted(range(len(texts)), key=[*values.values()].__getitem__)
+    return f"from {texts[order[0]]} to {texts[order[-1]]}"
 
 
 def heads_by_model(heads: pd.DataFrame, statistic_name: str) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -17,7 +17,7 @@ from headscope import plugins
 FORMAT_VERSION = 3
 """Major version of the run directory. Readers refuse a newer one by name."""
 
-Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text"]
+Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text", "bytes"]
 
 ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
     {
@@ -28,6 +28,7 @@ ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
         "value": pa.float32(),
         "flag": pa.bool_(),
         "text": pa.string(),
+        "bytes": pa.binary(),
     }
 )
 

@@ -13,6 +13,7 @@ PROBE = Probe(
     options="probes.budget.schema:BudgetOptions",
     runner="probes.budget.run:BudgetRunner",
     tables="probes.budget.schema:TABLES",
+    answers="probes.budget.report:answers",
     charts="probes.budget.report:charts",
     findings="probes.budget.findings:findings",
     glossary="probes.budget.findings:GLOSSARY",

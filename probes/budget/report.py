@@ -5,7 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, TextTable
+from headscope.plots.top_heads import compact
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, TextTable
+from headscope.report.explorer_blocks import query_link
 from headscope.report.text import format_percent
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
@@ -33,6 +35,28 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     if ANSWERS.name in run.tables:
         yield ChartGroup(PROBE.title, "Answers by share of streaming KV groups", _answer_charts(context))
     yield ChartGroup(PROBE.title, "Size of the KV cache", _cache_charts(context))
+
+
+def answers(context: RenderContext) -> Iterator[Card]:
+    """How many KV groups can stream, in the best order at the longest length."""
+    if LOSS.name not in context.run.tables:
+        return
+    shown = [*_summaries(context)]
+    if not shown:
+        return
+    model, length, rows, settings = max(shown, key=lambda summary: summary[1])
+    best, all_curves = best_order(rows), curves(context.run.derived(loss_changes))
+    part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
+    figure = plots.plot_loss_curves(part, settings["bound"], f"Loss by share of streaming KV groups: {model}")
+    yield Card(
+        compact(figure),
+        f"{format_percent(best['largest_share'])} of the {int(settings['groups'])} KV groups of {model} can stream "
+        f"before the loss rises by more than {settings['bound']:g} nats per "
+        f"token{format_share_interval(best, 'largest_share')}.",
+        half_width=True,
+        question="How much of the KV cache can stream?",
+        href=query_link(PROBE.path),
+    )
 
 
 def _summaries(context: RenderContext) -> Iterator[tuple[str, int, pd.DataFrame, pd.Series]]:

@@ -17,6 +17,7 @@ PROBE = Probe(
     statistics="probes.detectors.analysis:STATISTICS",
     head_columns="probes.detectors.analysis:head_statistics",
     roles="probes.detectors.analysis:ROLES",
+    answers="probes.detectors.report:answers",
     charts="probes.detectors.report:charts",
     head_charts="probes.detectors.report:head_charts",
     findings="probes.detectors.report:findings",

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.plots.heads import plot_matrix
-from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
-from headscope.report.statistic_charts import comparison_chart
+from headscope.report.blocks import Card, Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
+from headscope.report.statistic_charts import comparison_chart, top_heads_card
 from headscope.report.text import (
     default_models,
     default_models_with,
@@ -40,6 +40,14 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The scores of all heads of the first model, and their comparison with the other models."""
     yield ChartGroup(PROBE.title, "Scores of each head on a repeated random token sequence", _matrix_charts(context))
     yield ChartGroup(PROBE.title, "Comparison with the other models", _comparison_charts(context))
+
+
+def answers(context: RenderContext) -> Iterator[Card]:
+    """The induction heads."""
+    column = KIND_COLUMNS["induction"]
+    yield from top_heads_card(
+        context, column, "Which heads are induction heads?", role_name("induction"), ROLE_THRESHOLD
+    )
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:

@@ -22,6 +22,7 @@ PROBE = Probe(
     tables="probes.influence.schema:TABLES",
     statistics="probes.influence.heads:STATISTICS",
     head_columns="probes.influence.heads:head_statistics",
+    answers="probes.influence.report:answers",
     charts="probes.influence.report:charts",
     findings="probes.influence.findings:findings",
     head_findings="probes.influence.findings:head_findings",

@@ -7,8 +7,10 @@ import pandas as pd
 
 from headscope.plots import learned_frequencies
 from headscope.plots.style import escape_label
+from headscope.plots.top_heads import plot_unit_bars
 from headscope.report.blocks import (
     Block,
+    Card,
     Chart,
     ChartGroup,
     Finding,
@@ -17,6 +19,7 @@ from headscope.report.blocks import (
     RenderContext,
     TextBlock,
 )
+from headscope.report.explorer_blocks import query_link
 from headscope.runs.column_metadata import capitalise, statistic, statistics
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
@@ -48,9 +51,38 @@ from probes.influence.labels import (
 )
 from probes.influence.schema import SWEEP_KEYS, UNIT_COLUMNS
 
+CARD_UNITS = 6
+"""Units on the card of the overview."""
 _LOSS_LABELS = {"text": "loss", "answer": "loss of the answer"}
 _RESET_DESCRIPTION = "the position parameters of one {noun} are reset"
 _CHANGE_DESCRIPTIONS = {"joint": _RESET_DESCRIPTION, "freq": _RESET_DESCRIPTION, "scale": _RESET_DESCRIPTION}
+
+
+def answers(context: RenderContext) -> Iterator[Card]:
+    """What changing one unit costs, in the sweep of ablations, or else in the first sweep."""
+    sweeps = [sweep for sweep in context.run.derived(sweeps_without_bands) if sweep[0][0] in context.models]
+    if not sweeps:
+        return
+    (label, length, component, target, objective), units = min(sweeps, key=lambda sweep: sweep[0][3] != "none")
+    top = units.sort_values("delta", ascending=False)[:CARD_UNITS]
+    change, worst = describe_change(component, target, objective), top.iloc[0]
+    figure = plot_unit_bars(
+        f"{capitalise(change)}: {label}",
+        [unit_label(unit).replace("layer ", "L").replace(", ", " ") for _, unit in top.iterrows()],
+        top["delta"].tolist(),
+        top[UNIT_COLUMNS].to_numpy().tolist(),
+        "%{x:+.3g} nats/token",
+        label,
+    )
+    yield Card(
+        figure.update_layout(margin_l=110).update_xaxes(title_text="change of the loss (nats/token)"),
+        f"{capitalise(change)}, one {unit_noun(units)} at a time, {describe_context_length(length, objective)}: the "
+        f"loss of {label} rises most for {unit_label(worst)}, by {format_change(worst['delta'])} nats per "
+        f"token{describe_uncertainty(worst)}.",
+        half_width=True,
+        question="What does a head cost if it is changed?",
+        href=query_link(PROBE.path, model=label),
+    )
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

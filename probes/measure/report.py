@@ -21,6 +21,8 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask, training_checkpoints
 
+CARD_HEIGHT = 300
+"""Height of the chart on the card of a head, in px."""
 HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
 """Plots one head from the rows of a table: (rows, layer, head) -> figure."""
 
@@ -76,16 +78,20 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
         )
 
 
-def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
-    """Charts of one head: effective lengths and rotary pairs under the default models, frequencies of `model`."""
-    models = tuple(default_models_with(run, model))
+def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+    """The effective length of one head under the default models."""
     if "attention" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, _plot_growth, "attention", layer, head),
+            _cached_head_plot(run, tuple(default_models_with(run, model)), _plot_growth, "attention", layer, head),
             "Both axes are logarithmic. Dotted diagonal: uniform attention over all visible keys. Dotted horizontal: a "
             "constant effective length. Bands: 95 % confidence intervals over documents, with three or more documents.",
             half_width=True,
         )
+
+
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+    """Charts of one head: logits and rotary pairs under the default models, frequencies of `model`."""
+    models = tuple(default_models_with(run, model))
     if "distance" in run.tables:
         yield Chart(
             _cached_head_plot(run, models, rotary.plot_logit_by_distance, "distance", layer, head),
@@ -123,7 +129,7 @@ def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, table: st
 
 
 def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    return effective_length.plot_effective_length(attention, [(layer, head)])
+    return effective_length.plot_effective_length(attention, [(layer, head)]).update_layout(height=CARD_HEIGHT)
 
 
 def _plot_distance_profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:

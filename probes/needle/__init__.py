@@ -25,6 +25,7 @@ PROBE = Probe(
     statistics="probes.needle.heads:STATISTICS",
     head_columns="probes.needle.heads:head_statistics",
     roles="probes.needle.heads:ROLES",
+    answers="probes.needle.report:answers",
     charts="probes.needle.report:charts",
     head_charts="probes.needle.report:head_charts",
     findings="probes.needle.findings:findings",

@@ -6,7 +6,8 @@ import pandas as pd
 
 from headscope.plots import head_scatter
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext
+from headscope.report.statistic_charts import top_heads_card
 from headscope.report.text import describe_extremes
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
@@ -31,6 +32,12 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         yield ChartGroup(PROBE.title, "Retrieval scores of heads", _retrieval_charts(context))
         yield ChartGroup(PROBE.title, "Attribution through the needle", _attribution_charts(context))
         yield ChartGroup(PROBE.title, "Ablation of retrieval heads", _ablation_charts(context))
+
+
+def answers(context: RenderContext) -> Iterator[Card]:
+    """The retrieval heads, and whether they keep their role under each model."""
+    question = "Which heads retrieve, and under which models?"
+    yield from top_heads_card(context, "retrieval", question, "retrieval", RETRIEVAL_THRESHOLD)
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:

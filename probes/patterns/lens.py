@@ -118,10 +118,10 @@ def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
     return PageContent(title, _introduction(state, text, keys), filled)
 
 
-def far_rows_table(run: Run, model: str, layer: int, head: int) -> Passage:
+def far_rows_table(run: Run, model: str, layer: int, head: int, max_rows: int = MAX_FAR_ROWS) -> Passage:
     """A head's top far rows in their context, each linked to the lens."""
     cells: list[list[TextCell]] = []
-    rows = top_far_rows(run, model, layer, head).head(MAX_FAR_ROWS)
+    rows = top_far_rows(run, model, layer, head).head(max_rows)
     for doc, query, key, weight, distance in rows.itertuples(index=False, name=None):
         text = document_text(run, model, doc)
         href = query_link(PROBE.explorer_path, model=model, doc=doc, layer=layer, head=head, row=query)

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -15,11 +16,13 @@ from headscope.report.text import default_models, describe_extremes, head_mask, 
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.patterns import PROBE
+from probes.patterns import PROBE, maps
 from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
 from probes.patterns.lens import far_rows_table
 from probes.patterns.token_spans import mark_token
 
+CARD_ROWS = 3
+"""Top far rows on the card of a head."""
 MAX_HEADS = 5
 """Heads per model in the terminal overview."""
 
@@ -74,10 +77,18 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Top far rows", _far_row_charts(context))
 
 
-def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
-    """The head's top far rows, linked to the lens."""
+def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart | Passage]:
+    """The head's attention map, and its three top far rows."""
+    if chart := maps.head_map_chart(run, model, layer, head):
+        yield chart
     if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).any():
-        yield far_rows_table(run, model, layer, head)
+        yield replace(far_rows_table(run, model, layer, head, CARD_ROWS), half_width=True)
+
+
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
+    """All top far rows of the head, linked to the lens."""
+    if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).sum() > CARD_ROWS:
+        yield replace(far_rows_table(run, model, layer, head), collapsed=True)
 
 
 def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:

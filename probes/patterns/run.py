@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from headscope import user_input
 from headscope.errors import BadInput, ResourceMissing
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
+from headscope.measures.pooled_map import PooledMaps
 from headscope.measures.top_keys import TopKeysAccumulator, stratified_rows
 from headscope.positions.model import Model
 from headscope.prompts import texts
@@ -22,7 +24,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
-from probes.patterns.schema import MAX_ROWS, PatternsOptions, check_prompt
+from probes.patterns.schema import MAX_ROWS, PatternsOptions, check_prompt, encode_map
 from probes.patterns.token_text import token_texts
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
@@ -78,7 +80,9 @@ class PatternsRunner:
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         tokenizer = self.context.tokenizer(cell.model) if cell.task.stores_tokens else None
         top_keys = TopKeysAccumulator(model.geometry, rows, self.options.keys)
-        return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document)
+        is_mapped = self.options.map and cell.text_pass.document == 0 and length == len(document.ids)
+        maps = PooledMaps(model.geometry, length) if is_mapped else None
+        return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document, maps)
 
     def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
         assert cell.model is not None
@@ -102,7 +106,7 @@ class PatternsRunner:
 
 
 class PatternsObserver:
-    """Collects the top keys of one pass, and stores the document's tokens if `tokenizer` is given."""
+    """Collects the top keys of one pass and `maps`, if given; stores the document's tokens if `tokenizer` is given."""
 
     needs_whole_text = False
 
@@ -113,12 +117,15 @@ class PatternsObserver:
         tokenizer_digest: str = "",
         tokenizer: Any = None,
         document: TokenDocument | None = None,
+        maps: PooledMaps | None = None,
     ):
-        self.top_keys, self.keys = top_keys, keys or {}
+        self.top_keys, self.keys, self.maps = top_keys, keys or {}, maps
         self.tokenizer_digest, self.tokenizer, self.document = tokenizer_digest, tokenizer, document
 
     def listen(self, layers: CapturedLayers) -> None:
         layers.listen(self.top_keys.update)
+        if self.maps is not None:
+            layers.listen(self.maps.update)
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
         rows = len(self.top_keys.rows)
@@ -128,9 +135,25 @@ class PatternsObserver:
         }
         if len((far_keys := self.top_keys.compute_far_keys())["query"]):
             tables["far_keys"] = {**self.keys, **far_keys}
+        if self.maps is not None:
+            tables["attention_maps"] = {**self.keys, **_map_rows(self.maps)}
         if self.tokenizer is not None and self.document is not None:
             tables["token_text"] = _token_rows(self.tokenizer, self.tokenizer_digest, self.document)
         return tables
+
+
+def _map_rows(maps: PooledMaps) -> dict[str, Any]:
+    """Columns of the table `attention_maps`, sorted by layer, head and block."""
+    geometry, by_layer = maps.geometry, sorted(maps.compute().items())
+    heads = np.array([(layer, head) for layer, pooled in by_layer for head in range(len(pooled))])
+    layer, head = heads.repeat(maps.blocks, axis=0).T
+    return {
+        "layer": np.array(geometry.layer_numbers)[layer],
+        "head": head,
+        "kv_group": geometry.kv_group(layer, head),
+        "query_block": np.tile(np.arange(maps.blocks), len(heads)),
+        "weights": [row for _, of_layer in by_layer for pooled in of_layer.numpy() for row in encode_map(pooled)],
+    }
 
 
 def collect_top_keys(model: Model, ids: Tensor, rows: Tensor, max_keys: int) -> TopKeysAccumulator:

@@ -1,15 +1,17 @@
 """Options, stored tables and synthetic rows of the patterns probe."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from headscope import user_input
+from headscope.bins import map_blocks
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -17,6 +19,9 @@ from headscope.study.config import Lengths, Options
 
 MAX_ROWS = 1024
 """Most query rows per document, and so most tokens of a prompt: every token of a prompt is a query row."""
+
+LEVELS_PER_OCTAVE = 12
+"""Stored levels of a map's weight between 1 and 1/2."""
 
 
 def check_prompt(text: str) -> str:
@@ -32,6 +37,11 @@ class PatternsOptions(Options):
         64, ge=2, le=MAX_ROWS, description="query rows sampled per document, the same for all heads and models"
     )
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")
+    map: bool = Field(
+        False,
+        description="also store the attention pattern of every head, pooled to at most 128 x 128 blocks of tokens, "
+        "over the first document at the longest context length",
+    )
     prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
     prompt_file: str | None = Field(None, description="file to read the prompt from")
 
@@ -123,7 +133,30 @@ FAR_KEYS = Table(
     ),
 )
 
-TABLES = (PATTERN_TEXTS, TOKEN_TEXT, TOP_KEYS, FAR_KEYS)
+ATTENTION_MAPS = Table(
+    "attention_maps",
+    "the pooled attention map of every head over the first document: M[a, b] is the mean, over the query rows of block "
+    "a, of their weight on the keys of block b. Block a holds the tokens a s to a s + s - 1, with "
+    "s = ceil(context_length / 128)",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("query_block", "index16", "", "block a of query rows, from 0"),
+        Column(
+            "weights",
+            "bytes",
+            "",
+            "M[a, 0] to M[a, a], one byte each: byte n > 0 is the weight 2^((n - 255) / 12), to within 3 %; byte 0 is "
+            "a weight below 4.2e-7. The weights of a row add up to 1, less the share of a learned sink",
+        ),
+    ),
+)
+
+TABLES = (PATTERN_TEXTS, TOKEN_TEXT, TOP_KEYS, FAR_KEYS, ATTENTION_MAPS)
 
 SYNTHETIC_ROWS, SYNTHETIC_KEYS = 16, 4
 FAR_DISTANCE = 40
@@ -152,9 +185,43 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             "top_keys": top.drop(columns="growth"),
             "far_keys": far.drop(columns="growth"),
         }
+        if doc == 0 and length == max(sizes.lengths):
+            rows["attention_maps"] = _synthetic_maps(sizes, keys)
         if model_index == 0 and length == max(sizes.lengths):
             rows["token_text"] = _token_text_rows(f"synthetic/{doc}", length)
         yield f"{length}/{doc}", rows
+
+
+def _synthetic_maps(sizes: Sizes, keys: Mapping[str, Any]) -> Rows:
+    """Maps of heads whose weight falls with distance, the faster the smaller their growth; the rest is on block 0."""
+    _, blocks = map_blocks(keys["context_length"])
+    distance = np.arange(blocks)[:, None] - np.arange(blocks)
+    maps = []
+    for growth in sizes.units["growth"]:
+        local = np.where(distance >= 0, np.exp(-np.abs(distance) / (1 + 8 * growth)), 0)
+        pooled = 0.6 * local / local.sum(1, keepdims=True)
+        pooled[:, 0] += 0.4
+        maps.append(encode_map(pooled))
+    units = sizes.units.drop(columns="growth").loc[sizes.units.index.repeat(blocks)]
+    return units.assign(
+        **keys, query_block=[*range(blocks)] * len(maps), weights=[row for rows in maps for row in rows]
+    )
+
+
+def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
+    """The rows of a map [blocks, blocks], each up to its diagonal, as `attention_maps` stores them."""
+    with np.errstate(divide="ignore"):
+        levels = np.round(255 + LEVELS_PER_OCTAVE * np.log2(pooled)).clip(0, 255).astype(np.uint8)
+    return [row[: block + 1].tobytes() for block, row in enumerate(levels)]
+
+
+def decode_map(rows: Sequence[bytes]) -> npt.NDArray[np.float64]:
+    """The map [blocks, blocks] from its stored rows."""
+    pooled = np.zeros((len(rows), len(rows)))
+    for block, row in enumerate(rows):
+        levels = np.frombuffer(row, np.uint8)
+        pooled[block, : block + 1] = np.where(levels, 2.0 ** ((levels - 255.0) / LEVELS_PER_OCTAVE), 0)
+    return pooled
 
 
 def _token_text_rows(doc: str, length: int) -> Rows:

@@ -1,0 +1,78 @@
+"""Bars of a few heads, for the cards of an overview: the top heads of a statistic, and effects of units."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import style
+from headscope.runs.column_metadata import statistic
+
+CARD_HEIGHT = 250
+"""Height of a figure on a card, in px."""
+MAX_LEGEND_CHARACTERS = 80
+"""Total length of the names in a legend on a card."""
+RISE_COLOUR, FALL_COLOUR = "#B2182B", "#2166AC"
+"""Ends of the diverging colour scale."""
+
+
+def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, threshold: float | None) -> go.Figure:
+    """Bars of a statistic of the heads of `top` (layer, head, kv_group), one colour per model of `heads`.
+
+    The dotted line is the threshold of a role.
+    """
+    stat = statistic(statistic_name)
+    figure = compact(style.new_figure(f"{stat.title} of the top heads"))
+    names = [head_label(row.layer, row.head) for row in top.itertuples()]
+    for label, model_style in style.model_styles(heads).items():
+        values = heads[heads["model"] == label].set_index(["layer", "head"])[statistic_name]
+        figure.add_bar(
+            x=names,
+            y=values.reindex(pd.MultiIndex.from_frame(top[["layer", "head"]])).to_numpy(np.float64),
+            name=model_style.name,
+            marker_color=model_style.colour,
+            customdata=top[["layer", "head", "kv_group"]].to_numpy().tolist(),
+            hovertemplate=f"%{{x}}: {stat.label} %{{y:.3g}}<extra>{model_style.name}</extra>",
+        )
+    if threshold is not None:
+        figure.add_hline(y=threshold, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    figure.update_yaxes(title_text=stat.label)
+    return style.set_metadata(hide_long_legend(style.fit_legend(figure)), heads=True)
+
+
+def plot_unit_bars(
+    title: str, names: Sequence[str], values: Sequence[float], heads: Sequence[Sequence[int]], hover: str, model: str
+) -> go.Figure:
+    """Horizontal bars of signed values of units, (layer, head, kv_group) each: red above zero, blue below."""
+    figure = compact(style.new_figure(title))
+    figure.add_bar(
+        x=values,
+        y=names,
+        orientation="h",
+        marker_color=[RISE_COLOUR if value > 0 else FALL_COLOUR for value in values],
+        customdata=[list(head) for head in heads],
+        hovertemplate=f"%{{y}}: {hover}<extra></extra>",
+        name=style.escape_label(model),
+        showlegend=False,
+    )
+    figure.update_yaxes(autorange="reversed", title_text=None)
+    return style.set_metadata(figure, heads=True, model=style.escape_label(model), x="unit")
+
+
+def compact(figure: go.Figure) -> go.Figure:
+    """Fit a figure to a card, in place, and return it."""
+    return figure.update_layout(height=CARD_HEIGHT, margin={"l": 60, "r": 10, "b": 40})
+
+
+def hide_long_legend(figure: go.Figure) -> go.Figure:
+    """Hide, in place, a legend that would need most of a card, and return the figure; the hover text has the names."""
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    if sum(map(len, names)) > MAX_LEGEND_CHARACTERS:
+        figure.update_layout(showlegend=False, margin_t=46)
+    return figure
+
+
+def head_label(layer: int, head: int) -> str:
+    """The short name of a head: L18H6."""
+    return f"L{layer}H{head}"

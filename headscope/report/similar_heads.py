@@ -1,0 +1,119 @@
+"""Heads with a similar profile of statistics: the nearest ones as a table, and all of them as points in two dimensions.
+
+See `headscope.runs.head_profiles` for profiles and their principal components.
+"""
+
+from collections.abc import Iterator
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import style
+from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE
+from headscope.plots.highlight import HeadIndex
+from headscope.report.blocks import Block, Chart, Link, Links, TextTable
+from headscope.report.explorer_blocks import query_link
+from headscope.report.text import default_models_with, join_words
+from headscope.runs.column_metadata import roles, statistic
+from headscope.runs.head_profiles import (
+    NO_ROLE,
+    Components,
+    head_profiles,
+    principal_components,
+    profile_distances,
+    strongest_roles,
+)
+from headscope.runs.run import Run
+
+NEAREST = 5
+"""Heads that are listed per model."""
+AXIS_STATISTICS = 3
+"""Statistics that describe a component."""
+TOP_MARGIN = 100
+"""Space in px above the plot for two rows of the legend."""
+
+
+def nearest_profiles(run: Run, model: str, layer: int, head: int) -> Iterator[TextTable]:
+    """The heads of each model with the nearest profile, those of `model` first."""
+    distances = profile_distances(run, model, layer, head)
+    rows: list[list[str | Link | Links]] = []
+    for label in dict.fromkeys((model, *default_models_with(run, model))):
+        nearest = distances[distances.index.get_level_values("model") == label][:NEAREST]
+        if len(nearest):
+            rows.append([label, Links([head_link(*key, distance) for key, distance in nearest.items()])])
+    if rows:
+        yield TextTable(
+            f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "
+            "deviations over all heads.",
+            ("model", "nearest heads and their distance"),
+            rows,
+        )
+
+
+def head_link(model: str, layer: int, head: int, distance: float, mark: str = "") -> Link:
+    """A link to the page of a head, with its distance."""
+    href = query_link(f"/head/{layer}.{head}", model=model)
+    return Link(f"L{layer}H{head} {mark}{distance:.{3 if distance < 1 else 2}f}", href)
+
+
+def components_chart(run: Run, model: str, marked: HeadIndex | None = None) -> Iterator[Block]:
+    """Every head of a model in the plane of the first two principal components, coloured by its strongest role."""
+    components = principal_components(run)
+    if components is None:
+        return
+    caption = (
+        "One point per head: the first two principal components of the standardised statistics of the heads of all "
+        "models. Near heads have similar statistics. Colour: the role in which the head ranks highest. "
+        f"{_describe_loadings(components, 0)}; {_describe_loadings(components, 1)}."
+    )
+    yield Chart(plot_components(run, components, model, marked), caption)
+
+
+def plot_components(run: Run, components: Components, model: str, marked: HeadIndex | None = None) -> go.Figure:
+    """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
+    figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
+    heads = run.heads.assign(role=strongest_roles(run))
+    points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
+    for index, role in enumerate([NO_ROLE, *roles()]):
+        members = points[points["role"] == role]
+        if len(members):
+            _add_role(figure, members, role, index)
+    if marked is not None:
+        at = points[(points["layer"] == marked[0]) & (points["head"] == marked[1])]
+        figure.add_scatter(
+            x=at["x"],
+            y=at["y"],
+            mode="markers+text",
+            text=[f"L{marked[0]}H{marked[1]}"] * len(at),
+            textposition="top center",
+            textfont={"size": 14, "color": style.HIGHLIGHT_COLOUR},
+            marker={"symbol": "circle-open", "size": 17, "color": style.HIGHLIGHT_COLOUR, "line": {"width": 3}},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    first, second = (f"component {axis + 1} ({100 * components.shares[axis]:.0f} % of the variance)" for axis in (0, 1))
+    figure.update_xaxes(title_text=first).update_yaxes(title_text=second)
+    style.set_metadata(figure, model=style.escape_label(model))
+    return style.set_top_margin(style.declare_head_points(figure), TOP_MARGIN)
+
+
+def _add_role(figure: go.Figure, members: pd.DataFrame, role: str, index: int) -> None:
+    number = index - 1
+    colour = "rgba(128,128,128,0.45)" if role == NO_ROLE else style.PALETTE[number % len(style.PALETTE)]
+    symbol = "circle" if role == NO_ROLE else style.MARKER_SYMBOLS[number // len(style.PALETTE)]
+    figure.add_scatter(
+        x=members["x"],
+        y=members["y"],
+        mode="markers",
+        marker={"color": colour, "symbol": symbol, "size": 8, "line": MARKER_OUTLINE},
+        customdata=members[HEAD_COLUMNS].to_numpy(),
+        name=role,
+        hovertemplate=f"layer %{{customdata[0]}}, head %{{customdata[1]}}<extra>{role}</extra>",
+    )
+
+
+def _describe_loadings(components: Components, axis: int) -> str:
+    loadings = components.loadings[axis]
+    largest = loadings.abs().sort_values(ascending=False).index[:AXIS_STATISTICS]
+    named = [f"{'+' if loadings[name] > 0 else '−'} {statistic(str(name)).label}" for name in largest]
+    return f"Component {axis + 1}: {join_words(named)}"

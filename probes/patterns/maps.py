@@ -1,0 +1,247 @@
+"""Pooled attention maps of heads: read from the run, compared between models, and drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+from headscope.bins import map_blocks
+from headscope.plots import style
+from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
+from headscope.report.blocks import Chart
+from headscope.report.explorer_blocks import query_link
+from headscope.report.text import head_mask
+from headscope.runs.run import Run
+from headscope.runs.run_tables import RunTables
+from probes.patterns import PROBE
+from probes.patterns.analysis import document_text, have_same_tokens, stored_queries
+from probes.patterns.schema import decode_map
+from probes.patterns.token_spans import to_display_line
+
+LOWEST_DECADE = -4
+"""The colour scale of weights ends at 10 to this power; smaller weights have its last colour."""
+SCALE_STEPS = 8
+"""Colours per decade of the scale of weights."""
+PANEL_HEIGHT, TOP_MARGIN = 330, 62
+"""Height of a row of panels and the space above it, in px."""
+BAR_PLACE = {"len": 0.5, "y": 1, "yanchor": "top", "thickness": 12, "outlinewidth": 0}
+"""Plotly settings of a colour bar beside the upper half of the panels."""
+BLOCK_TOKENS = 6
+"""Tokens of a block that its hover text shows."""
+TICKS = 4
+"""Intervals between tick labels."""
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The pooled map of one head under one model: weights [blocks, blocks] over `length` tokens of a document."""
+
+    model: str
+    doc: str
+    length: int
+    weights: npt.NDArray[np.float64]
+
+    @property
+    def first_tokens(self) -> npt.NDArray[np.int64]:
+        """The first token of each block."""
+        return np.arange(len(self.weights)) * map_blocks(self.length)[0]
+
+    @property
+    def last_tokens(self) -> npt.NDArray[np.int64]:
+        """The last token of each block."""
+        return np.minimum(self.first_tokens + map_blocks(self.length)[0], self.length) - 1
+
+
+def mapped_models(run: RunTables) -> list[str]:
+    """The models with stored maps, in the order of the run."""
+    if "attention_maps" not in run.tables:
+        return []
+    measured = {*run.table("attention_maps")["model"].astype(str).unique()}
+    return [label for label in run.models if label in measured]
+
+
+def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap | None:
+    """The map of a head, or None if it is not stored."""
+    if "attention_maps" not in run.tables:
+        return None
+    rows = run.table("attention_maps")
+    rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)].sort_values("query_block")
+    if rows.empty:
+        return None
+    length, doc = int(rows["context_length"].iloc[0]), str(rows["doc"].iloc[0])
+    return AttentionMap(model, doc, length, decode_map(rows["weights"].tolist()))
+
+
+def head_map_chart(run: Run, model: str, layer: int, head: int) -> Chart | None:
+    """The head's map under the first model and under `model`, and their difference; None without a stored map.
+
+    If `model` is the first model, the next one is shown beside it. A block links to the stored row nearest to it.
+    """
+    labels = mapped_models(run)
+    if model not in labels:
+        return None
+    other = model if model != labels[0] else next(iter(labels[1:]), model)
+    maps = [found for label in dict.fromkeys((labels[0], other)) if (found := head_map(run, label, layer, head))]
+    if not maps:
+        return None
+    same_text = len({(shown.doc, shown.length) for shown in maps}) == 1
+    difference = len(maps) == 2 and same_text and have_same_tokens(run, maps[0].doc, maps[0].model, maps[1].model)
+    size = map_blocks(maps[0].length)[0]
+    blocks = f"blocks of {size} tokens" if size > 1 else "single tokens"
+    return Chart(
+        plot_head_maps(run, maps, layer, head, difference),
+        f"Mean weight of the query rows of a block on the keys of a block; {blocks} of {maps[0].doc}, "
+        f"{maps[0].length:,} tokens. Drag to zoom. A block leads to the nearest stored row in Lens.",
+        cell_links=_row_links(run, maps[0], layer, head),
+    )
+
+
+def plot_head_maps(
+    run: RunTables, maps: Sequence[AttentionMap], layer: int, head: int, with_difference: bool
+) -> go.Figure:
+    """One panel per model in a logarithmic colour scale, and with two models the second minus the first."""
+    names = [style.escape_label(shown.model, 30) for shown in maps]
+    panels = [*names, f"{names[1]} − {names[0]}"] if with_difference else names
+    figure = _panels(f"Attention map of layer {layer}, head {head}", panels)
+    for index, shown in enumerate(maps):
+        _add_map(figure, shown, style.panel_row_col(index, panels))
+    if with_difference:
+        _add_difference(figure, *maps, style.panel_row_col(2, panels))
+    _label_axes(figure, run, maps, len(panels))
+    return style.set_metadata(figure, value="weight", x="key token", y="query token")
+
+
+def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], title: str) -> go.Figure:
+    """Maps of several heads of one model in one colour scale, each under its heading."""
+    figure = _panels(title, [heading for heading, _ in maps])
+    for index, (_, shown) in enumerate(maps):
+        _add_map(figure, shown, style.panel_row_col(index, maps))
+    _label_axes(figure, run, [shown for _, shown in maps], len(maps))
+    return style.set_metadata(figure, value="weight", x="key token", y="query token")
+
+
+def _panels(title: str, headings: Sequence[str]) -> go.Figure:
+    figure = style.panel_figure(title, headings, height=PANEL_HEIGHT)
+    ticks = [*range(LOWEST_DECADE, 1)]
+    bar = {
+        **BAR_PLACE,
+        "title": {"text": "weight"},
+        "tickvals": ticks,
+        "ticktext": [f"{10.0**tick:g}" for tick in ticks],
+    }
+    bar["ticktext"][0] = f"≤ {bar['ticktext'][0]}"
+    marker = {"color": [LOWEST_DECADE, 0], "colorscale": style.SEQUENTIAL_SCALE, "showscale": True}
+    figure.add_scatter(  # only its colour bar shows: a heat map's own would be linear
+        x=[None, None], y=[None, None], mode="markers", marker=marker | {"colorbar": bar}, hoverinfo="skip"
+    )
+    return style.set_top_margin(figure.update_layout(showlegend=False), TOP_MARGIN)
+
+
+def _log_colour_scale() -> list[tuple[float, str]]:
+    """A colour scale over weights 0 to 1 that is logarithmic down to the lowest decade."""
+    shares = np.linspace(0, 1, -LOWEST_DECADE * SCALE_STEPS + 1)
+    weights = 10.0 ** (LOWEST_DECADE * (1 - shares))
+    colours = sample_colorscale(style.SEQUENTIAL_SCALE, shares.tolist())
+    return [(0.0, colours[0]), *zip(weights.tolist(), colours, strict=True)]
+
+
+def _add_map(figure: go.Figure, shown: AttentionMap, place: dict[str, int]) -> None:
+    _add_heat_map(
+        figure, shown, shown.weights, "weight %{z:.3g}", place, zmin=0, zmax=1, colorscale=_log_colour_scale()
+    )
+
+
+def _add_difference(figure: go.Figure, first: AttentionMap, second: AttentionMap, place: dict[str, int]) -> None:
+    change = np.round(second.weights - first.weights, 4)
+    limit = symmetric_limit(change[np.tril_indices(len(change))], minimum=1e-3)
+    bar = {**BAR_PLACE, "y": 0, "yanchor": "bottom", "title": {"text": "difference"}}
+    bar |= symmetric_colorbar(change, limit)
+    scale = {"zmin": -limit, "zmax": limit, "colorscale": style.DIVERGING_SCALE}
+    _add_heat_map(figure, second, change, "difference %{z:+.3g}", place, **scale, colorbar=bar, showscale=True)
+
+
+def _add_heat_map(
+    figure: go.Figure,
+    shown: AttentionMap,
+    values: npt.NDArray[np.float64],
+    hover: str,
+    place: dict[str, int],
+    **settings: object,
+) -> None:
+    visible = np.where(np.tri(len(values), dtype=bool), values, np.nan).astype(np.float32)
+    centers = (shown.first_tokens + shown.last_tokens) / 2
+    figure.add_heatmap(
+        x=centers,
+        y=centers,
+        z=visible,
+        name=style.escape_label(shown.model),
+        meta=shown.model,
+        hoverongaps=False,
+        hovertemplate=f"from %{{y}}<br>to %{{x}}<br>{hover}<extra></extra>",
+        **{"showscale": False, **settings},
+        **place,
+    )
+
+
+def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap], panel_count: int) -> None:
+    """Tick labels as annotations: the ticks themselves hold the text of each block, for its hover label."""
+    shown = maps[0]
+    centers = ((shown.first_tokens + shown.last_tokens) / 2).tolist()
+    axis = {"tickvals": centers, "ticktext": _block_texts(run, shown), "showticklabels": False, "ticks": ""}
+    ends = [-0.5, shown.length - 0.5]
+    figure.update_xaxes(axis, showgrid=False, range=ends)
+    figure.update_yaxes(axis, showgrid=False, range=ends[::-1])
+    style.set_outer_axis_titles(figure, panel_count, "key token", "query token")
+    figure.update_xaxes(showticklabels=False, title_standoff=22)
+    figure.update_yaxes(title_standoff=40)
+    positions = np.linspace(0, shown.length - 1, TICKS + 1).round().astype(int).tolist()
+    for index in range(panel_count):
+        row_col = style.panel_row_col(index, range(panel_count))
+        number = "" if index == 0 else index + 1
+        label = {"showarrow": False, "font": {"size": 11, "color": style.TEXT_COLOUR}, "name": "tick"}
+        for position in positions:
+            if index + 3 >= panel_count:
+                figure.add_annotation(
+                    x=position,
+                    y=0,
+                    xref=f"x{number}",
+                    yref=f"y{number} domain",
+                    yanchor="top",
+                    text=f"{position:,}",
+                    **label,
+                )
+            if row_col["col"] == 1:
+                figure.add_annotation(
+                    x=0,
+                    y=position,
+                    xref=f"x{number} domain",
+                    yref=f"y{number}",
+                    xanchor="right",
+                    text=f"{position:,} ",
+                    **label,
+                )
+
+
+def _block_texts(run: RunTables, shown: AttentionMap) -> list[str]:
+    """The tokens of each block: their positions and the first of them as text."""
+    text = document_text(run, shown.model, shown.doc).token_texts
+    labels = []
+    for first, last in zip(shown.first_tokens.tolist(), shown.last_tokens.tolist(), strict=True):
+        span = f"{first:,}–{last:,}" if last > first else f"{first:,}"
+        words = to_display_line("".join(text[first : min(last + 1, first + BLOCK_TOKENS)]))
+        labels.append(f"{span} “{style.escape_label(words)}{'…' if last >= first + BLOCK_TOKENS else ''}”")
+    return labels
+
+
+def _row_links(run: RunTables, shown: AttentionMap, layer: int, head: int) -> list[list[str]]:
+    """For each block of query rows, one link to the stored row nearest to its middle."""
+    queries = np.array(stored_queries(run, (shown.model, shown.length, shown.doc, layer, head)))
+    if not len(queries):
+        return []
+    middles = (shown.first_tokens + shown.last_tokens) / 2
+    nearest = queries[np.abs(queries - middles[:, None]).argmin(1)]
+    place = {"doc": shown.doc, "length": shown.length, "layer": layer, "head": head}
+    return [[query_link(PROBE.explorer_path, **place, row=query)] for query in nearest.tolist()]
