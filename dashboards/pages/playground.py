@@ -6,7 +6,7 @@ from dashboards.playground import access
 from dashboards.playground.components import HeadChoice, PlaygroundBlock
 from dashboards.playground.readings import MAX_TOKENS
 from dashboards.view_state import ViewState
-from headscope.heads import HeadSet
+from headscope.heads import Head, HeadSet
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.runs.column_metadata import statistic
@@ -35,15 +35,20 @@ def content(run: Run, view: ViewState) -> PageContent:
         return PageContent(
             NAME, "", {"": [TextBlock([f"The playground needs a model. Start the app with: {COMMAND}"])]}
         )
-    notable = assembly.notable_heads(run.heads)
-    first_head = next(iter([*view.selected_heads, *notable]), (0, 0))
     block = PlaygroundBlock(
         ["A saved page has no playground."],
         models=access.model_labels(),
-        first_head=first_head,
+        first_head=_first_head(run, view),
         choices=[*_choices(run, view)],
     )
     return PageContent(NAME, f"Your own prompt of up to {MAX_TOKENS:,} tokens. Ctrl+Enter runs it.", {"": [block]})
+
+
+def _first_head(run: Run, view: ViewState) -> Head:
+    """The head whose attention is drawn first: a selected one, else one with a role in the run, else a notable one."""
+    roles = [name for name in ("induction_token", "retrieval") if name in assembly.run_statistics(run)]
+    best = [head for name in roles for head in HeadSet.top(run.heads, name, 1, view.model)]
+    return next(iter([*view.selected_heads, *best, *assembly.notable_heads(run.heads)]), (0, 0))
 
 
 def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:

@@ -264,7 +264,7 @@ def _probability_cell(probability: float, colour: str, is_ablated: bool) -> html
         return html.Td("not in its vocabulary")
     style = {"--width": f"{100 * probability:.2f}%", "--colour": colour}
     bar = html.Span(className="probability-bar after" if is_ablated else "probability-bar", style=style)
-    return html.Td([bar, html.Span(format_percent(probability, 1))])
+    return html.Td([bar, html.Span(format_percent(probability, 1))], title=f"{probability:.6f}")
 
 
 def continuation_list(continuations: Sequence[tuple[str, bool, str]]) -> html.Dl:

@@ -60,7 +60,8 @@ class RequestGuard:
         if self.cancelled.is_set():
             raise Interrupted("the request was cancelled")
         if time.monotonic() > self._deadline:
-            raise Interrupted(f"the request took longer than {self.time_limit:g} s. Use a shorter prompt")
+            limit = f"{self.time_limit:g} s"
+            raise Interrupted(f"the request took longer than {limit}. Shorten the prompt, or generate less")
 
     def watch(self, model: "Model") -> None:
         """Check before every attention layer of the model, from now on."""

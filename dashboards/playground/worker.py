@@ -15,7 +15,7 @@ from typing import Any
 
 from headscope.errors import BadInput, Interrupted
 
-TIME_LIMIT = 60.0
+TIME_LIMIT = 120.0
 """Seconds that a request may take, without the time to load a model."""
 GRACE_SECONDS = 5.0
 """Seconds after which a cancelled or late request is killed together with the process."""
