@@ -3,6 +3,7 @@
 import gzip
 import logging
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from werkzeug.serving import make_server
 from dashboards import export, layout
 from dashboards.controls import build_controls, run_label
 from dashboards.lazy_loading import rendered_page
+from dashboards.playground import access
+from dashboards.playground.callbacks import register_callbacks
+from dashboards.playground.worker import ModelWorker
 from dashboards.run_store import RunStore, current_store
 from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
@@ -36,8 +40,11 @@ INDEX_TEMPLATE = """<!doctype html>
 </html>"""
 
 
-def create_app(path: Path) -> Dash:
-    """The app on the runs of a folder; `path` is the folder, or the run to show first."""
+def create_app(path: Path, models: Mapping[str, str] | None = None) -> Dash:
+    """The app on the runs of a folder; `path` is the folder, or the run to show first.
+
+    `models` are the specs of the models of the playground, by label.
+    """
     app = Dash(
         "dashboards",
         title="headscope",
@@ -59,6 +66,9 @@ def create_app(path: Path) -> Dash:
     app.layout = dmc.MantineProvider([*hidden, *layout.page_shell()], defaultColorScheme="auto")
     _register_page_callbacks(app)
     _register_browser_callbacks(app)
+    if models:
+        access.add_worker(app.server, ModelWorker(models))
+        register_callbacks(app)
     _add_security_headers(app)
     app.server.add_url_rule("/newest-run", view_func=_newest_run)
     return app
@@ -70,11 +80,11 @@ def _newest_run() -> dict[str, str]:
     return {"name": newest, "label": run_label(newest)} if newest else {}
 
 
-def serve(path: Path, port: int) -> None:
+def serve(path: Path, port: int, models: Mapping[str, str] | None = None) -> None:
     """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
-        app = create_app(path).server
+        app = create_app(path, models).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
             f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",

@@ -1,6 +1,6 @@
 """Dash components for the blocks of a page: charts with captions, texts, tables, and the table of heads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
+from headscope.heads import Head
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
@@ -30,16 +31,23 @@ def build_component(block: Block, view: ViewState, block_id: str) -> Any:
 
 @build_component.register
 def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figure:
-    figure = highlight_heads(block.figure, view.selected_heads)
-    has_heads, has_points = has_head_points(figure), _has_selectable_points(block.figure)
-    is_matrix = has_heads and any(trace.type == "heatmap" for trace in figure.data)
+    figure, links = block.figure, [[view.resolve_link(link) for link in row] for row in block.cell_links]
+    if links:
+        figure.update_layout(meta={**(figure.layout.meta or {}), "cell_links": links})
+    has_heads, has_points = has_head_points(figure), _has_selectable_points(figure)
+    hint = _chart_hint(block, has_heads, has_points, has_heads and _has_matrix(figure))
+    return build_chart(block, view.selected_heads, block_id, hint)
+
+
+def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, hint: str) -> html.Figure:
+    """The component of a chart with these heads highlighted; `hint` says what a click on it does."""
+    has_colorbar, has_points = _has_colorbar(block.figure), _has_selectable_points(block.figure)
+    figure = highlight_heads(block.figure, selected_heads)
+    has_heads = has_head_points(figure)
     if has_points:
         figure.update_layout(dragmode="lasso")
-    if _has_colorbar(block.figure):
+    if has_colorbar:
         figure.update_layout(margin_r=100)  # plotly draws a chart twice if it has to widen the margin
-    if block.cell_links:
-        links = [[view.resolve_link(link) for link in row] for row in block.cell_links]
-        figure.update_layout(meta={**(figure.layout.meta or {}), "cell_links": links})
     graph = dcc.Graph(
         id={"chart": block_id, "heads": has_heads},
         figure=figure,
@@ -52,14 +60,14 @@ def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figur
         for kind in ("png", "svg", "csv")
     ]
     attributes: dict[str, Any] = {"aria-label": title}
-    if is_matrix:
+    if has_heads and _has_matrix(figure):
         attributes = {
             "tabIndex": 0,
             "data-head-matrix": "heads",
             "aria-label": f"{title}; arrow keys move from head to head",
         }
         graph = [graph, html.Span(className="visually-hidden", **{"aria-live": "polite"})]
-    caption = html.P([block.caption, _chart_hint(block, has_heads, has_points, is_matrix), " ", html.B(block.summary)])
+    caption = html.P([block.caption, hint, " ", html.B(block.summary)])
     export = html.Div(buttons, className="export-buttons", role="group", **{"aria-label": f"Save {title}"})
     return html.Figure(
         [html.Div(graph, role="group", **attributes), html.Figcaption([caption, export])],
@@ -81,6 +89,10 @@ def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article
     question = html.H3(html.A(block.question, href=view.resolve_link(block.href)))
     picture = html.Div(graph, role="group", **{"aria-label": title})
     return html.Article([question, html.P(block.caption), picture], className="card")
+
+
+def _has_matrix(figure: Any) -> bool:
+    return any(trace.type == "heatmap" for trace in figure.data)
 
 
 def _chart_hint(block: Chart, has_heads: bool, has_points: bool, is_matrix: bool) -> str:

@@ -5,13 +5,15 @@ from typing import Any
 
 from dash import html
 
-from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe, runs
+from dashboards.pages import Page, checkpoints, compare, head, heads, overview, playground, probe, runs
 from headscope.runs.run import Run
 
 PAGES_BEFORE: Mapping[str, Page] = {"Overview": overview, "Heads": heads, "Head": head, "Compare": compare}
 """Tabs of pages that are not of a probe."""
 PROBE_GROUPS = ("Prompts", "Tasks", "Causes")
 """Tabs of probes that the app names; a tab with another name comes after them."""
+PAGES_IN_GROUPS: Mapping[str, Page] = {"Prompts": playground}
+"""Pages that are not of a probe, by the tab that they end."""
 PAGES_AFTER: Mapping[str, Page] = {"Training": checkpoints, "Runs": runs}
 PAGE_LABELS = {heads.PATH: "All heads"}
 """Names of pages below a tab of the same name."""
@@ -21,7 +23,7 @@ OLD_PATHS = {"/tasks": "/benchmarks"}
 
 def all_pages() -> list[Page]:
     """Every page in the order of reports and static sites; those of probes are in the middle."""
-    return [*PAGES_BEFORE.values(), *probe.probe_pages(), *PAGES_AFTER.values()]
+    return [*PAGES_BEFORE.values(), *probe.probe_pages(), *PAGES_IN_GROUPS.values(), *PAGES_AFTER.values()]
 
 
 def page_groups() -> dict[str, list[Page]]:
@@ -32,6 +34,8 @@ def page_groups() -> dict[str, list[Page]]:
     for page in probe.probe_pages():
         name = page.probe.navigation_group
         (last_groups if name in last_groups else groups).setdefault(name, []).append(page)
+    for name, extra_page in PAGES_IN_GROUPS.items():
+        groups[name].append(extra_page)
     return {name: pages for name, pages in (groups | last_groups).items() if pages}
 
 

@@ -26,7 +26,7 @@
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
-  const goToHead = ([layer, head, group], model) =>
+  const goToHead = ([layer, head, group], model) => window.headscopeChooseHead?.([layer, head]) ||
     go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery(model ? { model } : {}, PERSISTENT_PARAMETERS));
   // The model that a trace of a chart shows: charts hold labels as plotly text, escaped and wrapped.
   const decoder = document.createElement("textarea");
@@ -40,6 +40,7 @@
   const selectedHeads = () => (new URLSearchParams(location.search).get("heads") ?? "").split("_").filter(Boolean);
   const select = (heads) => go(location.pathname, changedQuery({ heads: [...new Set(heads)].join("_") }));
   const toggle = ([layer, head]) => {
+    if (window.headscopeTickHead?.([layer, head])) return;
     const name = `${layer}.${head}`, selected = selectedHeads();
     select(selected.includes(name) ? selected.filter((other) => other !== name) : [...selected, name]);
   };

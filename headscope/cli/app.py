@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, Json, Out, Quiet
+from headscope.cli.flags import EXAMPLE, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
 
@@ -143,18 +143,25 @@ def dash(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8050,
+    model: PlaygroundModels = None,
 ) -> None:
-    """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints.
+    """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints, your own prompts.
 
     Read-only and local only: it listens on this machine and makes no network requests. New runs appear by themselves.
+    With --model, the page Playground runs these models on prompts that you type.
     """
     path = user_input.expand_path(directory, "directory")
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
     from dashboards.app import serve
+    from headscope.model_spec import ModelSpec
+    from headscope.study.config import parse_models
 
+    models = parse_models(model or [])
+    for spec in models.values():
+        ModelSpec.parse(spec)
     try:
-        serve(path.resolve(), port)
+        serve(path.resolve(), port, models)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error

@@ -26,6 +26,13 @@ Models = Annotated[
         "\\[default: base=smollm2-135m]",
     ),
 ]
+PlaygroundModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="Model of the page Playground: NAME=CHECKPOINT\\[@SCHEME\\[:key=value,...]]. Repeat for several models.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

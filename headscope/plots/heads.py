@@ -50,6 +50,27 @@ def plot_matrix(
     return style.set_metadata(figure, value=stat.label_with_unit, model=style.escape_label(model), value_index=3)
 
 
+def plot_head_values(heads: pd.DataFrame, title: str, model: str, label: str, unit: str, is_signed: bool) -> go.Figure:
+    """Plot column `value` of the heads of one model, in `unit`, as a layer x head matrix.
+
+    `heads` has columns layer, head, kv_group and value. If the values are signed, the scale is symmetric and white is
+    zero; otherwise it starts at 0.
+    """
+    if reason := style.missing_data_reason(heads, "value"):
+        return style.empty_figure(title, reason)
+    grid = _layer_head_grid(heads, "value")
+    hover = f"{label} %{{customdata[3]:.4g}}{style.unit_suffix(unit)}"
+    figure = _new_heatmap(title, heads.assign(model=model), model, grid, hover).update_traces(z=grid)
+    limit = symmetric_limit(grid) if is_signed else float(np.nanmax(grid)) or 1.0
+    if is_signed:
+        bar = {"title": {"text": unit}} | symmetric_colorbar(grid, limit)
+        figure.update_traces(zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE, colorbar=bar)
+        mark_clipped_cells(figure, grid, limit)
+    else:
+        figure.update_traces(zmin=0, zmax=limit, colorscale=style.SEQUENTIAL_SCALE)
+    return style.set_metadata(figure, value=label, model=style.escape_label(model), value_index=3)
+
+
 def _colorbar(statistic_name: str, values: npt.NDArray[np.float64]) -> dict[str, object]:
     """Plotly settings of the colour bar of a statistic; a clipped end states the extreme value."""
     stat = statistic(statistic_name)

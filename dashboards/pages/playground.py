@@ -1,0 +1,63 @@
+"""The playground: the user's own prompt under the models that the app was started with."""
+
+from collections.abc import Iterator, Sequence
+
+from dashboards.playground import access
+from dashboards.playground.components import HeadChoice, PlaygroundBlock
+from dashboards.playground.readings import MAX_TOKENS
+from dashboards.view_state import ViewState
+from headscope.heads import Head, HeadSet
+from headscope.report import assembly
+from headscope.report.blocks import PageContent, TextBlock
+from headscope.runs.column_metadata import statistic
+from headscope.runs.run import Run
+
+NAME = "Playground"
+PATH = "/playground"
+COMMAND = "headscope dash --model base=smollm2-135m --model yarn=smollm2-135m@yarn:factor=8"
+TOP_HEADS = 10
+"""Heads of a choice such as "top 10 by retrieval score"."""
+
+
+def controls(run: Run) -> Sequence[str]:
+    """None: the page has its own."""
+    return ()
+
+
+def missing_command(run: Run) -> str:
+    """The command that starts the app with models; "" if it was."""
+    return "" if access.has_worker() else COMMAND
+
+
+def content(run: Run, view: ViewState) -> PageContent:
+    """The playground, or the command that starts the app with models."""
+    if not access.has_worker():
+        return PageContent(
+            NAME, "", {"": [TextBlock([f"The playground needs a model. Start the app with: {COMMAND}"])]}
+        )
+    block = PlaygroundBlock(
+        ["A saved page has no playground."],
+        models=access.model_labels(),
+        first_head=_first_head(run, view),
+        choices=[*_choices(run, view)],
+    )
+    return PageContent(NAME, f"Your own prompt of up to {MAX_TOKENS:,} tokens. Ctrl+Enter runs it.", {"": [block]})
+
+
+def _first_head(run: Run, view: ViewState) -> Head:
+    """The head whose attention is drawn first: a selected one, else one with a role in the run, else a notable one."""
+    roles = [name for name in ("induction_token", "retrieval") if name in assembly.run_statistics(run)]
+    best = [head for name in roles for head in HeadSet.top(run.heads, name, 1, view.model)]
+    return next(iter([*view.selected_heads, *best, *assembly.notable_heads(run.heads)]), (0, 0))
+
+
+def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:
+    """Heads that can be ablated at once: the selected ones, the named sets, the first by each statistic of the run."""
+    if view.selected_heads:
+        yield HeadChoice("selected heads", view.selected_heads)
+    for name, heads in view.head_sets.items():
+        yield HeadChoice(f"set {name}", heads)
+    for name in assembly.run_statistics(run):
+        heads = HeadSet.top(run.heads, name, TOP_HEADS, view.model)
+        if len(heads):
+            yield HeadChoice(f"top {len(heads)} by {statistic(name).label} ({view.model})", heads)

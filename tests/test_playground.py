@@ -1,0 +1,396 @@
+"""The playground: what its tasks compute, the worker process, who may reach it, and the page in a browser."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+from flask import Flask
+from playwright.sync_api import Browser, Page, expect
+from support.tiny_studies import save_checkpoint
+from torch import Tensor
+from werkzeug.serving import make_server
+
+import headscope
+from dashboards.app import create_app
+from dashboards.layout import resolve_url
+from dashboards.playground import access, tasks
+from dashboards.playground.callbacks import parse_count, parse_request, second_prompt
+from dashboards.playground.model_process import ModelSession
+from dashboards.playground.worker import ModelWorker
+from headscope.errors import BadInput, Interrupted
+from headscope.forward.interventions import head_units
+from headscope.forward.patching import PairTokens, PatchingReplay
+from headscope.positions.model import Model
+from headscope.runs.synthetic import synthetic_run
+
+PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
+HEADS = [(0, 1), (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = save_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+    return {"base": str(folder), "yarn": f"{folder}@yarn:factor=4"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    synthetic_run(folder, models=("base",), layers=2, heads=4, groups=2, pairs=2, lengths=(256,), docs=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session(specs: dict[str, str]) -> ModelSession:
+    return ModelSession(specs)
+
+
+@pytest.fixture(scope="module")
+def worker(specs: dict[str, str]) -> Iterator[ModelWorker]:
+    worker = ModelWorker(specs)
+    yield worker
+    worker.stop()
+
+
+def next_probabilities(model: Model) -> Tensor:
+    with headscope.attached(model), torch.no_grad():
+        return model.module(tasks.prompt_ids(model, PROMPT)).logits[0, -1].double().softmax(-1)
+
+
+def eager_attention(model: Model) -> list[Tensor]:
+    """Attention weights [H, L, L] of every layer by transformers' own eager attention."""
+    before = model.module.config._attn_implementation
+    model.module.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model.module(tasks.prompt_ids(model, PROMPT), output_attentions=True).attentions
+    model.module.set_attn_implementation(before)
+    return [layer[0] for layer in weights]
+
+
+def test_a_reading_has_the_losses_and_next_tokens_of_each_model(session: ModelSession) -> None:
+    readings = tasks.read_prompt(session, PROMPT)
+    assert [reading.label for reading in readings] == ["base", "yarn"]
+    for reading in readings:
+        model = session.model(reading.model)
+        ids = tasks.prompt_ids(model, PROMPT)
+        with headscope.attached(model), torch.no_grad():
+            logits = model.module(ids).logits[0]
+        expected = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
+        np.testing.assert_allclose(reading.losses, expected, atol=1e-5)
+        p = logits[-1].softmax(-1)
+        assert len(reading.next_tokens) == tasks.SHOWN_NEXT_TOKENS
+        for name, probability in reading.next_tokens.items():
+            assert probability == pytest.approx(float(p[model.tokenizer.convert_tokens_to_ids(name)]), rel=1e-4)
+        assert "".join(reading.token_texts).split() == PROMPT.split()
+    assert [*readings[0].next_tokens] == [*readings[1].next_tokens]
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "streaming:1+2"])
+def test_ablation_changes_the_next_tokens_as_hs_ablated_does(session: ModelSession, kind: str) -> None:
+    readings = tasks.read_prompt(session, PROMPT, HEADS, kind)
+    assert [reading.label for reading in readings] == ["base", "base, ablated", "yarn", "yarn, ablated"]
+    for before, after in (readings[:2], readings[2:]):
+        model = session.model(after.model)
+        with headscope.attached(model), headscope.ablated(model, HEADS, kind):
+            p = next_probabilities(model)
+        for name, probability in after.next_tokens.items():
+            assert probability == pytest.approx(float(p[model.tokenizer.convert_tokens_to_ids(name)]), rel=1e-4)
+        assert after.next_tokens != before.next_tokens
+    (again, _), model = tasks.read_prompt(session, PROMPT), session.model("base")
+    assert max(again.next_tokens.values()) == pytest.approx(float(next_probabilities(model).max()), rel=1e-4)
+
+
+def test_a_picture_has_the_weights_of_eager_attention(session: ModelSession) -> None:
+    for layer, expected in enumerate(eager_attention(session.model("base"))):
+        weights = tasks.attention_of_layer(session, PROMPT, "base", layer)
+        np.testing.assert_allclose(weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["previous", "current", "first", "duplicate", "induction"])
+def test_scores_of_a_prompt_are_mean_weights_on_their_kind_of_key(session: ModelSession, kind: str) -> None:
+    model = session.model("base")
+    ids = tasks.prompt_ids(model, PROMPT)[0].tolist()
+    is_key: dict[str, Callable[[int, int], bool]] = {
+        "previous": lambda i, j: j == i - 1,
+        "current": lambda i, j: j == i,
+        "first": lambda i, j: j == 0 < i,
+        "duplicate": lambda i, j: j < i and ids[j] == ids[i],
+        "induction": lambda i, j: 0 < j < i and ids[j - 1] == ids[i],
+    }
+    mask = torch.tensor([[is_key[kind](i, j) for j in range(len(ids))] for i in range(len(ids))])
+    scores = tasks.prompt_scores(session, PROMPT, "base", kind).set_index(["layer", "head"])["value"]
+    for layer, weights in enumerate(eager_attention(model)):
+        expected = (weights * mask).sum(-1)[:, mask.any(-1)].mean(-1)
+        np.testing.assert_allclose(scores[layer].to_numpy(), expected, atol=1e-5)
+
+
+def test_attribution_is_the_change_of_the_logit_with_a_frozen_norm(session: ModelSession) -> None:
+    """Reference: the derivative of the centred logit along each head's output, with the final norm's scale fixed."""
+    model, token = session.model("base"), "w9"
+    heads = tasks.head_attribution(session, PROMPT, "base", token).set_index(["layer", "head"])["value"]
+    ids, module = tasks.prompt_ids(model, PROMPT), model.module
+    outputs: list[Tensor] = []
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0][0, -1]))
+        for layer in module.model.layers
+    ]
+    with torch.no_grad():
+        stream = module.model(ids, output_hidden_states=True)
+        before_norm = []
+        handle = module.model.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0][0, -1]))
+        outputs.clear()
+        module.model(ids)
+    for hook in (*hooks, handle):
+        hook.remove()
+    assert stream is not None
+    scale = before_norm[0].pow(2).mean().add(module.config.rms_norm_eps).sqrt()
+    unembedding = module.lm_head.weight
+    target = unembedding[model.tokenizer.convert_tokens_to_ids(token)] - unembedding.mean(0)
+    direction = module.model.norm.weight * target / scale
+    for layer, z in enumerate(outputs):
+        weight = module.model.layers[layer].self_attn.o_proj.weight
+        for head, part in enumerate(z.view(model.geometry.heads, -1)):
+            columns = slice(head * len(part), (head + 1) * len(part))
+            assert heads[layer, head] == pytest.approx(
+                float((direction @ (weight[:, columns] @ part)).detach()), abs=1e-5
+            )
+
+
+def test_the_continuation_is_that_of_greedy_generation(session: ModelSession) -> None:
+    model = session.model("base")
+    ids = tasks.prompt_ids(model, PROMPT)
+    expected = model.module.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    continuations = tasks.continue_prompt(session, PROMPT, 6, HEADS, "zero")
+    assert [entry[:2] for entry in continuations] == [("base", False), ("base", True), ("yarn", False), ("yarn", True)]
+    assert continuations[0][2] == model.tokenizer.decode(expected)
+
+
+def test_patching_estimates_agree_with_exact_patches(session: ModelSession) -> None:
+    model, corrupted = session.model("base"), PROMPT.replace("w7", "w8")
+    heads = tasks.patching_estimate(session, PROMPT, "base", corrupted, " w9", " w10").set_index(["layer", "head"])
+    clean_ids, corrupted_ids = (tasks.prompt_ids(model, f"{text} w9") for text in (PROMPT, corrupted))
+    answer, wrong = (torch.tensor([model.tokenizer.convert_tokens_to_ids(word)]) for word in ("w9", "w10"))
+    pair = PairTokens(clean_ids, corrupted_ids, answer, wrong, clean_ids.shape[1] - 1)
+    replay = PatchingReplay(model, pair, "logit_diff", 2**20)
+    with replay.running():
+        patches = list(replay.patch("z", "denoising", head_units(model.geometry), [None]))
+    for unit, _, value in patches:
+        exact = (value - replay.corrupted_value) / (replay.clean_value - replay.corrupted_value)
+        assert heads.loc[(unit.layer, unit.head), "value"] == pytest.approx(exact, abs=0.1)
+    assert len(heads) == len(patches)
+    with pytest.raises(BadInput, match="the clean prompt has 9 tokens and the corrupted prompt 1"):
+        tasks.patching_estimate(session, PROMPT, "base", "w8", " w9", " w10")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "heads", "kind", "message"),
+    [
+        ("", "", "zero", "the prompt is empty. Type some text"),
+        (" \n", "", "zero", "the prompt is empty. Type some text"),
+        (PROMPT, "L1", "zero", "'L1' is not a head. Write layer and head as in L18H6 or 18.6"),
+        (PROMPT, "L1H0", "zer", r"unknown ablation 'zer' \(did you mean 'zero'\?\). Use zero, mean or streaming:S\+R"),
+        (PROMPT, "L1H0", "streaming:4", "'streaming:4' is not streaming:S"),
+    ],
+)
+def test_bad_requests_are_refused_before_the_worker(prompt: str, heads: str, kind: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        parse_request(prompt, heads, kind)
+
+
+def test_bad_numbers_and_empty_second_prompts_are_refused() -> None:
+    assert parse_request(PROMPT, "L1H0; 0.3 L1H0", "mean")["heads"] == [[1, 0], [0, 3]]
+    for count in (-1, 201, 2.5, None, "x"):
+        with pytest.raises(BadInput, match="Enter a number from 0 to 200"):
+            parse_count(count)
+    with pytest.raises(BadInput, match="the wrong answer of the second prompt is empty"):
+        second_prompt("w1", "w2", " ")
+
+
+@pytest.mark.slow
+def test_the_worker_answers_one_request_at_a_time_in_order(worker: ModelWorker, session: ModelSession) -> None:
+    expected = tasks.continue_prompt(session, PROMPT, 3)
+    assert worker.ask("continue", prompt=PROMPT, count=3) == expected
+    with ThreadPoolExecutor(8) as pool:
+        counts = [1, 3, 2, 3, 1, 2]
+        answers = list(pool.map(lambda count: worker.ask("continue", prompt=PROMPT, count=count), counts))
+    for count, answer in zip(counts, answers, strict=True):
+        assert len(answer[0][2].split()) == count
+
+
+@pytest.mark.slow
+def test_a_mistake_of_the_user_keeps_the_process(worker: ModelWorker) -> None:
+    worker.ask("read", prompt=PROMPT)
+    process = worker.process_id
+    for arguments, message in (
+        ({"prompt": "w1 " * 2049}, "the prompt has more than 2,048 tokens. Shorten it"),
+        ({"prompt": PROMPT, "heads": [(7, 0)]}, "has no head L7H0"),
+        ({"prompt": " "}, "the prompt is empty"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            worker.ask("read", **arguments)
+    with pytest.raises(BadInput, match="the prompt has 300 tokens, and its attention is drawn up to 256"):
+        worker.ask("attention", prompt="w1 " * 300, model="base", layer=0)
+    assert worker.process_id == process
+
+
+@pytest.mark.slow
+def test_a_dead_worker_is_reported_once_and_replaced(worker: ModelWorker) -> None:
+    worker.ask("read", prompt=PROMPT)
+    process = worker.process_id
+    assert process is not None
+    threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
+    with pytest.raises(BadInput, match=r"the process that runs the model stopped \(exit code -9\)"):
+        worker.ask("continue", prompt=PROMPT, count=10**6)
+    assert len(worker.ask("read", prompt=PROMPT)) == 2
+    assert worker.process_id != process
+
+
+@pytest.mark.slow
+def test_cancel_ends_the_running_and_the_waiting_requests(worker: ModelWorker) -> None:
+    worker.ask("read", prompt=PROMPT)
+    process = worker.process_id
+    with ThreadPoolExecutor(2) as pool:
+        requests = [pool.submit(worker.ask, "continue", prompt=PROMPT, count=10**6) for _ in range(2)]
+        time.sleep(0.5)
+        worker.cancel()
+        for request in requests:
+            with pytest.raises(Interrupted, match="the request was cancelled"):
+                request.result(30)
+    assert worker.process_id == process
+    assert len(worker.ask("read", prompt=PROMPT)) == 2
+
+
+@pytest.mark.slow
+def test_a_request_ends_at_the_time_limit(specs: dict[str, str]) -> None:
+    worker = ModelWorker(specs, time_limit=0.5)
+    with pytest.raises(Interrupted, match=r"the request took longer than 0\.5 s\. Shorten the prompt"):
+        worker.ask("continue", prompt=PROMPT, count=10**6)
+    worker.stop()
+
+
+@pytest.fixture(scope="module")
+def app(runs: Path, specs: dict[str, str]) -> Iterator[Flask]:
+    server = create_app(runs, specs).server
+    yield server
+    server.config["PLAYGROUND_WORKER"].stop()
+
+
+def test_only_the_own_page_with_the_token_reaches_the_worker(app: Flask) -> None:
+    token = app.config["PLAYGROUND_TOKEN"]
+    own = {"Origin": "http://127.0.0.1:8050"}
+    for headers, sent in (({}, token), ({"Origin": "http://evil.example"}, token), (own, ""), (own, None), (own, "é")):
+        with (
+            app.test_request_context(base_url="http://127.0.0.1:8050", headers=headers),
+            pytest.raises(BadInput, match="the request does not come from this session"),
+        ):
+            access.worker(sent)
+    with app.test_request_context(base_url="http://127.0.0.1:8050", headers=own):
+        assert access.worker(token) is app.config["PLAYGROUND_WORKER"]
+    assert app.config["PLAYGROUND_WORKER"].process_id is None, "the process starts on first use"
+
+
+def test_without_a_model_the_page_names_the_command(runs: Path) -> None:
+    app = create_app(runs)
+    with app.server.app_context():
+        page, run, _, content = resolve_url("/playground", {})
+        command = page.missing_command(run)
+    assert command.startswith("headscope dash --model ")
+    (text,) = content.sections[""]
+    assert text.sentences == [f"The playground needs a model. Start the app with: {command}"]
+    assert not [name for name in app.callback_map if "playground" in name]
+
+
+def test_a_bad_model_is_refused_before_the_app_starts(request: pytest.FixtureRequest) -> None:
+    code, _, err = request.getfixturevalue("headscope")("dash", "--model", "base=smollm2-135m@yran")
+    assert code == 2
+    assert "unknown position scheme 'yran'" in err
+
+
+@pytest.fixture
+def page(app: Flask, chromium: Browser) -> Iterator[Page]:
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(60_000)
+    tab, problems = context.new_page(), list[str]()
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    tab.goto(f"http://127.0.0.1:{server.server_port}/playground")
+    yield tab
+    context.close()
+    server.shutdown()
+    assert problems == []
+
+
+def run_prompt(page: Page, prompt: str, heads: str = "") -> None:
+    page.locator("#playground-prompt").fill(prompt)
+    page.locator("#playground-heads").fill(heads)
+    page.locator("#playground-run").click()
+
+
+@pytest.mark.browser
+def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
+    page: Page, session: ModelSession
+) -> None:
+    expect.set_options(timeout=60_000)
+    run_prompt(page, PROMPT, "L0H1, L1H2")
+    expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
+    assert page.locator("#playground-tokens .token").all_inner_texts() == PROMPT.split()
+    for column, expected in enumerate(tasks.read_prompt(session, PROMPT, HEADS)):
+        cells = page.locator(f"#playground-next tbody td:nth-child({column + 2})")
+        shown = [float(cell.get_attribute("title") or "nan") for cell in cells.all()]
+        assert shown == pytest.approx([*expected.next_tokens.values()], abs=1e-6)
+    page.locator("#attention-heads button").nth(2).click()
+    expect(page.locator("#attention-title")).to_contain_text(re.compile("L[01]H2: base"))
+    layer = int((page.locator("#attention-title").inner_text()).split("L")[1][0])
+    page.locator("#playground-tokens .token").nth(4).click()
+    weights = tasks.attention_of_layer(session, PROMPT, "base", layer)[2, 4]
+    readout = page.locator("#attention-readout").inner_text()
+    assert readout.startswith("Query “w6” (4), locked.")
+    top = int(weights.argmax())
+    assert f"Top keys: “{PROMPT.split()[top]}” ({top}) {weights.max():.3f}" in readout
+    page.keyboard.press("Escape")
+    expect(page.locator("#attention-readout")).to_contain_text("Point at a cell")
+    page.locator("#attention-picture").focus()
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#attention-readout")).to_contain_text("Weight on “w6” (8)")
+    expect(page.locator("#playground-continuation dd")).to_have_count(4)
+    page.locator("#playground-all-heads").scroll_into_view_if_needed()
+    expect(page.locator("#playground-all-heads .main-svg").first).to_be_visible()
+    check_display(page)
+
+
+def check_display(page: Page) -> None:
+    """The page fits both widths and is accessible in both themes."""
+    for width, scheme in ((1440, "light"), (820, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)
+        violations = Axe().run(page).response["violations"]
+        assert [(item["id"], item["nodes"][0]["html"][:200]) for item in violations] == []
+
+
+@pytest.mark.browser
+def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -> None:
+    expect.set_options(timeout=60_000)
+    message = page.locator("#playground-message")
+    expect(page.locator("#playground-results")).to_be_visible()
+    for prompt, heads, sentence in (
+        ("", "", "The prompt is empty. Type some text."),
+        ("w1 " * 2100, "", "The prompt has more than 2,048 tokens. Shorten it."),
+        (PROMPT, "L9H0", "has no head L9H0"),
+    ):
+        run_prompt(page, prompt, heads)
+        expect(message).to_contain_text(sentence)
+    os.kill(app.config["PLAYGROUND_WORKER"].process_id, signal.SIGKILL)
+    run_prompt(page, PROMPT)
+    expect(page.locator("#playground-tokens .token")).to_have_count(9)
+    expect(message).to_be_empty()
