@@ -8,6 +8,7 @@ import pytest
 from support.tiny_studies import save_checkpoint
 
 import headscope as hs
+from headscope import plugins
 from headscope.errors import BadInput
 
 CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -56,3 +57,9 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, tmp_path: Path, monkeyp
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_dir_lists_the_public_interface_only() -> None:
+    public = {*hs.__all__, "__version__", *(probe.function_name for probe in plugins.requestable_probes().values())}
+    assert {*dir(hs)} == public
+    assert all(getattr(hs, name).__doc__ for name in public)

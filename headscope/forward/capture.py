@@ -32,8 +32,9 @@ class CapturedLayers:
         self._exit_stack = exit_stack
 
     def listen(self, listener: backend.Listener, layers: list[int] | None = None, needs_row_sums: bool = False) -> None:
-        """Call `listener` for these layers, by default all, until the capture ends.
+        """Call `listener(record)` for these layers, by default all, until the capture ends.
 
+        It is called with an AttentionRecord for each layer and each sequence of the batch, in order.
         `needs_row_sums` asks the backend for the sums of every row (see `backend.listening`). Raises BadInput for
         unknown layers.
         """
@@ -44,7 +45,9 @@ class CapturedLayers:
     def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:
         """Edit q, k and v of one layer before its kernel until the capture ends.
 
-        The pass raises BadInput if the edit changes a shape, dtype or device, or returns values that are not finite.
+        `edit(q, k, v, position_ids)` returns (q, k, v); q is [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] and
+        position_ids [1 or B, Lq]. The pass raises BadInput if the edit changes a shape, dtype or device, or returns
+        values that are not finite.
         """
 
         module = self._module(layer)
@@ -56,7 +59,10 @@ class CapturedLayers:
         self._exit_stack.enter_context(backend.editing_qkv(module, checked))
 
     def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
-        """Replace the head outputs z of one layer before its o_proj until the capture ends."""
+        """Replace the head outputs z of one layer before its o_proj until the capture ends.
+
+        `edit(z, call)` returns z, [B, H, Lq, dv]; `call` is the AttentionCall with the q, k and v that z comes from.
+        """
         self._exit_stack.enter_context(backend.editing_output(self._module(layer), edit))
 
     def stream(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:

@@ -116,38 +116,47 @@ class Model:
 
     @property
     def module(self) -> PreTrainedModel:
+        """The model of transformers. Call it, or its `generate`, inside a context such as `hs.capturing`."""
         return self.checkpoint.module
 
     @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the checkpoint."""
         return self.checkpoint.tokenizer
 
     @property
     def name(self) -> str:
+        """The checkpoint as text, as given to `load`."""
         return self.checkpoint.name
 
     @property
     def bridge(self) -> Any:
+        """The TransformerBridge that the model was loaded from, or None."""
         return self.checkpoint.bridge
 
     @property
     def geometry(self) -> Geometry:
+        """Layers, heads, KV groups, head dimension and rotary pairs."""
         return self.checkpoint.geometry
 
     @property
     def attention_modules(self) -> tuple[nn.Module, ...]:
+        """The attention module of each layer that attends."""
         return self.checkpoint.attention_modules
 
     @property
     def rotation(self) -> CheckpointRotation:
+        """How the checkpoint rotates queries and keys by itself."""
         return self.checkpoint.rotation
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return self.checkpoint.device
 
     @property
     def weights_sha256(self) -> str:
+        """The SHA-256 of the weights, active LoRAs included."""
         return self.checkpoint.weights_sha256
 
 
