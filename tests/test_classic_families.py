@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import eager_reference
 from support.model_state import model_state
+from support.prompt_pairs import random_pair
 from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
 from transformers import (
@@ -32,6 +33,8 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
 from headscope.forward.logits import last_hidden_states
+from headscope.forward.patching import PairTokens, PatchingReplay
+from headscope.forward.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes
@@ -274,6 +277,72 @@ def untouched_slopes(model: Model) -> Tensor:
             hook = output_projection(model, layer).register_forward_pre_hook(partial(scale_heads, factor))
             stack.callback(hook.remove)
         return torch.stack(torch.autograd.grad(total_loss(model, IDS[:1]), factors))
+
+
+FUSED_PROJECTIONS = {
+    "mpt": ("blocks", "norm_1", "attn.Wqkv", "attn.out_proj"),
+    "gpt_neox_japanese": ("layers", "input_layernorm", "attention.query_key_value", "attention.dense"),
+}
+"""Family -> names of its blocks, and in a block of its first norm, projection to q, k and v, and output projection."""
+
+
+@pytest.mark.parametrize("norms", ["frozen", "recomputed"])
+@pytest.mark.parametrize("family", FUSED_PROJECTIONS)
+def test_exact_paths_equal_a_change_of_the_fused_projection_in_the_untouched_model(family: str, norms: Norms) -> None:
+    pair, sender, receiver = random_pair(), (0, 2), (2, 1)
+    paths = [Path(sender, receiver, through) for through in RECEIVER_INPUTS]
+    replay = PatchingReplay(loaded(family), pair, "logit_diff", memory_bytes=1e9)
+    with replay.running():
+        patching = PathPatching(replay, inspect_paths(loaded(family), pair.clean), "denoising", norms)
+        values = dict(patching.patch(paths))
+    for path in paths:
+        expected = logits_with_changed_projection(family, pair, path, norms)[pair.answer[0]].item()
+        expected -= logits_with_changed_projection(family, pair, path, norms)[pair.wrong[0]].item()
+        assert values[path] == pytest.approx(expected, rel=MAX_ERROR, abs=MAX_ERROR)
+        assert abs(values[path] - replay.corrupted_value) > 1e-3
+
+
+@torch.no_grad()
+def logits_with_changed_projection(family: str, pair: PairTokens, path: Path, norms: Norms) -> Tensor:
+    """Last logits of the corrupted prompt if one head's q, k or v follows what the sender sends in the clean run."""
+    module, (blocks, *names) = untouched(family), FUSED_PROJECTIONS[family]
+    assert path.receiver is not None
+    heads, inputs = loaded(family).geometry.heads, dict[str, Tensor]()
+    (sender_layer, sender), (layer, head) = path.sender, path.receiver
+    stack = module.base_model.get_submodule(blocks)
+    output = stack[sender_layer].get_submodule(names[2])
+    norm, fused = (stack[layer].get_submodule(name) for name in names[:2])
+    hooks = [
+        hooked.register_forward_hook(lambda _, args, out, name=name: inputs.update({name: args[0]}))
+        for name, hooked in (("z", output), ("x", norm))
+    ]
+    forward_logits(module, pair.clean[:, :-1])
+    clean_z = inputs["z"]
+    forward_logits(module, pair.corrupted[:, :-1])
+    for hook in hooks:
+        hook.remove()
+    dims = torch.arange(clean_z.shape[-1]).chunk(heads)[sender]
+    change, x = (clean_z - inputs["z"])[..., dims] @ output.weight[:, dims].T, inputs["x"]
+    if norms == "recomputed":
+        normed = norm(x + change) - norm(x)
+    else:
+        centred = change - change.mean(-1, keepdim=True)
+        normed = norm.weight * centred / (x.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+
+    def add_change(_: nn.Module, args: Any, qkv: Tensor) -> Tensor:
+        parts = torch.arange(qkv.shape[-1])
+        parts = parts.view(3, heads, -1) if family == "mpt" else parts.view(heads, 3, -1).transpose(0, 1)
+        index = parts[RECEIVER_INPUTS.index(path.through), head]
+        qkv[..., index] += (normed @ fused.weight.T)[..., index]
+        return qkv
+
+    fused.register_forward_hook(add_change)
+    return forward_logits(module, pair.corrupted[:, :-1])[0, -1]
+
+
+def test_paths_of_bloom_are_refused_since_its_attention_adds_the_residual_stream() -> None:
+    with pytest.raises(UnsupportedModel, match="the attention of BloomBlock does not read one norm of its input"):
+        inspect_paths(loaded("bloom"), random_pair().clean)
 
 
 @pytest.mark.parametrize("family", WITH_ALIBI)

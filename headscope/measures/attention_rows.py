@@ -41,21 +41,21 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
     indices = to_numpy(rows)
     if record.row_sums is not None:
         return _statistics(record.row_sums.at_rows(to_device(record.q.device, indices)))
-    return _statistics(_row_sums(record, indices))
+    return torch.cat([_statistics(tile) for tile in _tiles(record, indices)], -1)
 
 
 def with_row_sums(record: AttentionRecord) -> AttentionRecord:
     """The record with the sums of all its rows, computed here if the backend did not."""
     if record.row_sums is not None:
         return record
-    return replace(record, row_sums=_row_sums(record, np.arange(record.q.shape[1])))
+    tiles = [vars(tile).values() for tile in _tiles(record, np.arange(record.q.shape[1]))]
+    return replace(record, row_sums=RowSums(*(torch.cat(sums, -1) for sums in zip(*tiles, strict=True))))
 
 
-def _row_sums(record: AttentionRecord, indices: IntArray) -> RowSums:
-    """Sums of query rows, from tiles of rows."""
+def _tiles(record: AttentionRecord, indices: IntArray) -> list[RowSums]:
+    """Sums of query rows, tile by tile."""
     size = items_per_tile(record.q.device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
-    tiles = [_tile_sums(record, indices[start : start + size]) for start in range(0, len(indices), size)]
-    return RowSums(*(torch.cat(parts, -1) for parts in zip(*(vars(tile).values() for tile in tiles), strict=True)))
+    return [_tile_sums(record, indices[start : start + size]) for start in range(0, len(indices), size)]
 
 
 def _statistics(sums: RowSums) -> Tensor:

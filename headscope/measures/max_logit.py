@@ -6,30 +6,29 @@ The row that has it comes from the sums of every row; its logits are then comput
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
-from headscope.measures.row_sampling import count_visible_keys, query_range, to_device, to_numpy
+from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device, to_numpy
 
 
-def max_logits(record: AttentionRecord) -> tuple[Tensor, Tensor, Tensor]:
-    """Largest scaled logit of each head after the soft cap, and its query and key position: three tensors [H], on CPU.
+def max_logits(record: AttentionRecord) -> tuple[npt.NDArray[np.float32], IntArray, IntArray]:
+    """Largest scaled logit of each head after the soft cap, and its query and key position: three arrays [H].
 
     Learned sinks are no keys and do not count. The record must have `row_sums`.
     """
     assert record.row_sums is not None
     groups, keys, dim = record.k.shape
     row = record.row_sums.max_logit.argmax(-1)
-    queries = record.q[torch.arange(len(row), device=row.device), row].float().view(groups, -1, dim)
+    queries = record.q.gather(1, row[:, None, None].expand(-1, 1, dim)).float().view(groups, -1, dim)
     logits = record.soft_cap(queries @ record.k.float().mT * record.scaling).view(len(row), keys)
     query = to_numpy(row) + query_range(record).start
-    first_visible = to_device(row.device, query + 1 - count_visible_keys(record, query))
-    last_visible = to_device(row.device, query)
-    position = torch.arange(record.first_key, record.first_key + keys, device=row.device)
-    is_hidden = (position < first_visible[:, None]) | (position > last_visible[:, None])
-    largest, key = logits.masked_fill_(is_hidden, -torch.inf).max(-1)
-    return largest.cpu(), torch.from_numpy(query), key.cpu() + record.first_key
+    position = np.arange(record.first_key, record.first_key + keys)
+    distance = query[:, None] - position
+    is_hidden = (distance < 0) | (distance >= count_visible_keys(record, query)[:, None])
+    largest, key = logits.masked_fill_(to_device(row.device, is_hidden), -torch.inf).max(-1)
+    return largest.cpu().numpy(), query, position[to_numpy(key)]
 
 
 class MaxLogit:
@@ -40,34 +39,34 @@ class MaxLogit:
     def __init__(self, geometry: Geometry):
         self.geometry = geometry
         shape = (geometry.layers, geometry.heads)
-        self.largest = torch.full(shape, -torch.inf)
-        self.pairs = torch.zeros(2, *shape, dtype=torch.int64)
+        self.largest = np.full(shape, -np.inf, np.float32)
+        self.pairs = np.zeros((2, *shape), np.int64)
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
         largest, query, key = max_logits(record)
-        heads = len(largest)
-        self._replace_smaller(record.layer, slice(heads), largest, torch.stack((query, key)))
+        self._replace_smaller((record.layer, slice(len(largest))), largest, np.stack((query, key)))
 
     def merge(self, other: "MaxLogit") -> None:
         """Add another accumulator of the same geometry; of equal logits, the first counts."""
-        self._replace_smaller(slice(None), slice(None), other.largest, other.pairs)
+        self._replace_smaller((slice(None), slice(None)), other.largest, other.pairs)
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the table without model, length and doc."""
-        layer, head = self.largest.isfinite().nonzero(as_tuple=True)
+        layer, head = np.nonzero(np.isfinite(self.largest))
         query, key = self.pairs[:, layer, head]
-        columns = {
-            "layer": torch.tensor(self.geometry.layer_numbers)[layer],
+        return {
+            "layer": np.array(self.geometry.layer_numbers)[layer],
             "head": head,
             "kv_group": self.geometry.kv_group(layer, head),
             "max_logit": self.largest[layer, head],
             "query": query,
             "key": key,
         }
-        return {name: column.numpy() for name, column in columns.items()}
 
-    def _replace_smaller(self, layers: int | slice, heads: slice, largest: Tensor, pairs: Tensor) -> None:
-        is_larger = largest > self.largest[layers, heads]
-        self.largest[layers, heads] = torch.where(is_larger, largest, self.largest[layers, heads])
-        self.pairs[:, layers, heads] = torch.where(is_larger, pairs, self.pairs[:, layers, heads])
+    def _replace_smaller(
+        self, at: tuple[int | slice, slice], largest: npt.NDArray[np.float32], pairs: IntArray
+    ) -> None:
+        is_larger = largest > self.largest[at]
+        self.largest[at] = np.where(is_larger, largest, self.largest[at])
+        self.pairs[:, *at] = np.where(is_larger, pairs, self.pairs[:, *at])
