@@ -14,7 +14,7 @@ from headscope.report.text import (
     head_name,
     heads_by_model,
 )
-from headscope.runs.column_metadata import columns_by_length, format_number, roles, statistic
+from headscope.runs.column_metadata import format_number, roles, statistic
 from headscope.runs.run import Run
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
@@ -22,6 +22,7 @@ from probes.circuits.analysis import (
     attributed_heads,
     head_score_columns,
     mean_contributions,
+    measured_effective_length,
     rank_correlation,
     rows_of_head,
     strongest_inputs,
@@ -123,7 +124,7 @@ def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
 
 def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     column = "positional_effective_length"
-    measured = columns_by_length(heads.columns, "ess2")
+    measured = measured_effective_length(heads.columns)
     median = heads[column].median()
     text = (
         f"In {label}, the positional logits alone give a median effective length of {format_number(median)} tokens, "
@@ -131,10 +132,10 @@ def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[
     )
     correlation = math.nan
     if measured:
-        correlation, count = rank_correlation(heads[column], heads[measured[-1]])
+        correlation, count = rank_correlation(heads[column], heads[measured])
         text += (
-            f"; the rank correlation with the measured {statistic(measured[-1]).label} is {correlation:+.2f} over "
-            f"{count} heads (median {format_number(heads[measured[-1]].median())} tokens)"
+            f"; the rank correlation with the measured effective length is {correlation:+.2f} over {count} heads "
+            f"(median {format_number(heads[measured].median())} tokens)"
         )
     yield Finding(
         PROBE.title, f"{text}.", label, data=FindingData(correlation if measured else float(median), n=len(heads))
