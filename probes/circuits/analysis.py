@@ -32,8 +32,8 @@ VALUE_COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "log_ess2": "key_effective_length",
         "value_log_ess2": "value_effective_length",
-        "sink_share": "key_sink_share",
-        "value_sink_share": "value_sink_share",
+        "sink_share": "key_sink_mass",
+        "value_sink_share": "value_sink_mass",
     }
 )
 """Column of the table `value_attention` -> column of the per-head table."""
@@ -90,13 +90,13 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             log_scale=True,
             formula="1 / Σⱼ wᵢⱼ², wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
-        "key_sink_share": Statistic(
+        "key_sink_mass": Statistic(
             "weight of the first key in the same rows",
             "",
             "mean plain weight of the first key among the keys, in the rows of its value-weighted weight",
             formula="αᵢ₀",
         ),
-        "value_sink_share": Statistic(
+        "value_sink_mass": Statistic(
             "value-weighted weight of the first key",
             "",
             "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "

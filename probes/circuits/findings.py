@@ -47,7 +47,7 @@ def findings(run: Run) -> Iterator[Finding]:
             yield from _composition_findings(run, label)
         for _, block in heads_by_model(heads, "positional_effective_length"):
             yield from _positional_findings(run, label, block)
-        for _, block in heads_by_model(heads, "value_sink_share"):
+        for _, block in heads_by_model(heads, "value_sink_mass"):
             yield from _value_findings(label, block)
     if "qk_rows" in run.tables:
         for model, layer, head in attributed_heads(run.table("qk_rows")):
@@ -144,15 +144,15 @@ def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[
 
 def _value_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     """Whether sinks stop counting once weights are multiplied by the norms of values."""
-    is_sink = heads["key_sink_share"] > SINK_SHARE
-    kept = is_sink & (heads["value_sink_share"] > SINK_SHARE)
+    is_sink = heads["key_sink_mass"] > SINK_SHARE
+    kept = is_sink & (heads["value_sink_mass"] > SINK_SHARE)
     medians = [format_number(heads[name].median()) for name in ("key_effective_length", "value_effective_length")]
     yield Finding(
         PROBE.title,
         f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight; of these "
         f"{int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
-        f"median weight of the first key changes from {heads['key_sink_share'].median():.3f} to "
-        f"{heads['value_sink_share'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
+        f"median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
+        f"{heads['value_sink_mass'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
         "tokens.",
         label,
         data=FindingData(float(kept.sum()), n=int(is_sink.sum())),

@@ -128,9 +128,9 @@ def _positional_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _value_charts(context: RenderContext) -> Iterator[Chart]:
-    for label in list(context.finite_values("value_sink_share"))[:1]:
+    for label in list(context.finite_values("value_sink_mass"))[:1]:
         for plain, weighted in (
-            ("key_sink_share", "value_sink_share"),
+            ("key_sink_mass", "value_sink_mass"),
             ("key_effective_length", "value_effective_length"),
         ):
             yield Chart(
