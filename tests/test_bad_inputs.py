@@ -95,6 +95,7 @@ def of_schemes() -> Iterator[Any]:
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
     *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported", "budget"),
+    "circuits",
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "recompute_above"),
@@ -105,6 +106,7 @@ WHOLE = {
     "detectors": ("sequences",),
     "patterns": ("rows", "keys"),
     "budget": ("sink", "recent", "draws", "rows", "count"),
+    "circuits": ("top",),
     "evaluate": ("documents",),
 }
 REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
@@ -119,6 +121,7 @@ LISTS = {
     "patterns": ("lengths",),
     "attribution": ("lengths",),
     "budget": ("lengths", "orders", "shares"),
+    "circuits": ("parts", "lengths", "distances"),
     "evaluate": ("tasks", "lengths"),
 }
 CHOICES = {
@@ -126,6 +129,7 @@ CHOICES = {
     "adapt": ("variant", "strategy"),
     "influence": ("components", "unit", "method"),
     "needle": ("mode", "template"),
+    "circuits": ("parts", "embedding"),
 }
 
 

@@ -151,7 +151,7 @@ def test_a_study_stores_valid_tables_and_repeats_byte_for_byte(place: Path, run:
     assert validate(run) == []
     again = run_study(build_study(study(place)), place / "again")
     assert contents(again) == contents(run)
-    columns = ["key_effective_length", "value_effective_length", "key_sink_share", "value_sink_share"]
+    columns = ["key_effective_length", "value_effective_length", "key_sink_mass", "value_sink_mass"]
     assert run.heads[columns].notna().all().all()
 
 

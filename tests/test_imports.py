@@ -34,7 +34,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "prompts",
     },
     "prompts": {"errors", "user_input"},
-    "runs": {"errors", "user_input", "signals", "plugins", "heads", "model_spec"},
+    "runs": {"errors", "bins", "user_input", "signals", "plugins", "heads", "model_spec"},
     "scores": {"errors", "user_input", "heads", "runs"},
     "plots": {"errors", "bins", "heads", "runs"},
     "report": {"errors", "plugins", "heads", "runs", "plots"},

@@ -18,12 +18,12 @@ ROWS_PER_TILE = 16
 
 
 class ValueWeightedRows(BinnedRowMeans):
-    """Effective length and share of key 0 of attention rows, plain and value-weighted: the table `value_attention`.
+    """Effective length and share of key 0 of attention rows, plain and value-weighted.
 
     `output_matrices` [H, D, dv] by layer index are what each number of z adds to the residual stream.
     """
 
-    name = "value_attention"
+    name = "values"
     statistic_names = ("log_ess2", "sink_share", "value_log_ess2", "value_sink_share")
 
     def __init__(

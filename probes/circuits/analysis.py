@@ -1,6 +1,6 @@
 """Columns of the per-head table from circuits, and the strongest compositions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -13,7 +13,7 @@ from headscope.runs.aggregation import (
     plain_types,
     rows_at_longest_length,
 )
-from headscope.runs.column_metadata import Statistic, roles, statistics
+from headscope.runs.column_metadata import Statistic, columns_by_length, roles, statistics
 from headscope.runs.run_tables import RunTables
 from probes.circuits.schema import ALL_OTHERS
 
@@ -32,8 +32,8 @@ VALUE_COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "log_ess2": "key_effective_length",
         "value_log_ess2": "value_effective_length",
-        "sink_share": "key_sink_share",
-        "value_sink_share": "value_sink_share",
+        "sink_share": "key_sink_mass",
+        "value_sink_share": "value_sink_mass",
     }
 )
 """Column of the table `value_attention` -> column of the per-head table."""
@@ -90,13 +90,13 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             log_scale=True,
             formula="1 / Σⱼ wᵢⱼ², wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
-        "key_sink_share": Statistic(
+        "key_sink_mass": Statistic(
             "weight of the first key in the same rows",
             "",
             "mean plain weight of the first key among the keys, in the rows of its value-weighted weight",
             formula="αᵢ₀",
         ),
-        "value_sink_share": Statistic(
+        "value_sink_mass": Statistic(
             "value-weighted weight of the first key",
             "",
             "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "
@@ -138,6 +138,15 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
             block = mean_with_interval(means[name], column, 0, np.inf if is_log else 1)
             blocks.append(block.apply(np.exp) if is_log else block)
     return pd.concat(blocks, axis=1) if blocks else None
+
+
+def measured_effective_length(columns: Iterable[str]) -> str | None:
+    """The column of the effective length that the positional one is compared with, None without any."""
+    names = [*map(str, columns)]
+    lengths = columns_by_length(names, "ess2")
+    if lengths:
+        return lengths[-1]
+    return "key_effective_length" if "key_effective_length" in names else None
 
 
 def strongest_inputs(run: RunTables) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from headscope.report.text import (
     head_name,
     heads_by_model,
 )
-from headscope.runs.column_metadata import columns_by_length, format_number, roles, statistic
+from headscope.runs.column_metadata import format_number, roles, statistic
 from headscope.runs.run import Run
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
@@ -22,6 +22,7 @@ from probes.circuits.analysis import (
     attributed_heads,
     head_score_columns,
     mean_contributions,
+    measured_effective_length,
     rank_correlation,
     rows_of_head,
     strongest_inputs,
@@ -46,7 +47,7 @@ def findings(run: Run) -> Iterator[Finding]:
             yield from _composition_findings(run, label)
         for _, block in heads_by_model(heads, "positional_effective_length"):
             yield from _positional_findings(run, label, block)
-        for _, block in heads_by_model(heads, "value_sink_share"):
+        for _, block in heads_by_model(heads, "value_sink_mass"):
             yield from _value_findings(label, block)
     if "qk_rows" in run.tables:
         for model, layer, head in attributed_heads(run.table("qk_rows")):
@@ -123,7 +124,7 @@ def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
 
 def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     column = "positional_effective_length"
-    measured = columns_by_length(heads.columns, "ess2")
+    measured = measured_effective_length(heads.columns)
     median = heads[column].median()
     text = (
         f"In {label}, the positional logits alone give a median effective length of {format_number(median)} tokens, "
@@ -131,10 +132,10 @@ def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[
     )
     correlation = math.nan
     if measured:
-        correlation, count = rank_correlation(heads[column], heads[measured[-1]])
+        correlation, count = rank_correlation(heads[column], heads[measured])
         text += (
-            f"; the rank correlation with the measured {statistic(measured[-1]).label} is {correlation:+.2f} over "
-            f"{count} heads (median {format_number(heads[measured[-1]].median())} tokens)"
+            f"; the rank correlation with the measured effective length is {correlation:+.2f} over {count} heads "
+            f"(median {format_number(heads[measured].median())} tokens)"
         )
     yield Finding(
         PROBE.title, f"{text}.", label, data=FindingData(correlation if measured else float(median), n=len(heads))
@@ -143,15 +144,15 @@ def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[
 
 def _value_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     """Whether sinks stop counting once weights are multiplied by the norms of values."""
-    is_sink = heads["key_sink_share"] > SINK_SHARE
-    kept = is_sink & (heads["value_sink_share"] > SINK_SHARE)
+    is_sink = heads["key_sink_mass"] > SINK_SHARE
+    kept = is_sink & (heads["value_sink_mass"] > SINK_SHARE)
     medians = [format_number(heads[name].median()) for name in ("key_effective_length", "value_effective_length")]
     yield Finding(
         PROBE.title,
         f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight; of these "
         f"{int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
-        f"median weight of the first key changes from {heads['key_sink_share'].median():.3f} to "
-        f"{heads['value_sink_share'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
+        f"median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
+        f"{heads['value_sink_mass'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
         "tokens.",
         label,
         data=FindingData(float(kept.sum()), n=int(is_sink.sum())),

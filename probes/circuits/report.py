@@ -7,7 +7,7 @@ import pandas as pd
 from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
 from headscope.report.text import default_models_with, describe_extremes, head_mask
-from headscope.runs.column_metadata import columns_by_length, format_number
+from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
@@ -15,6 +15,7 @@ from probes.circuits.analysis import (
     attributed_heads,
     head_score_columns,
     mean_contributions,
+    measured_effective_length,
     rows_of_head,
     strongest_component_pairs,
 )
@@ -115,19 +116,21 @@ def _positional_charts(context: RenderContext) -> Iterator[Chart]:
             "favours near tokens whatever they are.",
             half_width=True,
         )
-    lengths = columns_by_length(context.heads.columns, "ess2")
-    for label in list(context.finite_values("positional_effective_length"))[:6] if lengths else ():
+    measured = measured_effective_length(context.heads.columns)
+    if measured is None:
+        return
+    for label in list(context.finite_values("positional_effective_length"))[:6]:
         yield Chart(
-            plots.plot_statistics(context.heads, "positional_effective_length", lengths[-1], label),
+            plots.plot_statistics(context.heads, "positional_effective_length", measured, label),
             "One point per head. If the positional logits explained the effective length, points would lie on y = x.",
             half_width=True,
         )
 
 
 def _value_charts(context: RenderContext) -> Iterator[Chart]:
-    for label in list(context.finite_values("value_sink_share"))[:1]:
+    for label in list(context.finite_values("value_sink_mass"))[:1]:
         for plain, weighted in (
-            ("key_sink_share", "value_sink_share"),
+            ("key_sink_mass", "value_sink_mass"),
             ("key_effective_length", "value_effective_length"),
         ):
             yield Chart(

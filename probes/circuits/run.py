@@ -42,6 +42,8 @@ TEXT_PARTS = {"distance", "values"}
 """Parts that observe a forward pass over a text."""
 SAMPLED_ROWS = 64
 """Query rows per text and head for value-weighted attention."""
+SCORE_STEP = 2.0**-14
+"""Stored composition scores are multiples of it, far below what matters, so that the table takes half the space."""
 TOP_PAIRS = 12
 """Pairs of components that are stored per row and key."""
 TEXT_CONTEXT = 8
@@ -342,7 +344,7 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
                     "head": head,
                     "kv_group": head // np.int16(geometry.heads_per_group(index)),
                     "input": np.full(len(head), kind, dtype=object),
-                    "score": scores.reshape(-1),
+                    "score": np.round(scores.reshape(-1) / SCORE_STEP) * np.float32(SCORE_STEP),
                     "baseline": expected.reshape(-1),
                 }
             )

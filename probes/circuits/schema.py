@@ -151,7 +151,14 @@ HEAD_COMPOSITION = Table(
         HEAD,
         GROUP,
         key("input", "label", "", "what the later head reads the earlier one with: q, k or v", None),
-        Column("score", "value", "", "||W_A W_B|| / (||W_A|| ||W_B||), norm gains folded in, at distance 0", 0, 1.001),
+        Column(
+            "score",
+            "value",
+            "",
+            "||W_A W_B|| / (||W_A|| ||W_B||), norm gains folded in, at distance 0, in steps of 2^-14",
+            0,
+            1.001,
+        ),
         Column("baseline", "value", "", "mean score of Gaussian random matrices of the same shapes", 0, 1),
     ),
 )
