@@ -88,7 +88,7 @@ def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart | P
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
     """All top far rows of the head, linked to the lens."""
     if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).sum() > CARD_ROWS:
-        yield replace(far_rows_table(run, model, layer, head), collapsed=True)
+        yield far_rows_table(run, model, layer, head)
 
 
 def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
