@@ -116,7 +116,7 @@ def plot_head_maps(
 
 def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], title: str) -> go.Figure:
     """Maps of several heads of one model in one colour scale, each under its heading."""
-    figure = _panels(title, [heading for heading, _ in maps])
+    figure = _panels(style.escape_label(title), [style.escape_label(heading, 34) for heading, _ in maps])
     for index, (_, shown) in enumerate(maps):
         _add_map(figure, shown, style.panel_row_col(index, maps))
     _label_axes(figure, run, [shown for _, shown in maps], len(maps))
@@ -152,7 +152,7 @@ def _add_map(figure: go.Figure, shown: AttentionMap, place: dict[str, int]) -> N
 def _add_difference(figure: go.Figure, first: AttentionMap, second: AttentionMap, place: dict[str, int]) -> None:
     change = np.round(second.weights - first.weights, 4)
     limit = symmetric_limit(change[np.tril_indices(len(change))], minimum=1e-3)
-    bar = {**BAR_PLACE, "y": 0, "yanchor": "bottom", "title": {"text": "difference"}}
+    bar = {**BAR_PLACE, "y": 0, "yanchor": "bottom", "title": {"text": "difference<br> ", "font": {"size": 12}}}
     bar |= symmetric_colorbar(change, limit)
     scale = {"zmin": -limit, "zmax": limit, "colorscale": style.DIVERGING_SCALE}
     _add_heat_map(figure, second, change, "difference %{z:+.3g}", place, **scale, colorbar=bar, showscale=True)
