@@ -87,7 +87,9 @@ def test_the_browser_learns_of_a_run_that_finishes_later(tmp_path: Path) -> None
 
 
 def test_long_requests_are_refused_and_deep_brackets_are_ignored(client: FlaskClient, run: Run) -> None:
-    answer = client.post("/_dash-update-component", data=b"x" * (MAX_REQUEST_BYTES + 1))
+    answer = client.post(
+        "/_dash-update-component", data=b"x" * (MAX_REQUEST_BYTES + 1), content_type="application/json"
+    )
     assert answer.status_code == 413
     assert answer.text == "the request is longer than 1,000,000 bytes"
     assert ViewState.from_query({"column_filters": "[" * 100_000}, run).column_filters == {}

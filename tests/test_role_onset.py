@@ -142,10 +142,10 @@ def test_a_slider_shows_the_heads_with_each_role_by_layer_at_one_step() -> None:
     (slider,) = figure.layout.sliders
     for position, mark in enumerate(slider.steps):
         shown = [trace for trace, visible in zip(figure.data, mark.args[0]["visible"], strict=True) if visible]
-        assert [trace.name for trace in shown] == TRAININGS
+        assert tuple(trace.name for trace in shown) == TRAININGS
         assert [int(trace.z.sum()) for trace in shown] == [[2, 2, 3, 5, 6][position], [2, 2, 2, 3, 5][position]]
     assert slider.active == 4
-    assert [trace.name for trace in figure.data if trace.visible] == TRAININGS
+    assert tuple(trace.name for trace in figure.data if trace.visible) == TRAININGS
 
 
 def test_steps_within_two_decades_are_on_a_linear_axis() -> None:

@@ -72,9 +72,9 @@ def overview(run: Run) -> Overview | None:
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The top far weight of every head under each model, and the top far rows of the leading heads."""
-    yield ChartGroup(PROBE.title, "Attention to single tokens far back", _far_weight_charts(context))
+    """Maps of notable heads, the top far weight of every head under each model, and top far rows."""
     yield ChartGroup(PROBE.title, "Attention maps", _map_charts(context))
+    yield ChartGroup(PROBE.title, "Attention to single tokens far back", _far_weight_charts(context))
     yield ChartGroup(PROBE.title, "Top far rows", _far_row_charts(context))
 
 
