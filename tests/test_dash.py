@@ -140,25 +140,16 @@ def test_unmeasured_statistics_cannot_be_selected(run: Run):
 def test_only_pages_about_heads_have_filters_of_heads(run: Run):
     filters = {page.PATH: {*page.controls(run)} & {*FILTER_PARAMETERS} for page in probe.probe_pages()}
     assert filters["/retrieval"] == {"layers", "role"}
-    assert filters["/tasks"] == set()
+    assert filters["/benchmarks"] == set()
 
 
-def test_the_navigation_lists_pages_in_order():
-    links = [item for item in with_class(page_shell(), "keep-state") if isinstance(item, html.A)]
-    navigation = [(link.children, link.href) for link in links[1:]]
-    expected = [
-        ("Overview", "/"),
-        ("Heads", "/heads"),
-        ("Head", "/head"),
-        ("Compare", "/compare"),
-        ("Checkpoints", "/checkpoints"),
-        ("Runs", "/runs"),
-        ("Retrieval", "/retrieval"),
-        ("Influence", "/influence"),
-        ("Window", "/window"),
-        ("Scaling", "/scaling"),
-    ]
-    assert [entry for entry in navigation if entry in expected] == expected
+def test_the_navigation_has_a_tab_per_question_and_a_row_of_its_pages():
+    links = [item for item in walk(page_shell()) if isinstance(item, html.A) and item.to_plotly_json()["props"]]
+    tabs = [link.children for link in links if hasattr(link, "data-tab")]
+    assert [*tabs] == ["Overview", "Heads", "Head", "Compare", "Prompts", "Tasks", "Causes", "Training", "Runs"]
+    pages = {getattr(link, "data-page"): link.children for link in links if hasattr(link, "data-page")}
+    expected = {"/lens": "Lens", "/retrieval": "Retrieval", "/influence": "Influence", "/checkpoints": "Checkpoints"}
+    assert {path: pages[path] for path in expected} == expected
 
 
 @pytest.mark.slow

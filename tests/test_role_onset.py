@@ -137,6 +137,17 @@ def test_heads_with_a_role_are_counted_by_step() -> None:
     }
 
 
+def test_a_slider_shows_the_heads_with_each_role_by_layer_at_one_step() -> None:
+    figure = role_emergence.plot_roles_by_layer(heads(), COURSE, ["previous-token", "induction"])
+    (slider,) = figure.layout.sliders
+    for position, mark in enumerate(slider.steps):
+        shown = [trace for trace, visible in zip(figure.data, mark.args[0]["visible"], strict=True) if visible]
+        assert tuple(trace.name for trace in shown) == TRAININGS
+        assert [int(trace.z.sum()) for trace in shown] == [[2, 2, 3, 5, 6][position], [2, 2, 2, 3, 5][position]]
+    assert slider.active == 4
+    assert tuple(trace.name for trace in figure.data if trace.visible) == TRAININGS
+
+
 def test_steps_within_two_decades_are_on_a_linear_axis() -> None:
     one_training = COURSE[(COURSE["training"] == "rope-s0") & (COURSE["step"] < 100)]
     figure = role_emergence.plot_training_by_layer(heads(), "previous_token", one_training)
@@ -149,6 +160,7 @@ def test_without_data_the_figures_are_empty() -> None:
         role_emergence.plot_training_by_layer(heads(), "previous_token", empty),
         role_emergence.plot_training_by_layer(heads().drop(columns="previous_token"), "previous_token", COURSE),
         role_emergence.plot_role_counts(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
+        role_emergence.plot_roles_by_layer(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
         role_emergence.plot_role_onsets(
             role_emergence.role_onsets(heads(), empty, ["previous-token"]), TRAININGS, STEPS
         ),

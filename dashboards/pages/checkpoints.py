@@ -40,8 +40,8 @@ def content(run: Run, view: ViewState) -> PageContent:
     sections: dict[str, Sequence[Block]] = {}
     heads = view.filter_heads(run.heads)
     if len(steps) > 1 and view.statistic_name:
-        sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, training_steps))
         sections["Roles"] = LazySequence(_role_charts(heads, training_steps))
+        sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, training_steps))
     for heading, charts in assembly.charts_for_page(assembly.render_context(run, view.model, heads), PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
@@ -88,6 +88,10 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
     if has_mixed_lengths(heads[heads["model"].isin(training_steps["label"])]):
         text = "These checkpoints were measured at different context lengths, so their roles are not comparable."
         yield TextBlock([f"{text} Measure all of them at the same lengths."])
+    yield Chart(
+        role_emergence.plot_roles_by_layer(heads, training_steps, role_names),
+        "Number of heads of a layer that have the role; drag the slider to another step.",
+    )
     yield Chart(
         role_emergence.plot_role_counts(heads, training_steps, role_names),
         "Number of heads with the role at that step.",

@@ -1,6 +1,7 @@
 """One head in full: findings and charts of the probes, its statistics under every model, and its KV group."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import pandas as pd
@@ -46,7 +47,7 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(_card(run, view.model, layer, head)),
-        "Behaviour": LazySequence(assembly.head_blocks(run, view.model, layer, head)),
+        "Behaviour": LazySequence(_fold_tables(assembly.head_blocks(run, view.model, layer, head))),
         "Heads like this one": LazySequence(
             chain(
                 assembly.similar_head_blocks(run, view.model, layer, head),
@@ -83,6 +84,11 @@ def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
         )
     yield _neighbour_links(run, layer, head)
     yield from assembly.head_card(run, model, layer, head)
+
+
+def _fold_tables(blocks: Iterator[Block]) -> Iterator[Block]:
+    for block in blocks:
+        yield replace(block, collapsed=True) if isinstance(block, TextTable) else block
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:

@@ -47,7 +47,8 @@ def content(run: Run, view: ViewState) -> PageContent:
     count = len(run.models)
     if not run.models:
         return PageContent("Probes", "", sections)
-    title = f"{count} model{'s' if count != 1 else ''}: {', '.join(default_models(run))}"
+    names = default_models(run)
+    title = f"{count} model{'s' if count != 1 else ''}" + (f": {', '.join(names)}" if len(names) == count else "")
     note = f"Differences are against {run.models[0]}, paired by document." if count > 1 else ""
     return PageContent(title, note, sections)
 

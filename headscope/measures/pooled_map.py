@@ -34,7 +34,7 @@ class PooledMaps:
         query_blocks = torch.arange(queries.start, queries.stop) // self.block_size
         key_blocks = torch.arange(record.first_key, record.first_key + keys) // self.block_size
         rows_per_tile = max(1, LOGITS_PER_TILE // (heads * keys))
-        for rows in torch.arange(len(query_blocks)).split(rows_per_tile):
+        for rows in torch.split(torch.arange(len(query_blocks)), rows_per_tile):
             first = int(query_blocks[rows[0]])
             in_block = torch.nn.functional.one_hot(query_blocks[rows] - first).to(record.q.device, torch.float32)
             weights = _row_weights(record, rows.to(record.q.device))

@@ -12,6 +12,8 @@ from headscope.plots.axes import StepAxis
 from headscope.plots.highlight import HeadIndex
 from headscope.runs.column_metadata import heads_with_role, statistic
 
+SLIDER_COLUMNS, SLIDER_HEIGHT = 4, 150
+"""Panels per row of a figure with a slider, and the height of the slider and the labels above it, in px."""
 MAX_LAYER_PANELS = 12
 """Maximum number of layer panels."""
 
@@ -115,6 +117,51 @@ def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: S
     figure.update_yaxes(rangemode="tozero")
     style.set_outer_axis_titles(figure, len(counts), "training step", "heads")
     return figure.update_layout(showlegend=len(trainings) > 1)
+
+
+def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:
+    """Plot the number of heads with each role in each layer at one step, selected with a slider.
+
+    One panel per training run; it shows the run's last step up to that of the slider.
+    """
+    title = "Heads with each role by layer"
+    rows = _with_training_steps(heads, training_steps)
+    rows = rows.assign(**{role: heads_with_role(rows, role) for role in roles})
+    present = [role for role in roles if rows[role].any()]
+    if not present:
+        return style.empty_figure(title, "no head has a role at any step")
+    trainings, steps = list(dict.fromkeys(training_steps["training"])), sorted(rows["step"].unique().tolist())
+    figure = style.panel_figure(title, [style.escape_label(name) for name in trainings], SLIDER_COLUMNS, 200)
+    scale = {"coloraxis": "coloraxis", "xgap": 1, "ygap": 1}
+    visible: list[int] = []
+    for index, training in enumerate(trainings):
+        of_training = rows[rows["training"] == training]
+        for position, step in enumerate(steps):
+            last = of_training.loc[of_training["step"] <= step, "step"].max()
+            counts = of_training[of_training["step"] == last].groupby("layer")[present].sum()
+            figure.add_heatmap(
+                x=present,
+                y=counts.index.tolist(),
+                z=counts.to_numpy(dtype=np.float64),
+                visible=position == len(steps) - 1,
+                name=style.escape_label(training),
+                hovertemplate=f"%{{x}}, layer %{{y}}: %{{z}} heads<extra>step {last:,.0f}</extra>",
+                **scale,
+                **style.panel_row_col(index, trainings, SLIDER_COLUMNS),
+            )
+            visible.append(position)
+    marks = [
+        {"label": f"{step:,}", "method": "restyle", "args": [{"visible": [mark == position for mark in visible]}]}
+        for position, step in enumerate(steps)
+    ]
+    slider = {"active": len(steps) - 1, "steps": marks, "currentvalue": {"prefix": "step "}, "pad": {"t": 80}}
+    figure.update_xaxes(tickangle=-40, showgrid=False)
+    figure.update_yaxes(showgrid=False, dtick=max(1, int(rows["layer"].max()) // 8))
+    style.set_outer_axis_titles(figure, len(trainings), "", "layer", SLIDER_COLUMNS)
+    bar = {"title": {"text": "heads"}}
+    figure.update_layout(coloraxis={"colorscale": style.SEQUENTIAL_SCALE, "cmin": 0, "colorbar": bar}, sliders=[slider])
+    figure.update_layout(height=figure.layout.height + SLIDER_HEIGHT, margin_b=SLIDER_HEIGHT)
+    return style.set_metadata(style.set_top_margin(figure, 74), value="heads", x="role", y="layer")
 
 
 def role_onsets(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> pd.DataFrame:

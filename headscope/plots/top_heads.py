@@ -24,7 +24,7 @@ def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, 
     """
     stat = statistic(statistic_name)
     figure = compact(style.new_figure(f"{stat.title} of the top heads"))
-    names = [head_label(row.layer, row.head) for row in top.itertuples()]
+    names = [head_label(layer, head) for layer, head in zip(top["layer"], top["head"], strict=True)]
     for label, model_style in style.model_styles(heads).items():
         values = heads[heads["model"] == label].set_index(["layer", "head"])[statistic_name]
         figure.add_bar(

@@ -40,7 +40,8 @@ def nearest_profiles(run: Run, model: str, layer: int, head: int) -> Iterator[Te
     for label in dict.fromkeys((model, *default_models_with(run, model))):
         nearest = distances[distances.index.get_level_values("model") == label][:NEAREST]
         if len(nearest):
-            rows.append([label, Links([head_link(*key, distance) for key, distance in nearest.items()])])
+            records = nearest.reset_index().itertuples(index=False, name=None)
+            rows.append([label, Links([head_link(*record) for record in records])])
     if rows:
         yield TextTable(
             f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "

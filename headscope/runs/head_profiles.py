@@ -81,9 +81,9 @@ def _compute_profiles(run: Run) -> pd.DataFrame:
             stem = parse_column(name).stem
             longest[stem] = max(longest.get(stem, name), name, key=lambda column: parse_column(column).length or 0)
     values = run.heads.set_index(KEYS)[[*longest.values()]].astype("float64")
-    for name in values:
-        if statistic(str(name)).log_scale:
-            values[name] = np.log(values[name].where(values[name] > 0))
+    for column in longest.values():
+        if statistic(column).log_scale:
+            values[column] = np.log(values[column].where(values[column] > 0))
     values = values.where(np.isfinite(values))
     spread = values.std(ddof=0)
     standardised: pd.DataFrame = (values - values.mean()) / spread.where(spread > 1e-9)
@@ -98,8 +98,9 @@ def profile_distances(run: Run, model: str, layer: int, head: int) -> pd.Series:
     profiles = head_profiles(run)
     if (model, layer, head) not in profiles.index:
         return pd.Series(dtype=float)
-    distances = np.sqrt(((profiles - profiles.loc[(model, layer, head)]) ** 2).mean(axis=1))
-    return distances.drop((model, layer, head)).dropna().sort_values(kind="stable")
+    differences = profiles - profiles.xs((model, layer, head))
+    distances: pd.Series = (differences**2).mean(axis=1).pow(0.5).drop((model, layer, head)).dropna()
+    return distances.sort_values(kind="stable")
 
 
 @dataclass(frozen=True)

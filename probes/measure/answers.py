@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from headscope.plots import heads as head_figures
 from headscope.plots import loss
@@ -52,7 +53,7 @@ def _change_card(context: RenderContext) -> Iterator[Card]:
     if not {models[0], model} <= {*wide}:
         return
     wide = wide.dropna()
-    ratio = np.log2(wide[model] / wide[models[0]])
+    ratio: pd.Series = (wide[model] / wide[models[0]]).map(np.log2)
     order = ratio[np.isfinite(ratio)].sort_values()
     chosen = [*order.index[-CHANGED_HEADS:][::-1], *order.index[:CHANGED_HEADS]]
     if len(order) < 2 * CHANGED_HEADS:

@@ -109,14 +109,14 @@ def plot_head_maps(
     for index, shown in enumerate(maps):
         _add_map(figure, shown, style.panel_row_col(index, panels))
     if with_difference:
-        _add_difference(figure, *maps, style.panel_row_col(2, panels))
+        _add_difference(figure, maps[0], maps[1], style.panel_row_col(2, panels))
     _label_axes(figure, run, maps, len(panels))
     return style.set_metadata(figure, value="weight", x="key token", y="query token")
 
 
 def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], title: str) -> go.Figure:
     """Maps of several heads of one model in one colour scale, each under its heading."""
-    figure = _panels(title, [heading for heading, _ in maps])
+    figure = _panels(style.escape_label(title), [style.escape_label(heading, 34) for heading, _ in maps])
     for index, (_, shown) in enumerate(maps):
         _add_map(figure, shown, style.panel_row_col(index, maps))
     _label_axes(figure, run, [shown for _, shown in maps], len(maps))
@@ -126,13 +126,8 @@ def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], t
 def _panels(title: str, headings: Sequence[str]) -> go.Figure:
     figure = style.panel_figure(title, headings, height=PANEL_HEIGHT)
     ticks = [*range(LOWEST_DECADE, 1)]
-    bar = {
-        **BAR_PLACE,
-        "title": {"text": "weight"},
-        "tickvals": ticks,
-        "ticktext": [f"{10.0**tick:g}" for tick in ticks],
-    }
-    bar["ticktext"][0] = f"≤ {bar['ticktext'][0]}"
+    texts = [f"{'≤ ' if tick == LOWEST_DECADE else ''}{10.0**tick:g}" for tick in ticks]
+    bar = {**BAR_PLACE, "title": {"text": "weight", "font": {"size": 12}}, "tickvals": ticks, "ticktext": texts}
     marker = {"color": [LOWEST_DECADE, 0], "colorscale": style.SEQUENTIAL_SCALE, "showscale": True}
     figure.add_scatter(  # only its colour bar shows: a heat map's own would be linear
         x=[None, None], y=[None, None], mode="markers", marker=marker | {"colorbar": bar}, hoverinfo="skip"
@@ -157,7 +152,7 @@ def _add_map(figure: go.Figure, shown: AttentionMap, place: dict[str, int]) -> N
 def _add_difference(figure: go.Figure, first: AttentionMap, second: AttentionMap, place: dict[str, int]) -> None:
     change = np.round(second.weights - first.weights, 4)
     limit = symmetric_limit(change[np.tril_indices(len(change))], minimum=1e-3)
-    bar = {**BAR_PLACE, "y": 0, "yanchor": "bottom", "title": {"text": "difference"}}
+    bar = {**BAR_PLACE, "y": 0, "yanchor": "bottom", "title": {"text": "difference<br> ", "font": {"size": 12}}}
     bar |= symmetric_colorbar(change, limit)
     scale = {"zmin": -limit, "zmax": limit, "colorscale": style.DIVERGING_SCALE}
     _add_heat_map(figure, second, change, "difference %{z:+.3g}", place, **scale, colorbar=bar, showscale=True)

@@ -72,7 +72,8 @@ def overview(run: Run) -> Overview | None:
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The top far weight of every head under each model, and the top far rows of the leading heads."""
+    """Maps of notable heads, the top far weight of every head under each model, and top far rows."""
+    yield ChartGroup(PROBE.title, "Attention maps", _map_charts(context))
     yield ChartGroup(PROBE.title, "Attention to single tokens far back", _far_weight_charts(context))
     yield ChartGroup(PROBE.title, "Top far rows", _far_row_charts(context))
 
@@ -88,7 +89,7 @@ def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart | P
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
     """All top far rows of the head, linked to the lens."""
     if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).sum() > CARD_ROWS:
-        yield replace(far_rows_table(run, model, layer, head), collapsed=True)
+        yield far_rows_table(run, model, layer, head)
 
 
 def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
@@ -103,6 +104,22 @@ def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
         )
     if len(labels) > 1:
         yield comparison_chart(context.heads, "far_weight", labels[0])
+
+
+def _map_charts(context: RenderContext) -> Iterator[Chart]:
+    """The attention maps of the notable heads under the first model that has maps."""
+    label = next((name for name in maps.mapped_models(context.run) if name in context.models), "")
+    shown = [
+        (f"L{layer}H{head}: {reason.partition(';')[0]}", head_map)
+        for (layer, head), reason in context.notable_heads.items()
+        if (head_map := maps.head_map(context.run, label, layer, head))
+    ]
+    if shown:
+        yield Chart(
+            maps.plot_map_gallery(context.run, shown, f"Attention maps of notable heads: {label}"),
+            f"Mean weight of the query rows of a block of tokens on the keys of a block, over {shown[0][1].doc}. Every "
+            "head has its map on its page.",
+        )
 
 
 def _far_row_charts(context: RenderContext) -> Iterator[Chart]:

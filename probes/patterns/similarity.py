@@ -7,6 +7,7 @@ heads is the mean, over the rows that both have, of half the sum of absolute dif
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,10 +51,8 @@ class StoredRows:
     def sum_by_row(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sums [heads, rows] of one value per entry."""
         shape = len(self.heads), len(self.row_docs)
-        sums: npt.NDArray[np.float64] = np.bincount(
-            self.head * shape[1] + self.row, values, minlength=shape[0] * shape[1]
-        ).reshape(shape)
-        return sums
+        sums = np.bincount(self.head * shape[1] + self.row, values, minlength=shape[0] * shape[1])
+        return sums.astype(np.float64).reshape(shape)
 
 
 def row_distances(run: RunTables, model: str, layer: int, head: int) -> pd.DataFrame:
@@ -63,9 +62,9 @@ def row_distances(run: RunTables, model: str, layer: int, head: int) -> pd.DataF
     mean of one document (NaN with one document). Heads without a common row, as in other tokens, are left out.
     """
     stored = run.derived(_stored_rows)
-    if stored is None or (model, layer, head) not in stored.heads:
+    number = -1 if stored is None else int(stored.heads.get_indexer(pd.Index([(model, layer, head)]))[0])
+    if stored is None or number < 0:
         return pd.DataFrame({"distance": [], "spread": []})
-    number = int(stored.heads.get_loc((model, layer, head)))
     is_own, keys = stored.head == number, int(stored.key.max()) + 1
     entry = stored.row * keys + stored.key
     own_entries = entry[is_own]
@@ -92,7 +91,11 @@ def _stored_rows(run: RunTables) -> StoredRows | None:
     head_codes, heads = np.unique((model_numbers << 32) + (layer << 16) + head, return_inverse=True)
     text = _text_numbers(run, models.categories, docs.categories)[model_numbers, docs.codes.to_numpy()]
     row_codes, row_numbers = np.unique((text << 32) + query, return_inverse=True)
-    names = [models.categories[head_codes >> 32].astype(str), (head_codes >> 16) & 0xFFFF, head_codes & 0xFFFF]
+    names: list[Any] = [
+        models.categories[head_codes >> 32].astype(str),
+        (head_codes >> 16) & 0xFFFF,
+        head_codes & 0xFFFF,
+    ]
     index, key = pd.MultiIndex.from_arrays(names, names=KEYS), rows["key"].to_numpy(np.int64)
     return StoredRows(index, heads, row_numbers, key, rows["weight"].to_numpy(np.float64), row_codes >> 32)
 
@@ -101,9 +104,8 @@ def _text_numbers(run: RunTables, models: pd.Index, docs: pd.Index) -> npt.NDArr
     """A number [models, docs] for each document in one tokenization."""
     texts = run.table("pattern_texts")[["model", "doc", "tokenizer"]].astype(str)
     numbers = np.zeros((len(models), len(docs)), np.int64)
-    numbers[models.get_indexer(texts["model"]), docs.get_indexer(texts["doc"])] = pd.factorize(
-        texts["tokenizer"] + " " + texts["doc"]
-    )[0]
+    places = models.get_indexer(pd.Index(texts["model"])), docs.get_indexer(pd.Index(texts["doc"]))
+    numbers[places] = pd.factorize(texts["tokenizer"] + " " + texts["doc"])[0]
     return numbers
 
 
@@ -116,11 +118,13 @@ def similar_heads(run: Run, model: str, layer: int, head: int) -> Iterator[TextT
     for label in dict.fromkeys((model, *default_models_with(run, model))):
         nearest = distances[distances.index.get_level_values("model") == label][:NEAREST]
         if len(nearest):
-            first, *others = nearest.itertuples()
-            links = [head_link(*first.Index, first.distance)]
-            for other in others:
-                is_tie = other.distance <= first.distance + first.spread
-                links.append(head_link(*other.Index, other.distance, "≈" if is_tie else ""))
+            limit = nearest["distance"].iloc[0] + nearest["spread"].iloc[0]
+            records: list[Any] = [*nearest.reset_index().itertuples()]
+            marks = ["≈" if found.Index and found.distance <= limit else "" for found in records]
+            links = [
+                head_link(found.model, found.layer, found.head, found.distance, mark)
+                for found, mark in zip(records, marks, strict=True)
+            ]
             rows.append([label, Links(links)])
     spread = distances["spread"].median()
     caution = (

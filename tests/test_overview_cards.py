@@ -1,0 +1,94 @@
+"""The overview answers questions: each card states numbers of the tables and leads to the page with all of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dash import html
+
+from dashboards.app import create_app
+from dashboards.layout import resolve_url
+from dashboards.lazy_loading import RenderedPage
+from headscope.report import assembly
+from headscope.report.blocks import Card
+from headscope.runs.column_metadata import format_number
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn", "learned"), lengths=(256,), pairs=2)
+
+
+@pytest.fixture(scope="module")
+def cards(run: Run) -> dict[str, Any]:
+    return {card.question: card for card in assembly.answer_cards(assembly.render_context(run, "learned"))}
+
+
+def test_the_overview_starts_with_five_to_eight_cards_that_link_to_existing_pages(run: Run) -> None:
+    with create_app(run.path.parent).server.app_context():
+        page, _, view, content = resolve_url("/", {"model": "learned"})
+        cards = [*content.sections[""]]
+        assert 5 <= len(cards) <= 8
+        for card in cards:
+            assert isinstance(card, Card)
+            assert card.caption.endswith(".")
+            path, _, query = view.resolve_link(card.href).partition("?")
+            target = resolve_url(path, dict(pair.split("=") for pair in query.split("&")))
+            assert not target[2].notes, card.question
+        rendered = RenderedPage("", page, run, view, content)
+        components = [*rendered.initial_components(), *rendered.deferred_components()]
+    assert str(components).count("Article(") == len(cards)
+    assert isinstance(components[0], html.H1)
+
+
+def test_the_card_of_lengths_has_the_medians_of_the_heads_table(run: Run, cards: dict[str, Any]) -> None:
+    medians = run.heads.groupby("model", observed=True)["ess2_256"].median()
+    text = cards["How many tokens does a head attend to?"].caption
+    assert all(f"{format_number(value)} in {label}" for label, value in medians.items() if label in text)
+    assert f"{format_number(medians['yarn'])} in yarn" in text
+
+
+def test_the_card_of_changes_names_the_largest_rise_and_fall(run: Run, cards: dict[str, Any]) -> None:
+    wide = run.heads.pivot_table(index=["layer", "head"], columns="model", values="ess2_256", observed=True)
+    ratio = wide["learned"] / wide["base"]
+    card = cards["Which heads change most?"]
+    (up_layer, up_head), (down_layer, down_head) = ratio.idxmax(), ratio.idxmin()
+    assert f"rises most in L{up_layer}H{up_head} (" in card.caption
+    assert f"falls most in L{down_layer}H{down_head} (" in card.caption
+    (bars,) = card.figure.data
+    np.testing.assert_allclose(max(bars.x), np.log2(ratio.max()))
+
+
+@pytest.mark.parametrize(
+    ("question", "column", "threshold"),
+    [
+        ("Which heads retrieve, and under which models?", "retrieval", 0.1),
+        ("Which heads are induction heads?", "induction_token", 0.5),
+    ],
+)
+def test_the_cards_of_roles_count_the_heads_and_those_that_keep_the_role(
+    run: Run, cards: dict[str, Any], question: str, column: str, threshold: float
+) -> None:
+    values = run.heads.pivot_table(index=["layer", "head"], columns="model", values=column, observed=True)
+    first = values["base"].sort_values(ascending=False, kind="stable")
+    count = int((first > threshold).sum())
+    text = cards[question].caption
+    if count == 0:
+        assert text.startswith("None of the 24 heads of base")
+        return
+    layer, head = first.index[0]
+    assert text.startswith(f"{count} of 24 heads of base, first L{layer}H{head} (")
+    top = first[first > threshold].index[:6]
+    for label in ("yarn", "learned"):
+        assert f"{int((values.loc[top, label] > threshold).sum())} in {label}" in text
+    assert len(cards[question].figure.data) == 3
+
+
+def test_a_run_of_one_model_has_no_card_that_compares(tmp_path: Path) -> None:
+    alone = synthetic_run(tmp_path, models=("base",), layers=2, heads=4, lengths=(256,), docs=2, pairs=2)
+    questions = [card.question for card in assembly.answer_cards(assembly.render_context(alone))]
+    assert "How many tokens does a head attend to?" in questions
+    assert not any("change most" in question or "predict better" in question for question in questions)
