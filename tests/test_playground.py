@@ -317,7 +317,7 @@ def test_a_bad_model_is_refused_before_the_app_starts(request: pytest.FixtureReq
     assert "unknown position scheme 'yran'" in err
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(app: Flask, chromium: Browser) -> Iterator[Page]:
     server = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -346,7 +346,8 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     expect.set_options(timeout=60_000)
     run_prompt(page, PROMPT, "L0H1, L1H2")
     expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
-    assert page.locator("#playground-tokens .token").all_inner_texts() == PROMPT.split()
+    texts = page.locator("#playground-tokens .token").all_inner_texts()
+    assert [text.strip() for text in texts] == PROMPT.split()
     for column, expected in enumerate(tasks.read_prompt(session, PROMPT, HEADS)):
         cells = page.locator(f"#playground-next tbody td:nth-child({column + 2})")
         shown = [float(cell.get_attribute("title") or "nan") for cell in cells.all()]

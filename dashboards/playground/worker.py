@@ -47,11 +47,12 @@ class ModelWorker:
                 raise Interrupted("the request was cancelled")
             self._start_if_needed()
             self._cancelled.clear()
+            process = self._process
             try:
                 self._connection.send((task, arguments, self.time_limit))
                 kind, value = self._receive()
             except (EOFError, OSError):
-                raise self._died() from None
+                raise self._died(process) from None
         if kind == "error":
             raise value
         return value
@@ -118,8 +119,7 @@ class ModelWorker:
         message: tuple[str, Any] = self._connection.recv()
         return message
 
-    def _died(self) -> BadInput:
-        process = self._process
+    def _died(self, process: Any) -> BadInput:
         process.join(1)
         code = process.exitcode
         self.stop()
