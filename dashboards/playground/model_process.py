@@ -46,21 +46,21 @@ class ModelSession:
 class RequestGuard:
     """Ends a request between two layers of a model if it is cancelled or late."""
 
-    def __init__(self, cancelled: Any, time_limit: float):
-        self.cancelled, self.time_limit = cancelled, time_limit
-        self._deadline = 0.0
+    def __init__(self, cancelled: Any):
+        self.cancelled = cancelled
+        self._time_limit = self._deadline = 0.0
         self._guarded: set[int] = set()
 
-    def start(self) -> None:
-        """Start the time of a request."""
-        self._deadline = time.monotonic() + self.time_limit
+    def start(self, time_limit: float) -> None:
+        """Start the time of a request, which may take so many seconds."""
+        self._time_limit, self._deadline = time_limit, time.monotonic() + time_limit
 
     def check(self, *_: Any) -> None:
         """Raise Interrupted if the request is cancelled or late. Serves as a hook of attention modules."""
         if self.cancelled.is_set():
             raise Interrupted("the request was cancelled")
         if time.monotonic() > self._deadline:
-            limit = f"{self.time_limit:g} s"
+            limit = f"{self._time_limit:g} s"
             raise Interrupted(f"the request took longer than {limit}. Shorten the prompt, or generate less")
 
     def watch(self, model: "Model") -> None:
@@ -71,8 +71,8 @@ class RequestGuard:
                 module.register_forward_pre_hook(self.check)
 
 
-def answer_requests(connection: Any, cancelled: Any, specs: Mapping[str, str], time_limit: float) -> None:
-    """Answer requests (task, arguments) until the app closes the connection.
+def answer_requests(connection: Any, cancelled: Any, specs: Mapping[str, str]) -> None:
+    """Answer requests (task, arguments, seconds) until the app closes the connection.
 
     An answer is ("result", value) or ("error", HeadscopeError), after ("started", None) once the models are loaded.
     """
@@ -80,14 +80,14 @@ def answer_requests(connection: Any, cancelled: Any, specs: Mapping[str, str], t
     from dashboards.playground.tasks import TASKS
 
     quiet_libraries(warnings_only=True)
-    session, guard = ModelSession(specs), RequestGuard(cancelled, time_limit)
+    session, guard = ModelSession(specs), RequestGuard(cancelled)
     while True:
-        task, arguments = connection.recv()
+        task, arguments, time_limit = connection.recv()
         try:
             for label in [arguments["model"]] if "model" in arguments else session.labels:
                 guard.watch(session.model(label))
             connection.send(("started", None))
-            guard.start()
+            guard.start(time_limit)
             answer = ("result", TASKS[task](session, **arguments))
         except HeadscopeError as error:
             answer = ("error", type(error)(str(error)))

@@ -47,11 +47,12 @@ class ModelWorker:
                 raise Interrupted("the request was cancelled")
             self._start_if_needed()
             self._cancelled.clear()
+            process = self._process
             try:
-                self._connection.send((task, arguments))
+                self._connection.send((task, arguments, self.time_limit))
                 kind, value = self._receive()
             except (EOFError, OSError):
-                raise self._died() from None
+                raise self._died(process) from None
         if kind == "error":
             raise value
         return value
@@ -95,7 +96,7 @@ class ModelWorker:
         self.stop()
         self._connection, other_end = self._context.Pipe()
         self._process = self._context.Process(
-            target=_run_worker, args=(other_end, self._cancelled, self.specs, self.time_limit), daemon=True
+            target=_run_worker, args=(other_end, self._cancelled, self.specs), daemon=True
         )
         self._process.start()
         other_end.close()
@@ -118,8 +119,7 @@ class ModelWorker:
         message: tuple[str, Any] = self._connection.recv()
         return message
 
-    def _died(self) -> BadInput:
-        process = self._process
+    def _died(self, process: Any) -> BadInput:
         process.join(1)
         code = process.exitcode
         self.stop()
@@ -129,9 +129,9 @@ class ModelWorker:
         )
 
 
-def _run_worker(connection: Any, cancelled: Any, specs: Mapping[str, str], time_limit: float) -> None:
+def _run_worker(connection: Any, cancelled: Any, specs: Mapping[str, str]) -> None:
     """The main function of the worker process."""
     from dashboards.playground.model_process import answer_requests
 
     with suppress(EOFError, KeyboardInterrupt):  # the app has ended
-        answer_requests(connection, cancelled, specs, time_limit)
+        answer_requests(connection, cancelled, specs)
