@@ -334,6 +334,11 @@ def test_infinities_are_stored_as_values():
 # Reading
 
 
+def test_texts_keep_zero_characters_at_their_end():
+    stored = to_arrow(all_tables()["nll"], rows(CELLS[0])["nll"] | {"doc": ["a\0", "b"]})
+    assert stored["doc"].to_pylist() == ["a\0", "b"]
+
+
 def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path):
     run = synthetic_run(tmp_path, models=("zeta", "alpha"))
     assert run.models == list(run.attention["model"].cat.categories) == ["zeta", "alpha"]

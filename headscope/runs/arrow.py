@@ -48,7 +48,12 @@ def _as_array(values: Any) -> Any:
     """The cells of a column as an array; a scalar as it is."""
     if isinstance(values, str | int | float) or values is None:
         return values
-    return values if isinstance(values, np.ndarray) else np.asarray(values, None if len(values) else np.float64)
+    if isinstance(values, np.ndarray):
+        return values
+    if len(values) == 0:
+        return np.empty(0)
+    # numpy's own type for texts and bytes would drop trailing zeros.
+    return np.asarray(values, object if isinstance(next(iter(values)), str | bytes) else None)
 
 
 def _column_array(column: Column, values: Any, rows: int) -> pa.Array:
