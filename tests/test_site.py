@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from playwright.sync_api import expect
 
 from headscope import errors, reference
 from headscope.runs.column_metadata import statistics
@@ -53,6 +57,29 @@ def test_site_loads_nothing_from_another_host(site):
         assert [source for source in parser.sources if re.match(r"(https?:)?//", source)] == [], page
     for style in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import )['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_command_is_copied_without_its_prompt_and_no_other_host_is_asked(site, chromium):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page, requested = context.new_page(), []
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto(f"{address}/start/")
+    block = page.locator(".highlight:has(.gp)").first
+    block.hover()
+    block.locator("button").first.click()
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.startsWith('headscope run '))")
+    page.keyboard.press("/")  # opens the search
+    expect(page.locator("input.md-search__input")).to_be_focused()
+    page.keyboard.type("effective")
+    page.locator(".md-search-result__item").first.wait_for(state="attached")
+    assert [url for url in requested if not url.startswith((address, "blob:", "data:"))] == []
+    context.close()
+    server.shutdown()
 
 
 @pytest.mark.slow
