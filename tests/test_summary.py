@@ -181,7 +181,7 @@ def test_confidence_interval_of_a_head_contains_its_value(tmp_path):
 def test_one_or_two_documents_give_no_interval(docs, tmp_path):
     run = synthetic_run(tmp_path, docs=docs)
     bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
-    assert len(bounds) == 48
+    assert len(bounds) == 64
     tokens = (f"{kind}_token" for kind in ("previous", "current", "first", "duplicate", "induction"))
     elsewhere = ("retrieval", "needle_write", *tokens)
     over_documents = [name for name in bounds if not name.startswith(elsewhere)]  # others are over trials, sequences
