@@ -51,10 +51,10 @@ class RunStore:
         """These runs combined; without names the default run, or the newest readable one.
 
         Raises BadInput for a name that is not in the folder, for an empty folder, and for runs that contradict each
-        other; BadRun for a damaged run.
+        other; BadRun for a damaged run, and for a folder that holds no other.
         """
         listing = self.list_runs()
-        names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(listing)][:1])
+        names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(listing), *listing][:1])
         if not names:
             raise BadInput("no finished run in this folder yet. Measure something first, for example: headscope demo")
         if unknown := [name for name in names if name not in listing]:

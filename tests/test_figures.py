@@ -296,7 +296,8 @@ def test_overlapping_bands_are_fainter(run: Run) -> None:
         style.model_styles(pd.DataFrame({"model": [f"model {index}" for index in range(count)]}))["model 0"]
         for count in (2, 8)
     )
-    assert (style_of_two.band_colour, style_of_eight.band_colour) == ("rgba(31,131,196,0.16)", "rgba(31,131,196,0.05)")
+    rgb = ",".join(str(int(style_of_two.colour[start : start + 2], 16)) for start in (1, 3, 5))
+    assert (style_of_two.band_colour, style_of_eight.band_colour) == (f"rgba({rgb},0.16)", f"rgba({rgb},0.05)")
     assert style_of_two.fill_colour == style_of_eight.fill_colour == style_of_two.band_colour
 
 
