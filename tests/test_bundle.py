@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from headscope.cli import bundle
 from headscope.cli.site_pages import Address, SitePages
 from headscope.errors import BadRun, CannotWrite
-from headscope.report import assembly
+from headscope.report import assembly, similar_heads
 from headscope.report import static_site as pages
 from headscope.report.blocks import Chart
 from headscope.report.text import format_cell
@@ -120,7 +120,15 @@ def test_bundle_has_every_head_page_and_every_page_with_content(run: Run, parsed
 def test_head_page_has_the_apps_charts_for_every_model(run: Run, parsed: dict[str, Parsed]) -> None:
     page = parsed["head/1.1.html"]
     charts = {
-        model: [part for part in assembly.head_blocks(run, model, 1, 1) if isinstance(part, Chart)]
+        model: [
+            part
+            for part in (
+                *assembly.head_card(run, model, 1, 1),
+                *assembly.head_blocks(run, model, 1, 1),
+                *similar_heads.components_chart(run, model, (1, 1)),
+            )
+            if isinstance(part, Chart)
+        ]
         for model in run.models
     }
     drawn = [chart.figure.layout.title.text for of_model in charts.values() for chart in of_model]

@@ -639,7 +639,9 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     assert "At home" not in compared
     head = resolve_url("/head/1.2", {"model": "yarn"})[3]
     assert head.sections["Behaviour"][-1].figure.layout.title.text == "Foreign chart of 1.2 in yarn"
-    assert "Foreign to yarn: 1.2." in head.introduction
+    (words,) = head.sections["In words"]
+    assert words.collapsed
+    assert "Foreign to yarn: 1.2." in words.sentences
     assert resolve_url("/", {})[3].sections["Findings"][-1].heading == "Foreign matters"
 
 

@@ -361,7 +361,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     ):
         assert float(cell) == pytest.approx(heads.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
     choose_option(page, "Model", "base")
-    expect(page.locator(".head-summary")).to_contain_text(
+    expect(page.locator("main")).to_contain_text(
         f"It copies {100 * retrieval_score('base', 18, 6):.0f} % of the hidden fact"
     )
 

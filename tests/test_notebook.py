@@ -67,7 +67,8 @@ def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:
     first, more = assembly.head_sentences(run, "base", 1, 2)
     head = run.head(1, 2, "base")
     assert head.sentences == [*first, *more]
-    charts = [block for block in assembly.head_blocks(run, "base", 1, 2) if isinstance(block, Chart)]
+    blocks = [*assembly.head_card(run, "base", 1, 2), *assembly.head_blocks(run, "base", 1, 2)]
+    charts = [block for block in blocks if isinstance(block, Chart)]
     assert titles(head) == titles(charts)
     assert len(head.blocks) >= len(head) == len(charts) > 4
     assert run.head(1, 2).title == f"Layer 1, head 2: {HOSTILE}", "the last model, as in the app"

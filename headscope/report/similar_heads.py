@@ -36,19 +36,20 @@ TOP_MARGIN = 100
 def nearest_profiles(run: Run, model: str, layer: int, head: int) -> Iterator[TextTable]:
     """The heads of each model with the nearest profile, those of `model` first."""
     distances = profile_distances(run, model, layer, head)
+    if distances.empty:
+        return
     rows: list[list[str | Link | Links]] = []
     for label in dict.fromkeys((model, *default_models_with(run, model))):
         nearest = distances[distances.index.get_level_values("model") == label][:NEAREST]
         if len(nearest):
             records = nearest.reset_index().itertuples(index=False, name=None)
             rows.append([label, Links([head_link(*record) for record in records])])
-    if rows:
-        yield TextTable(
-            f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "
-            "deviations over all heads.",
-            ("model", "nearest heads and their distance"),
-            rows,
-        )
+    yield TextTable(
+        f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "
+        "deviations over all heads.",
+        ("model", "nearest heads and their distance"),
+        rows,
+    )
 
 
 def head_link(model: str, layer: int, head: int, distance: float, mark: str = "") -> Link:

@@ -45,9 +45,9 @@ def _length_card(context: RenderContext) -> Iterator[Card]:
 
 def _change_card(context: RenderContext) -> Iterator[Card]:
     name, models = longest_ess_column(context.heads), context.models
-    model = context.selected_model if context.selected_model != models[0] else models[-1]
-    if name is None or model == models[0]:
+    if name is None or len(models) < 2:
         return
+    model = context.selected_model if context.selected_model != models[0] else models[-1]
     heads = context.heads[context.heads["model"].isin([models[0], model])]
     wide = heads.pivot_table(index=["layer", "head", "kv_group"], columns="model", values=name, observed=True)
     if not {models[0], model} <= {*wide}:
