@@ -22,8 +22,8 @@ OLD_PATHS = {"/tasks": "/benchmarks"}
 
 
 def all_pages() -> list[Page]:
-    """Every page in the order of reports and static sites; those of probes are in the middle."""
-    return [*PAGES_BEFORE.values(), *probe.probe_pages(), *PAGES_IN_GROUPS.values(), *PAGES_AFTER.values()]
+    """Every page in the order of reports and static sites; those of probes come before the last."""
+    return [*PAGES_BEFORE.values(), *PAGES_IN_GROUPS.values(), *probe.probe_pages(), *PAGES_AFTER.values()]
 
 
 def page_groups() -> dict[str, list[Page]]:

@@ -394,7 +394,9 @@ def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -
     ):
         run_prompt(page, prompt, heads)
         expect(message).to_contain_text(sentence)
-    os.kill(app.config["PLAYGROUND_WORKER"].process_id, signal.SIGKILL)
+    process = app.config["PLAYGROUND_WORKER"].process_id
+    os.kill(process, signal.SIGKILL)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     run_prompt(page, PROMPT)
     expect(page.locator("#playground-tokens .token")).to_have_count(9)
     expect(message).to_be_empty()

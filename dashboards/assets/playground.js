@@ -2,7 +2,7 @@
 // The playground: the attention pattern of a head on a canvas, linked with the tokens of the prompt.
 (function () {
   const SMALLEST_WEIGHT = 1e-4;  // lower end of the logarithmic colours
-  const MIN_LABEL_CELL = 11, FONT = 11, MAX_SIZE = 560, MIN_SIZE = 360, SPACE_AROUND = 290;
+  const MIN_LABEL_CELL = 11, FONT = 11, MAX_SIZE = 560, MIN_SIZE = 400, SPACE_AROUND = 460;
   let picture = null, head = 0, isLog = true;
   let cell = null, lockedQuery = null;  // cell: [query, key]; key is null if only a query token is chosen
   const byId = (id) => document.getElementById(id);

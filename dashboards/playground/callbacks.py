@@ -215,7 +215,7 @@ def heads_chart(
     label, unit = QUANTITIES[quantity], ""
     if quantity == "attribution":
         text = next(r["next_texts"][next_token] for r in data["readings"])
-        label, unit = f"direct logit attribution to “{display_token(text)}”", "logits"
+        label, unit = f"direct logit attribution to “{display_token(text).strip()}”", "logits"
         values = access.ask(token, "attribution", **prompt, token=next_token)
         caption = "What each head adds directly to the logit at the last token, minus the mean over the vocabulary."
     elif quantity == "patching":

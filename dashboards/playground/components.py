@@ -21,6 +21,8 @@ from headscope.runs.column_metadata import capitalise
 EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
 ABLATION_KINDS = ("zero", "mean", "streaming:4+16")
 MAX_GENERATED = 200
+BUTTON_COLOUR = "#00558a"
+"""Dark enough for white text, unlike the library's blue."""
 HIGH_LOSS = 8.0
 """Loss in nats that gets the full shade."""
 QUANTITIES: Mapping[str, str] = {
@@ -103,7 +105,7 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
     )
     buttons = html.Div(
         [
-            dmc.Button("Run", id="playground-run", size="sm"),
+            dmc.Button("Run", id="playground-run", size="sm", color=BUTTON_COLOUR),
             dmc.Button("Cancel", id="playground-cancel", size="sm", variant="default"),
         ],
         className="playground-buttons",

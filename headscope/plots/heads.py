@@ -63,8 +63,8 @@ def plot_head_values(heads: pd.DataFrame, title: str, model: str, label: str, un
     figure = _new_heatmap(title, heads.assign(model=model), model, grid, hover).update_traces(z=grid)
     limit = symmetric_limit(grid) if is_signed else float(np.nanmax(grid)) or 1.0
     if is_signed:
-        bar = {"title": {"text": unit}} | symmetric_colorbar(grid, limit)
-        figure.update_traces(zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE, colorbar=bar)
+        scale = {"colorscale": style.DIVERGING_SCALE, "colorbar": symmetric_colorbar(grid, limit)}
+        figure.update_traces(zmin=-limit, zmax=limit, **scale)
         mark_clipped_cells(figure, grid, limit)
     else:
         figure.update_traces(zmin=0, zmax=limit, colorscale=style.SEQUENTIAL_SCALE)
