@@ -16,6 +16,7 @@ from zoo.build import tiny
 
 import headscope
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.residual_decomposition import Norm
 from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.models.loading import locate
@@ -26,7 +27,6 @@ from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.attribution import report
-from probes.attribution.run import attribute_logits
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}

@@ -11,9 +11,9 @@ from zoo.build import tiny
 import headscope as hs
 from headscope.errors import UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
+from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
-from probes.attribution.run import attribute_logits
 from probes.influence.gradient_estimate import estimate_effects
 
 pytestmark = pytest.mark.slow  # many models

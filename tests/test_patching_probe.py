@@ -14,7 +14,7 @@ from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenize
 import headscope as hs
 from headscope.bench.timing import time_calls
 from headscope.errors import Interrupted
-from headscope.forward.patching import PatchingReplay, patched_units
+from headscope.forward.patching import PairTokens, PatchingReplay, patched_units
 from headscope.models.loading import load_tokenizer
 from headscope.prompts.pair_sets import file_pairs
 from headscope.report import assembly
@@ -25,7 +25,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching import analysis, bench, findings, plots, report
-from probes.patching.run import pair_tokens, select_units
+from probes.patching.run import select_units
 from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
 
 PAIRS = [
@@ -106,7 +106,7 @@ def test_every_unit_position_direction_and_pair_has_one_row(exact: Run) -> None:
 def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> None:
     model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
-    replay = PatchingReplay(model, pair_tokens(pairs.build(2), model.device), "logit_diff", 1e9)
+    replay = PatchingReplay(model, PairTokens.on_device(pairs.build(2), model.device), "logit_diff", 1e9)
     rows = exact.table("patching").query(
         "model == 'yarn' and pair == 'pair 2' and activation == 'z' and direction == 'noising' and position == -1"
     )

@@ -13,7 +13,7 @@ from test_patching_probe import PAIRS, SAME
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
-from headscope.forward.patching import PatchingReplay
+from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.forward.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.report import assembly
@@ -25,7 +25,6 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.paths import analysis, plots, report
 from probes.patching.paths.schema import LOGITS, PathsOptions
-from probes.patching.run import pair_tokens
 
 ALL_PATHS = 3 * (4 * 4 * 6) + 16
 """Paths of a tiny model of four layers of four heads: q, k and v between layers, and the logits."""
@@ -88,7 +87,7 @@ def test_every_chosen_path_direction_and_pair_has_one_row(exact: Run) -> None:
 def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) -> None:
     model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
-    tokens = pair_tokens(pairs.build(2), model.device)
+    tokens = PairTokens.on_device(pairs.build(2), model.device)
     replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
     paths = [Path((0, 1), (2, 3), "k"), Path((1, 2), None, "logits")]
     with replay.running():
@@ -109,7 +108,7 @@ def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, fo
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
     effects = []
     for number in range(4):
-        tokens = pair_tokens(pairs.build(number), model.device)
+        tokens = PairTokens.on_device(pairs.build(number), model.device)
         replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
         difference = replay.clean_value - replay.corrupted_value
         if abs(difference) >= 0.5:

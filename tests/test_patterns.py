@@ -21,6 +21,7 @@ from headscope.errors import BadInput, HeadscopeError, Interrupted, ResourceMiss
 from headscope.forward import observe as observing
 from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, find_top_keys, stratified_rows
 from headscope.positions.model import Model
+from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
 from headscope.report import assembly
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
@@ -31,7 +32,6 @@ from headscope.study.runner import run_study as run_study
 from probes.patterns import analysis, report
 from probes.patterns.run import collect_top_keys
 from probes.patterns.token_spans import mark_token, to_display_line
-from probes.patterns.token_text import _BYTE_BY_CHARACTER, token_texts
 
 KEYS = 5
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))

@@ -19,12 +19,15 @@ ROOT = Path(__file__).parents[1]
 EXTERNAL_PLUGIN = Path(__file__).with_name("external_plugin")
 BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
 """Probes whose tables and statistics other parts of headscope use."""
+PLAYGROUND = [f"dashboards/playground/{name}.py" for name in ("callbacks", "components", "tasks")]
+"""Its questions about a prompt have the names of probes, whose code it does not use."""
 OTHER_MEANINGS = {
     "ablation": [
         f"probes/needle/{name}.py" for name in ("analysis", "findings", "plots", "report", "schema", "synthetic")
     ]
     + ["probes/influence/findings.py"],
-    "attribution": ["probes/needle/schema.py"],
+    "attribution": ["probes/needle/schema.py", *PLAYGROUND],
+    "patching": PLAYGROUND,
     "needle": [
         *("headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py", "headscope/prompts/pair_sets.py"),
         *("probes/ablation/schema.py", "probes/patching/run.py"),

@@ -33,6 +33,7 @@ from headscope.forward.interventions import (
     kv_group_units,
     layer_output_edit,
 )
+from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import LayerAttention, patched_outputs
 from headscope.forward.replay import Replay
 from headscope.forward.shared_keys import SharedKeys
@@ -43,7 +44,6 @@ from headscope.positions.model import Model
 from headscope.runs.aggregation import group_members
 from headscope.runs.run_tables import validate
 from headscope.study.executor import describe_geometry
-from probes.attribution.run import attribute_logits
 from probes.influence.bands import expand_bands
 from probes.measure import run as measure_run
 from probes.measure.run import measure_tokens

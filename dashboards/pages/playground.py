@@ -45,10 +45,8 @@ def content(run: Run, view: ViewState) -> PageContent:
 
 
 def _first_head(run: Run, view: ViewState) -> Head:
-    """The head whose attention is drawn first: a selected one, else one with a role in the run, else a notable one."""
-    roles = [name for name in ("induction_token", "retrieval") if name in assembly.run_statistics(run)]
-    best = [head for name in roles for head in HeadSet.top(run.heads, name, 1, view.model)]
-    return next(iter([*view.selected_heads, *best, *assembly.notable_heads(run.heads)]), (0, 0))
+    """The head whose attention is drawn first: a selected one, else a notable one."""
+    return next(iter([*view.selected_heads, *assembly.notable_heads(run.heads)]), (0, 0))
 
 
 def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:

@@ -19,8 +19,9 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.ablation import ablated, ablation_edit, heads_by_layer, reference_outputs, reference_tokens
 from headscope.forward.capture import capturing
+from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
-from headscope.forward.patching import PatchingReplay
+from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.heads import Head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
@@ -28,9 +29,7 @@ from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.pairs import PromptPair, tokenize_pair
 from headscope.prompts.texts import first_tokens
-from probes.attribution.run import attribute_logits
-from probes.patching.run import pair_tokens
-from probes.patterns.token_text import token_texts
+from headscope.prompts.token_text import token_texts
 
 SHOWN_NEXT_TOKENS = 10
 """Most probable next tokens of all models together that are shown."""
@@ -159,7 +158,7 @@ def patching_estimate(
         prompt_ids(opened, text)
     texts = PromptPair("prompts", prompt, corrupted, answer, wrong, location="the prompts")
     pair = tokenize_pair(opened.tokenizer, texts, needs_one_token=True, needs_wrong=True)
-    replay = PatchingReplay(opened, pair_tokens(pair, opened.device), "logit_diff", 2**30)
+    replay = PatchingReplay(opened, PairTokens.on_device(pair, opened.device), "logit_diff", 2**30)
     with replay.running():
         changes = replay.estimate(["z"], "denoising", [None])["z"][..., 0]
     difference = replay.clean_value - replay.corrupted_value

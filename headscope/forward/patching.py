@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from headscope.errors import BadInput
 from headscope.forward.interventions import Unit, head_units, kv_group_units
 from headscope.forward.replay import Objective, Replay
 from headscope.positions.model import Model
+from headscope.prompts.pairs import TokenPair
 
 Activation = Literal["z", "q", "k", "v", "pattern"]
 Direction = Literal["denoising", "noising"]
@@ -50,6 +52,16 @@ class PairTokens:
     answer: Tensor
     wrong: Tensor
     aligned: int
+
+    @classmethod
+    def on_device(cls, pair: TokenPair, device: Any) -> "PairTokens":
+        """The pair as tensors, each prompt followed by the answer."""
+
+        def tensor(ids: np.ndarray) -> Tensor:
+            return torch.from_numpy(ids.astype(np.int64)).to(device)
+
+        clean, corrupted = (tensor(np.concatenate([ids, pair.answer]))[None] for ids in (pair.clean, pair.corrupted))
+        return cls(clean, corrupted, tensor(pair.answer), tensor(pair.wrong), pair.aligned)
 
     def aligned_positions(self, ids: Tensor) -> range:
         """The positions of `ids` that correspond to positions of the other prompt, the answer's tokens included."""

@@ -1,34 +1,21 @@
-"""Direct logit attribution: every term of the next token's logit, recorded as it is added to the residual stream.
-
-The direction of a row is known before the pass, from the token that comes next; the scale of the final norm only after
-it, so every term is divided by it at the end. Memory is O(L) numbers per head.
-"""
+"""Runner of direct logit attribution: one shared pass over each document."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headscope.errors import UnsupportedModel
-from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.logits import last_hidden_states, predicting_position_slices
-from headscope.forward.module_calls import extract_hidden_states
-from headscope.forward.observe import FinishedPass, observe
-from headscope.forward.residual_decomposition import AttentionBranch, ResidualDecomposition
-from headscope.forward.residual_inspection import decompose_residual_stream
-from headscope.measures.logit_attribution import AttributionByPosition, direct_logit_attribution
+from headscope.forward.logit_attribution import LogitAttribution, attribute_logits
+from headscope.forward.observe import FinishedPass
+from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from probes.attribution.schema import AttributionOptions
-
-MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Largest allowed gap between the logit and the sum of its terms, relative to the largest logit; other dtypes round at
-every step."""
 
 
 class AttributionRunner:
@@ -67,54 +54,15 @@ class AttributionRunner:
         return self.context.documents(label, max(self.options.lengths))
 
 
-class AttributionObserver:
-    """The terms of the next token's logit for ids [1, L], in logits.
+class AttributionObserver(LogitAttribution):
+    """The terms of the next token's logit as means over bins of positions; `keys` are the first columns."""
 
-    After the pass `head_terms` is [layers, H, L - 1], 0 for heads that a layer does not have, and `part_terms` holds
-    [L - 1] by (part, layer), the heads of a layer summed; the part "logit" is the sum of all others. Raises
-    UnsupportedModel for a model whose logits are not such a sum.
-    """
-
-    needs_whole_text = True
-
-    def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any] | None = None):
-        with capturing(model) as layers:
-            decomposition = decompose_residual_stream(model, layers, ids, allow_scaled_layers=True)
-            # A final soft cap is linearised at the logits of the run, which only a pass of its own tells in advance.
-            hidden = None if decomposition.soft_cap is None else last_hidden_states(model, ids)
-        self.decomposition: ResidualDecomposition = decomposition
-        geometry = model.geometry
-        self.ids, self.geometry, self.keys = ids, geometry, keys or {}
-        targets = ids[0, 1:].to(decomposition.unembedding.device)
-        self.target_directions, self.target_biases = self._logit_gradients(targets, hidden)
-        self.pre_norm_directions = decomposition.final_norm.pull_back(self.target_directions)
-        self.head_terms = torch.zeros(geometry.layers, geometry.heads, len(targets))
-        self.part_terms: dict[tuple[str, int], Tensor] = {}
-        self.bias_terms = torch.zeros(len(targets), device=ids.device)
-        self.relative_error = 0.0
-        self._norm_scales = torch.ones(len(targets), device=ids.device)
-
-    def listen(self, layers: CapturedLayers) -> None:
-        for number, layer in enumerate(self.decomposition.scaled_layers()):
-            if number == 0:
-                layers.hook(layer.module, self._record_embedding)
-            if layer.attention_branch is not None:
-                self._hook_heads(layer.attention_branch, layers)
-            if layer.bias is not None:
-                directions = self.pre_norm_directions.to(layer.bias.device)
-                self.bias_terms += (directions @ layer.bias).to(self.bias_terms.device)
-            for part in layer.other_branches:
-                layers.hook(part.module, self._part_hook(number, part.factor))
-        layers.hook(self.decomposition.final_norm.module, self._record_norm_scale)
+    def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any]):
+        super().__init__(model, ids)
+        self.keys = keys
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
-        self._normalise(finished.hidden)
-        if self.relative_error > MAX_RELATIVE_ERROR.get(finished.model.module.dtype, 0.1):
-            raise UnsupportedModel(
-                f"direct logit attribution of '{finished.model.name}' failed its check: the terms differ from the "
-                "logits by "
-                f"{self.relative_error:.2g} of the largest logit. Use --dtype fp32"
-            )
+        super().tables(finished)
         geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
         layers, heads = np.nonzero(np.arange(geometry.heads) < np.array(geometry.layer_heads)[:, None])
         head_columns = {"layer": np.array(geometry.layer_numbers)[layers], "head": heads}
@@ -128,103 +76,6 @@ class AttributionObserver:
             "attribution": {**self.keys, **bins.table_columns(self.head_terms[layers, heads], **head_columns)},
             "attribution_parts": {**self.keys, **bins.table_columns(parts, **part_columns)},
         }
-
-    def _normalise(self, hidden: Tensor) -> None:
-        """Divide by the scale of the final norm and check the sum; `hidden` [1, L, D] are the last hidden states."""
-        decomposition, device = self.decomposition, self.ids.device
-        for index, number in enumerate(self.geometry.layer_numbers):
-            self.part_terms["heads", number] = self.head_terms[index].sum(0).to(device)
-        self.part_terms["bias", 0] = self.bias_terms
-        for name in self.part_terms:
-            self.part_terms[name] = decomposition.logit_factor * self.part_terms[name] / self._norm_scales
-        self.head_terms = decomposition.logit_factor * self.head_terms / self._norm_scales.cpu()
-        directions = self.target_directions.to(device)
-        shift = torch.linalg.vecdot(directions, decomposition.final_norm.shift.to(device).expand_as(directions))
-        logit = torch.linalg.vecdot(hidden[0, :-1].to(device).float(), directions)
-        shift, logit = (term + self.target_biases.to(device) for term in (shift, logit))
-        self.part_terms["bias", 0] = self.part_terms["bias", 0] + decomposition.logit_factor * shift
-        total = torch.stack([*self.part_terms.values()]).sum(0)
-        logit = decomposition.logit_factor * logit
-        self.relative_error = float((total - logit).abs().max() / logit.abs().max())
-        if decomposition.soft_cap is not None:
-            self.part_terms["cap", 0] = self.capped_logits.to(device) - logit
-            logit = self.capped_logits.to(device)
-        self.part_terms["logit", 0] = logit
-
-    def _logit_gradients(self, targets: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Gradients [L - 1, D] and bias terms [L - 1] of the targets' logits; a soft cap needs `hidden` [1, L, D]."""
-        if hidden is None:
-            return self.decomposition.logit_gradients(targets, None)
-        chunks = []
-        for positions in predicting_position_slices(self.ids):
-            logits, tokens = self.decomposition.logits(hidden[0, positions]), targets[positions]
-            centred = logits.gather(1, tokens[:, None])[:, 0] - logits.mean(-1)
-            chunks.append((*self.decomposition.logit_gradients(tokens, logits), centred))
-        gradients, biases, self.capped_logits = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-        return gradients, biases
-
-    def _hook_heads(self, heads: AttentionBranch, layers: CapturedLayers) -> None:
-        norm = heads.norm
-        directions = self.pre_norm_directions if norm is None else norm.pull_back(self.pre_norm_directions)
-        directions = directions.to(heads.projection.device)
-
-        def record_heads(z: Tensor) -> None:
-            terms = direct_logit_attribution(z[:, :-1], heads.projection, directions)
-            self.head_terms[heads.layer_index, : len(terms)] = heads.factor * terms.cpu()
-            if heads.bias is not None and norm is None:
-                self.bias_terms += heads.factor * (directions @ heads.bias.float()).to(self.bias_terms.device)
-
-        if heads.is_gated:
-
-            def record_gated(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-                heads_of_layer = self.geometry.layer_heads[heads.layer_index]
-                record_heads(args[0][0].unflatten(-1, (heads_of_layer, -1)).transpose(0, 1))
-
-            layers.hook(heads.projected_module, record_gated)
-        else:
-            layers.listen(lambda record: record_heads(record.z), [heads.layer_index])
-        if norm is not None:
-
-            def divide_by_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-                scales = norm.scales(args[0][0, :-1], output[0, :-1])
-                self.head_terms[heads.layer_index] /= scales.cpu()
-                bias = 0 if heads.bias is None else directions @ heads.bias.float() / scales
-                shift = self.pre_norm_directions.to(norm.shift.device) @ norm.shift
-                self.bias_terms += heads.factor * (bias + shift).to(self.bias_terms.device)
-
-            layers.hook(norm.module, divide_by_scale)
-
-    def _part_hook(self, layer: int, factor: float) -> Any:
-        def record_part(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            state = extract_hidden_states(output)
-            assert state is not None
-            term = factor * torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
-            self.part_terms["other", layer] = self.part_terms.get(("other", layer), 0) + term.to(self.ids.device)
-
-        return record_part
-
-    def _record_embedding(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        state = args[0] if args else kwargs["hidden_states"]
-        term = torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
-        self.part_terms["embedding", 0] = self.decomposition.input_factor * term.to(self.ids.device)
-
-    def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
-
-
-def attribute_logits(model: Model, ids: Tensor) -> AttributionObserver:
-    """All terms of the logit of each next token of ids [L], under the model's scheme.
-
-    Raises UnsupportedModel for a model whose logits are not such a sum.
-    """
-    observers: list[AttributionObserver] = []
-
-    def create(ids: Tensor) -> AttributionObserver:
-        observers.append(AttributionObserver(model, ids))
-        return observers[0]
-
-    observe(model, ids, [create])
-    return observers[0]
 
 
 def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
@@ -89,7 +88,7 @@ class PatchingRunner:
         assert cell.model is not None
         task: PairTask = cell.task
         pair = self._pair_set(cell.model, task.prompts).build(task.index)
-        tokens = pair_tokens(pair, model.device)
+        tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
         with replay.running():
             if task.step == "estimate":
@@ -234,16 +233,6 @@ def select_units(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequen
     order = means.abs().sort_values(ascending=False, kind="stable").index.to_list()
     random_indices = np.random.default_rng(seed).permutation(len(order) - options.top)[: options.random] + options.top
     return [Unit(*map(int, order[index])) for index in [*range(options.top), *sorted(random_indices)]]
-
-
-def pair_tokens(pair: TokenPair, device: Any) -> PairTokens:
-    """The pair as tensors, each prompt followed by the answer."""
-
-    def tensor(ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64)).to(device)
-
-    clean, corrupted = (tensor(np.concatenate([ids, pair.answer]))[None] for ids in (pair.clean, pair.corrupted))
-    return PairTokens(clean, corrupted, tensor(pair.answer), tensor(pair.wrong), pair.aligned)
 
 
 @dataclass(frozen=True)

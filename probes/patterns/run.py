@@ -20,12 +20,12 @@ from headscope.measures.top_keys import TopKeysAccumulator, stratified_rows
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
+from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from probes.patterns.schema import MAX_ROWS, PatternsOptions, check_prompt, encode_map
-from probes.patterns.token_text import token_texts
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
 

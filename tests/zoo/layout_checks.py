@@ -15,12 +15,12 @@ import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, Unit, head_units, layer_output_edit
+from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
-from probes.attribution.run import attribute_logits
 from probes.influence.gradient_estimate import estimate_effects
 from probes.patterns.run import collect_top_keys
 

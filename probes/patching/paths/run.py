@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
-from headscope.forward.patching import Direction, PatchingReplay
+from headscope.forward.patching import Direction, PairTokens, PatchingReplay
 from headscope.forward.path_patching import LayerHead, Path, PathModel, PathPatching, inspect_paths
 from headscope.heads import format_head
 from headscope.positions.model import Model
@@ -27,7 +27,7 @@ from probes.patching.paths.schema import (
     THROUGH,
     PathsOptions,
 )
-from probes.patching.run import STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells, pair_tokens
+from probes.patching.run import STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells
 from probes.patching.schema import effect_columns
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
@@ -63,7 +63,7 @@ class PathsRunner:
         task: PairTask = cell.task
         pairs = self._pair_set(cell.model, task.prompts)
         pair = pairs.build(task.index)
-        tokens = pair_tokens(pair, model.device)
+        tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
         keys = {"model": cell.model, "prompts": pairs.name, "metric": replay.metric_name, "norms": self.options.norms}
         if cell.model not in self._path_models:
