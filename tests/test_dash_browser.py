@@ -376,6 +376,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
         assert cell.strip() == f"{(scores > 0.1).sum()} heads {named_heads}"
 
     # Who carries AdaRoPE's gain, and is it more than noise?
+    page.get_by_role("link", name="Causes", exact=True).click()
     page.get_by_role("link", name="Influence", exact=True).click()
     expect(page.locator("#content")).to_contain_text("It has sweeps of adarope.")
     choose_option(page, "Model", "adarope")
@@ -462,7 +463,7 @@ def test_a_chart_saves_its_numbers_and_its_picture(app: str, browse: Callable[..
     page = browse(f"{app}/heads?model=yarn&stat=growth")
     with page.expect_download() as download:
         page.locator("figure").first.get_by_role("button", name="CSV").click()
-    assert download.value.suggested_filename == "growth-exponent-yarn.csv"
+    assert download.value.suggested_filename == "growth-exponent-yarn-example.csv"
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
     heads = Run.open(EXAMPLE).heads.set_index(["model", "layer", "head"])["growth"]
     assert len(rows) == 270

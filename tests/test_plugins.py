@@ -222,6 +222,7 @@ def app(folder: Path) -> Iterator[str]:
 def test_external_plugin_adds_a_page_to_the_app(app: str, chromium: Browser) -> None:
     page = chromium.new_page()
     page.goto(app)
+    page.get_by_role("link", name="Causes", exact=True).click()
     page.get_by_role("link", name="Query norms").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Query norms")
     expect(page.get_by_text("The median query norm of base is")).to_be_visible()
