@@ -45,8 +45,11 @@ def content(run: Run, view: ViewState) -> PageContent:
 
 
 def _first_head(run: Run, view: ViewState) -> Head:
-    """The head whose attention is drawn first: a selected one, else a notable one."""
-    return next(iter([*view.selected_heads, *assembly.notable_heads(run.heads)]), (0, 0))
+    """The head whose attention is drawn first: a selected one, else the best by a score that names its best head, such
+    as the top retrieval head, else a notable one."""
+    scores = [name for name in assembly.run_statistics(run) if statistic(name).best_head_name]
+    best = [head for name in scores for head in HeadSet.top(run.heads, name, 1, view.model)]
+    return next(iter([*view.selected_heads, *best, *assembly.notable_heads(run.heads)]), (0, 0))
 
 
 def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:
