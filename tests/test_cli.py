@@ -155,7 +155,7 @@ def test_an_unknown_table_is_refused(refused):
 
 @pytest.mark.model
 def test_a_length_beyond_every_document_names_the_longest(refused):
-    line = refused(2, "run", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
+    line = refused(2, "run", "--text", f"file:{LICENSE}", "--docs", 1, "--length", 10_000_000)
     assert "LICENSE, has" in line
 
 

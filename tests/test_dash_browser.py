@@ -638,4 +638,5 @@ def test_checkpoints_are_drawn_against_their_steps(
     whole: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
 ):
     page = browse(f"{serve(whole)}/checkpoints?stat=growth")
+    page.keyboard.press("End")  # charts below the first ones are loaded when they come into view
     expect(page.locator(".gtitle", has_text="Growth exponent during training").first).to_be_visible()

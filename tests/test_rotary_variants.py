@@ -195,7 +195,7 @@ def test_models_without_rope_have_no_pair_tables_and_refuse_frequency_schemes(fa
     model = load_tiny(family)
     assert position_tables("m", model) == {}
     tables = measure_tokens(model, IDS[0], ["attention", "pairs", "distance", "nll"], None)
-    assert tables.keys() == {"attention", "nll"}
+    assert tables.keys() == {"attention", "max_logit", "nll"}
     with pytest.raises(BadInput, match="Measure attention or nll"):
         measure_tokens(model, IDS[0], ["pairs"], None)
     for scheme in ("yarn:factor=4", "linear:factor=2", "ntk:factor=2", "abf:theta=5e6", "prope", "nope"):

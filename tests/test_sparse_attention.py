@@ -60,7 +60,7 @@ def test_sparse_attention_is_measured_up_to_the_chosen_keys_and_refused_beyond(m
 
 def test_doge_is_refused_where_it_drops_keys() -> None:
     model = hs.load(tiny("doge", {"keep_window_size": 16}))
-    assert len(measure_tokens(model, IDS[0, :16], ["attention", "pairs"], None)) == 2
+    assert len(measure_tokens(model, IDS[0, :16], ["attention", "pairs"], None)["attention"]["ess2"]) > 0
     with pytest.raises(UnsupportedModel, match=r"the 16 keys of highest bias. Use texts of at most 16 tokens"):
         measure_tokens(model, IDS[0, :17], ["attention"], None)
 
