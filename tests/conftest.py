@@ -43,18 +43,11 @@ hypothesis.settings.load_profile("repeat")
 
 
 LONG_FILES = (
-    "test_docs",
-    "test_ray",
-    "test_report",
-    "test_dash_browser",
-    "test_adapt",
-    "test_store",
-    "test_dash",
-    "test_needle",
-    "test_evaluate",
-    "test_patching",
+    *("test_dash_browser", "test_docs", "test_dash", "test_ray", "test_patching_transformer_lens", "test_signals"),
+    *("test_needle", "test_shipped_adapter", "test_evaluate", "test_plugins", "test_shared_passes", "test_adapt"),
+    *("test_tutorials", "test_unequal_layers", "test_notebook", "test_zoo", "test_report_browser", "test_bad_inputs"),
 )
-"""Test files that take minutes, the longest first."""
+"""Test files that take most time, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
