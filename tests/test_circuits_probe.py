@@ -30,6 +30,7 @@ from probes.circuits import findings
 from probes.circuits.analysis import mean_contributions
 from probes.circuits.report import charts
 from probes.circuits.run import TextObserver
+from probes.circuits.schema import CircuitsOptions
 
 LENGTH = 40
 
@@ -136,6 +137,10 @@ def test_chunks_of_queries_give_the_same_rows() -> None:
     expected = whole.compute()
     for name, column in chunked.compute().items():
         np.testing.assert_allclose(column, expected[name], atol=1e-6)
+
+
+def test_a_head_with_two_spellings_is_attributed_once() -> None:
+    assert CircuitsOptions(heads=["L2H1", "2.1", "L3H0"]).heads == ["L2H1", "L3H0"]
 
 
 def test_gated_heads_are_refused_by_name() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.heads import parse_head
+from headscope.heads import format_head, parse_head
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
 from headscope.study.config import Lengths, Options
 
@@ -66,10 +66,8 @@ class CircuitsOptions(Options):
 
     @field_validator("heads")
     @classmethod
-    def _check_heads(cls, heads: list[str]) -> list[str]:
-        for head in heads:
-            parse_head(head)
-        return heads
+    def _name_heads(cls, heads: list[str]) -> list[str]:
+        return list(dict.fromkeys(format_head(*parse_head(head)) for head in heads))
 
     @model_validator(mode="after")
     def _check_unused(self) -> "CircuitsOptions":
