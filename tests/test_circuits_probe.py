@@ -207,6 +207,7 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
         ("'distances' are those of 'pairs'", {"distances": [3], "pairs": []}),
         ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
         ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
+        ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),
     ],
 )
 def test_bad_options_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
@@ -218,7 +219,6 @@ def test_bad_options_are_refused(place: Path, message: str, options: dict[str, A
     ("message", "options"),
     [
         ("no head L9H0", {"heads": ["L9H0"]}),
-        ("sees no key 32 or more tokens back", {"lengths": [24]}),
         ("'unheard-of' is not a word", {"tokens": ["unheard-of"]}),
     ],
 )
