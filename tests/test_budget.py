@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from headscope.runs.run_tables import validate
 from headscope.streaming import StreamingWindow
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from probes.budget.analysis import best_order, largest_shares, loss_changes, summaries
+from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
 from probes.budget.orders import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
 
 OPTIONS: dict[str, Any] = {
@@ -272,6 +273,7 @@ def score_files(place: Path) -> Path:
         ("budget.shares.0 must be at most 1.0: '1.5'", "--shares 1.5"),
         ("budget.shares.1 must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
         ("budget.shares.0 must be a finite number: 'nan'", "--shares nan"),
+        ("no share between 0 and 1", "--shares 0,1"),
         ("budget.bound must be above 0.0: '0'", "--bound 0"),
         ("unknown order 'far'", "--orders far"),
         ("has scores of 5 layers of 3 KV groups, but model 'base' has 4 layers of 2 KV groups", "--orders file:other"),
@@ -298,3 +300,18 @@ def test_a_missing_file_of_scores_and_an_unwritable_folder_are_refused(refused: 
     file.write_text("mine")
     refused(2, *command, "--orders", "random", out=file / "runs")
     assert file.read_text() == "mine"
+
+
+def test_models_of_combined_runs_keep_their_own_shares(run: Run) -> None:
+    """A combined run has one table for models that were measured at different shares."""
+    rows = run.budget.astype({"model": "str"})
+    other = rows[rows["share"] != 0.25].assign(model="other")
+    tables = {"budget": pd.concat([rows, other], ignore_index=True)}
+    settings = run.budget_settings.astype({"model": "str"})
+    tables["budget_settings"] = pd.concat([settings, settings.assign(model="other")], ignore_index=True)
+    combined = SimpleNamespace(tables=tables, table=tables.__getitem__, derived=lambda function: function(combined))
+    shares = curves(loss_changes(cast(Run, combined))).groupby("model")["share"].unique().map(list)
+    assert shares.to_dict() == {"base": [0, 0.25, 0.5, 1], "other": [0, 0.5, 1]}
+    table = summaries(cast(Run, combined))
+    own = table[table["model"] == "base"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(own, summaries(run), check_like=True)

@@ -30,6 +30,7 @@ from probes.circuits import findings
 from probes.circuits.analysis import mean_contributions
 from probes.circuits.report import charts
 from probes.circuits.run import TextObserver
+from probes.circuits.schema import CircuitsOptions
 
 LENGTH = 40
 
@@ -138,6 +139,10 @@ def test_chunks_of_queries_give_the_same_rows() -> None:
         np.testing.assert_allclose(column, expected[name], atol=1e-6)
 
 
+def test_a_head_with_two_spellings_is_attributed_once() -> None:
+    assert CircuitsOptions(heads=["L2H1", "2.1", "L3H0"]).heads == ["L2H1", "L3H0"]
+
+
 def test_gated_heads_are_refused_by_name() -> None:
     model = hs.load(families.OTHERS["qwen3_next"].build())
     with pytest.raises(UnsupportedModel, match=r"multiplied by a gate .* Leave out values"):
@@ -202,6 +207,7 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
         ("'distances' are those of 'pairs'", {"distances": [3], "pairs": []}),
         ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
         ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
+        ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),
     ],
 )
 def test_bad_options_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
@@ -213,7 +219,6 @@ def test_bad_options_are_refused(place: Path, message: str, options: dict[str, A
     ("message", "options"),
     [
         ("no head L9H0", {"heads": ["L9H0"]}),
-        ("sees no key 32 or more tokens back", {"lengths": [24]}),
         ("'unheard-of' is not a word", {"tokens": ["unheard-of"]}),
     ],
 )

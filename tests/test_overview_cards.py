@@ -1,5 +1,6 @@
 """The overview answers questions: each card states numbers of the tables and leads to the page with all of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headscope.report.blocks import Card
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
+from probes.measure.answers import answers
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,14 @@ def test_the_card_of_lengths_has_the_medians_of_the_heads_table(run: Run, cards:
     text = cards["How many tokens does a head attend to?"].caption
     assert all(f"{format_number(value)} in {label}" for label, value in medians.items() if label in text)
     assert f"{format_number(medians['yarn'])} in yarn" in text
+
+
+def test_the_card_of_changes_says_so_if_no_head_falls(run: Run) -> None:
+    context = assembly.render_context(run, "learned")
+    heads = context.heads.assign(ess2_256=context.heads["ess2_256"].where(context.heads["model"] != "learned", 300.0))
+    (card,) = (card for card in answers(replace(context, heads=heads)) if card.question == "Which heads change most?")
+    assert "rises most in" in card.caption
+    assert "rises least in" in card.caption
 
 
 def test_the_card_of_changes_names_the_largest_rise_and_fall(run: Run, cards: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
+from dash._utils import to_json
 from flask import Flask
 from playwright.sync_api import Browser, Page, expect
 from support.tiny_studies import save_checkpoint
@@ -25,7 +26,9 @@ from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from dashboards.playground import access, tasks
 from dashboards.playground.callbacks import parse_count, parse_request, second_prompt
+from dashboards.playground.components import next_token_table
 from dashboards.playground.model_process import ModelSession
+from dashboards.playground.readings import Reading
 from dashboards.playground.worker import ModelWorker
 from headscope.errors import BadInput, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
@@ -95,6 +98,15 @@ def test_a_reading_has_the_losses_and_next_tokens_of_each_model(session: ModelSe
             assert probability == pytest.approx(float(p[model.tokenizer.convert_tokens_to_ids(name)]), rel=1e-4)
         assert "".join(reading.token_texts).split() == PROMPT.split()
     assert [*readings[0].next_tokens] == [*readings[1].next_tokens]
+
+
+def test_a_token_that_a_tokenizer_lacks_has_no_probability_in_the_browser() -> None:
+    reading = Reading(
+        "base", False, ["a"], [False], np.zeros(0, np.float32), {"x": 0.5, "y": None}, {"x": "x", "y": "y"}, {0: 2}
+    )
+    sent = Reading.from_json(json.loads(to_json(reading.to_json())))
+    assert sent.next_tokens == reading.next_tokens
+    assert str(next_token_table([sent])).count("not in its vocabulary") == 1
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "streaming:1+2"])

@@ -231,6 +231,10 @@ def test_rows_and_keys_that_do_not_exist_are_refused(message: str, at: RowAndKey
         attribute_qk(tiny_model(), torch.arange(3, 11), [at])
 
 
+def test_no_rows_have_no_attributions() -> None:
+    assert attribute_qk(tiny_model(), torch.arange(3, 11), []) == []
+
+
 def test_what_cannot_be_attributed_is_refused() -> None:
     model, ids = tiny_model(), torch.arange(3, 43)
     with pytest.raises(UnsupportedModel, match="bias by distance"):

@@ -35,8 +35,8 @@ def worker(token: str | None) -> ModelWorker:
     is_own_page = request.headers.get("Origin") == request.host_url.rstrip("/")
     if not is_own_page or not secrets.compare_digest((token or "").encode(), session_token().encode()):
         raise BadInput("the request does not come from this session of the app. Load the page again")
-    found: ModelWorker = current_app.config["PLAYGROUND_WORKER"]
-    return found
+    model_worker: ModelWorker = current_app.config["PLAYGROUND_WORKER"]
+    return model_worker
 
 
 def ask(token: str | None, task: str, /, **arguments: Any) -> Any:

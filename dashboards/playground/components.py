@@ -261,8 +261,8 @@ def next_token_table(readings: Sequence[Reading]) -> html.Div:
     return html.Div(table, className="scroll", tabIndex=0, role="region", **{"aria-label": caption})
 
 
-def _probability_cell(probability: float, colour: str, is_ablated: bool) -> html.Td:
-    if probability != probability:
+def _probability_cell(probability: float | None, colour: str, is_ablated: bool) -> html.Td:
+    if probability is None:
         return html.Td("not in its vocabulary")
     style = {"--width": f"{100 * probability:.2f}%", "--colour": colour}
     bar = html.Span(className="probability-bar after" if is_ablated else "probability-bar", style=style)

@@ -17,7 +17,8 @@ class Reading:
     """What a model, or the model without the ablated heads, makes of a prompt of L tokens.
 
     `losses` [L - 1] are those of the second token and later, in nats. `next_tokens` are probabilities of the next
-    token by the name of the token, the same tokens for all models; `next_texts` are their texts.
+    token by the name of the token, None if the model's tokenizer lacks it; the same tokens for all models.
+    `next_texts` are their texts.
     """
 
     model: str
@@ -25,7 +26,7 @@ class Reading:
     token_texts: list[str]
     is_special: list[bool]
     losses: npt.NDArray[np.float32]
-    next_tokens: dict[str, float]
+    next_tokens: dict[str, float | None]
     next_texts: dict[str, str]
     heads_by_layer: dict[int, int]
     """Number of query heads by layer number."""

@@ -30,6 +30,7 @@ from headscope.positions.model import Model
 from headscope.prompts.pairs import PromptPair, tokenize_pair
 from headscope.prompts.texts import first_tokens
 from headscope.prompts.token_text import token_texts
+from headscope.scores import model_heads
 
 SHOWN_NEXT_TOKENS = 10
 """Most probable next tokens of all models together that are shown."""
@@ -53,7 +54,7 @@ def read_prompt(session: ModelSession, prompt: str, heads: Sequence[Head] = (), 
     for (label, ablated_heads, ids, losses, _), tokenizer, p in zip(passes, tokenizers, probabilities, strict=True):
         texts, is_special = token_texts(tokenizer, ids[0].tolist())
         token_ids = {name: _token_id(tokenizer, name) for name in names}
-        next_tokens = {name: float("nan") if token is None else float(p[token]) for name, token in token_ids.items()}
+        next_tokens = {name: None if token is None else float(p[token]) for name, token in token_ids.items()}
         geometry = session.model(label).geometry
         heads_of_layers = dict(zip(geometry.layer_numbers, geometry.layer_heads, strict=True))
         fields = (losses.float().cpu().numpy(), next_tokens, names, heads_of_layers)
@@ -88,7 +89,7 @@ def attention_of_layer(session: ModelSession, prompt: str, model: str, layer: in
     weights: list[Tensor] = []
     with running(session, model), capturing(opened) as layers:
         index = opened.geometry.layer_numbers.index(layer)
-        layers.listen(lambda record: weights.append(attention_weights(record)), [index])
+        layers.listen(lambda record: weights.append(record.weights(range(ids.shape[1]))), [index])
         finite_hidden_states(opened, ids)
     array: npt.NDArray[np.float32] = weights[0].cpu().numpy()
     return array
@@ -211,16 +212,6 @@ def running(session: ModelSession, label: str, heads: Sequence[Head] = (), kind:
         yield
 
 
-def attention_weights(record: AttentionRecord) -> Tensor:
-    """The weights of all rows of one layer, [H, Lq, Lk], float32; 0 for keys that a row does not see."""
-    groups, keys, dim = record.k.shape
-    q = record.q.float().reshape(groups, -1, dim)
-    logits = record.soft_cap((q @ record.k.float().mT) * record.scaling).view(len(record.q), -1, keys)
-    distance = record.query_key_index[:, None] - torch.arange(keys, device=logits.device)
-    is_visible = (distance >= 0) & (distance < record.visible_counts[:, None])
-    return (logits - record.lse[..., None]).exp().clamp(max=1).masked_fill(~is_visible, 0)
-
-
 def _mean_outputs(session: ModelSession, label: str) -> dict[int, Tensor]:
     """The mean output z [H, 1, d] of every head on the reference text, by layer index. The scheme is attached."""
     if ("mean outputs", label) not in session.cache:
@@ -279,8 +270,5 @@ def _generate_greedily(model: Model, ids: Tensor, count: int) -> list[int]:
 
 def _head_values(model: Model, values: Tensor) -> pd.DataFrame:
     """Values [attention layers, heads] as columns layer, head, kv_group and value."""
-    geometry = model.geometry
-    layers, heads = np.nonzero(np.arange(geometry.heads) < np.array(geometry.layer_heads)[:, None])
-    numbers, groups = np.array(geometry.layer_numbers)[layers], geometry.kv_group(layers, heads)
-    value = values.double().cpu().numpy()[layers, heads]
-    return pd.DataFrame({"layer": numbers, "head": heads, "kv_group": groups, "value": value})
+    by_layer = zip(values.double().cpu(), model.geometry.layer_heads, strict=True)
+    return model_heads(model.geometry).assign(value=torch.cat([row[:heads] for row, heads in by_layer]).numpy())

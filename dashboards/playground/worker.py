@@ -43,10 +43,10 @@ class ModelWorker:
         """
         cancel_count = self._cancel_count
         with self._waiting_for_turn():
+            self._cancelled.clear()  # before the check, so that no cancellation after it is lost
             if cancel_count != self._cancel_count:
                 raise Interrupted("the request was cancelled")
             self._start_if_needed()
-            self._cancelled.clear()
             process = self._process
             try:
                 self._connection.send((task, arguments, self.time_limit))

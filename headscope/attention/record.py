@@ -184,11 +184,8 @@ class AttentionRecord:
         grows with the number of rows: all rows would be the L x L matrix.
         """
         index = torch.as_tensor(rows, device=self.q.device)
-        keys = self.k.repeat_interleave(self.q.shape[0] // self.k.shape[0], 0).float()
-        logits = self.soft_cap(self.scaling * (self.q[:, index].float() @ keys.mT))
-        distance = self.query_key_index[index, None] - torch.arange(keys.shape[1], device=index.device)
-        is_visible = (distance >= 0) & (distance < self.visible_counts[index, None])
-        return torch.where(is_visible, (logits - self.lse[:, index, None]).exp(), 0)
+        logits = self.masked_logits(index, torch.arange(self.k.shape[1], device=self.q.device))
+        return (logits - self.lse[:, index, None]).exp()
 
     def soft_cap(self, logits: Tensor) -> Tensor:
         """Logits after the layer's soft-capping, from scaling * q . k."""

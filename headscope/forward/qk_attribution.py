@@ -109,7 +109,7 @@ def attribute_qk(
     decomposition = weights.decomposition
     components = len(decomposition.layers) * (1 + model.geometry.heads)
     max_tokens = max(2, MEMORY_BYTES // (4 * components * decomposition.unembedding.shape[1]))
-    batch = len(rows_and_keys) if len(ids) <= max_tokens else max_tokens // 2
+    batch = max(1, len(rows_and_keys)) if len(ids) <= max_tokens else max_tokens // 2
     results: list[QKAttribution] = []
     with torch.no_grad():
         for first in range(0, len(rows_and_keys), batch):
@@ -128,7 +128,7 @@ def find_top_far_rows(
     first, one for each key. `heads` are (layer, head) by layer number. Raises BadInput for unknown heads, and for a
     head that sees no far key.
     """
-    geometry, found = model.geometry, dict[tuple[int, int], list[tuple[RowAndKey, float]]]()
+    geometry, top_rows = model.geometry, dict[tuple[int, int], list[tuple[RowAndKey, float]]]()
     for layer, head in heads:
         if not geometry.has_head(layer, head):
             raise BadInput(f"no head {format_head(layer, head)} in {model.name}. Use one of its heads")
@@ -143,18 +143,18 @@ def find_top_far_rows(
                 if len(rows) == count or np.isnan(weight):
                     break
                 rows.setdefault(key, (RowAndKey(number, head, row, key), weight))
-            found[number, head] = [*rows.values()]
+            top_rows[number, head] = [*rows.values()]
 
     with attached(model), evaluating(model), capturing(model) as layers:
         layers.listen(select_rows, sorted({geometry.layer_numbers.index(layer) for layer, _ in heads}))
         finite_hidden_states(model, torch.as_tensor(ids).to(model.device)[None])
     for layer, head in heads:
-        if not found[layer, head]:
+        if not top_rows[layer, head]:
             raise BadInput(
                 f"{format_head(layer, head)} sees no key {MIN_FAR_DISTANCE} or more tokens back. Choose another head, "
                 "or a longer text"
             )
-    return [row for head in heads for row in found[head]]
+    return [row for head in heads for row in top_rows[head]]
 
 
 def _one_head(record: AttentionRecord, head: int, group: int) -> AttentionRecord:

@@ -58,14 +58,14 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         before, self._length = self._length, self._length + key_states.shape[2]
-        kept = self._kept_tokens(before).to(key_states.device)
+        visible = self._kept_tokens(before).to(key_states.device)
         complete = []
         for index, new in enumerate((key_states, value_states)):
             whole = new.new_full((*new.shape[:2], self._length, new.shape[-1]), torch.nan)
             whole[:, :, before:] = new
             whole[:, ~self._streams, :before] = self.full[index]
             place = self._streams.nonzero()[:, 0]
-            whole[:, place[:, None], kept] = self.streaming[index]
+            whole[:, place[:, None], visible] = self.streaming[index]
             self.full[index] = whole[:, ~self._streams]
             self.streaming[index] = whole[:, place[:, None], self._kept_tokens(self._length).to(new.device)]
             complete.append(whole)

@@ -37,7 +37,9 @@ class PooledMaps:
         for rows in torch.split(torch.arange(len(query_blocks)), rows_per_tile):
             first = int(query_blocks[rows[0]])
             in_block = torch.nn.functional.one_hot(query_blocks[rows] - first).to(record.q.device, torch.float32)
-            weights = _row_weights(record, rows.to(record.q.device))
+            index = rows.to(record.q.device)
+            visible_keys = torch.arange(int(record.query_key_index[index[-1]]) + 1, device=index.device)
+            weights = (record.masked_logits(index, visible_keys) - record.lse[:, index, None]).exp_()
             pooled = (in_block.mT @ weights).cpu()
             sums[:, first : first + pooled.shape[1]].index_add_(2, key_blocks[: pooled.shape[-1]], pooled)
 
@@ -46,18 +48,3 @@ class PooledMaps:
         rows = torch.full((self.blocks,), self.block_size)
         rows[-1] = self.length - self.block_size * (self.blocks - 1)
         return {layer: sums / rows[:, None] for layer, sums in self._sums_by_layer.items()}
-
-
-def _row_weights(record: AttentionRecord, rows: Tensor) -> Tensor:
-    """Weights of query rows, given as ascending indices of the record's queries, on all keys up to the last row's own.
-
-    [H, n, keys], float32; 0 for a key that a row does not see.
-    """
-    groups, _, dim = record.k.shape
-    own = record.query_key_index[rows]
-    k = record.k[:, : int(own[-1]) + 1].float()
-    q = record.q[:, rows].float().reshape(groups, -1, dim)
-    logits = record.soft_cap((q @ k.mT).mul_(record.scaling)).view(-1, len(rows), k.shape[1])
-    distance = own[:, None] - torch.arange(k.shape[1], device=own.device)
-    hidden = (distance < 0) | (distance >= record.visible_counts[rows, None])
-    return (logits - record.lse[:, rows, None]).exp_().masked_fill_(hidden, 0)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import format_head
 from headscope.plots import style
 from headscope.runs.column_metadata import statistic
 
@@ -24,7 +25,7 @@ def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, 
     """
     stat = statistic(statistic_name)
     figure = compact(style.new_figure(f"{stat.title} of the top heads"))
-    names = [head_label(layer, head) for layer, head in zip(top["layer"], top["head"], strict=True)]
+    names = [format_head(layer, head) for layer, head in zip(top["layer"], top["head"], strict=True)]
     for label, model_style in style.model_styles(heads).items():
         values = heads[heads["model"] == label].set_index(["layer", "head"])[statistic_name]
         figure.add_bar(
@@ -71,8 +72,3 @@ def hide_long_legend(figure: go.Figure) -> go.Figure:
     if sum(map(len, names)) > MAX_LEGEND_CHARACTERS:
         figure.update_layout(showlegend=False, margin_t=46)
     return figure
-
-
-def head_label(layer: int, head: int) -> str:
-    """The short name of a head: L18H6."""
-    return f"L{layer}H{head}"

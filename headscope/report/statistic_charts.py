@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterator
 
 import pandas as pd
 
+from headscope.heads import format_head
 from headscope.plots import head_scatter, rank_shift
 from headscope.plots import heads as head_figures
 from headscope.plots.highlight import HeadIndex
-from headscope.plots.top_heads import head_label, plot_top_heads
+from headscope.plots.top_heads import plot_top_heads
 from headscope.report.blocks import Card, Chart, RenderContext
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import describe_values
@@ -54,7 +55,7 @@ def top_heads_card(
     if count:
         kept = _kept_counts(heads, top, statistic_name, first, threshold)
         answer = (
-            f"{count} of {len(ordered)} heads of {first}, first {head_label(best['layer'], best['head'])} "
+            f"{count} of {len(ordered)} heads of {first}, first {format_head(best['layer'], best['head'])} "
             f"({stat.label} {stat.format_number(best[statistic_name])})."
         )
         if kept:

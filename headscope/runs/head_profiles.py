@@ -45,7 +45,7 @@ def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
     """
     heads = run.heads[run.heads["model"] == model]
     is_head = (heads["layer"] == layer) & (heads["head"] == head)
-    found = []
+    held_roles = []
     for name in measured_roles(heads):
         role = roles()[name]
         if not role.order_by or not heads_with_role(heads[is_head], name).any():
@@ -53,8 +53,8 @@ def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
         values = heads[role.order_by].astype("float64")
         value = float(values[is_head].iloc[0])
         rank = int((values < value if role.ascending else values > value).sum()) + 1
-        found.append(HeadRole(name, role.order_by, value, rank, int(values.notna().sum())))
-    return sorted(found, key=lambda role: (role.rank, -role.value))
+        held_roles.append(HeadRole(name, role.order_by, value, rank, int(values.notna().sum())))
+    return sorted(held_roles, key=lambda role: (role.rank, -role.value))
 
 
 def strongest_roles(run: Run) -> pd.Series:

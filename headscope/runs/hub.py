@@ -56,7 +56,8 @@ def fetch(repository: str, name: str | None = None, revision: str | None = None,
     source: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "token": token}
     try:
         files = HfApi().list_repo_files(repository, **source)
-        names = sorted(file.removesuffix("/run.json") for file in files if file.count("/") == 1 and "/run.json" in file)
+        folders = (file.removesuffix("/run.json") for file in files if file.endswith("/run.json"))
+        names = sorted(folder for folder in folders if "/" not in folder)
         chosen = _choose(repository, names, name)
         patterns = [f"{chosen}/{pattern}" for pattern in FILE_PATTERNS]
         return Path(snapshot_download(repository, allow_patterns=patterns, **source)) / chosen

@@ -20,7 +20,7 @@ CURVE_KEYS = ["model", "context_length", "order"]
 def loss_changes(run: RunTables) -> pd.DataFrame:
     """Change of the loss (nats/token) by model, context_length, order, doc (index) and share (columns).
 
-    Random orders are averaged over draws. Without a common share of all documents a curve has no row.
+    Random orders are averaged over draws. A share that another run measured is NaN, see `complete_curve`.
     """
     losses = mean_losses(_rows(run, LOSS.name), ["model", "context_length", "doc", "order", "draw", "share"])
     return _changes(losses.rename("value"), ["model", "context_length", "doc"]).reorder_levels([*CURVE_KEYS, "doc"])
@@ -49,7 +49,8 @@ def curves(changes: pd.DataFrame) -> pd.DataFrame:
     keys = [str(name) for name in changes.index.names[:-1]]
     blocks = []
     groups: Any = changes.groupby(keys, sort=False)
-    for key, block in groups:
+    for key, rows in groups:
+        block = complete_curve(rows)
         values = block.to_numpy().T
         low, high = confidence_interval(values)
         columns = {"share": block.columns, "mean": values.mean(axis=1), "low": low, "high": high, "n": len(block)}
@@ -63,7 +64,8 @@ def summaries(run: RunTables) -> pd.DataFrame:
     records = []
     changes, bounds = run.derived(loss_changes), _rows(run, SETTINGS.name).set_index("model")["bound"]
     groups: Any = changes.groupby(["model", "context_length"], sort=False)
-    for (model, length), block in groups:
+    for (model, length), rows_of_length in groups:
+        block = complete_curve(rows_of_length)
         areas = {str(order): _areas(rows) for order, rows in block.groupby("order", sort=False)}
         for order, rows in block.groupby("order", sort=False):
             values = {
@@ -115,7 +117,15 @@ def _changes(values: pd.Series, keys: list[str], subtract: bool = True) -> pd.Da
         if share in ends:
             table[share] = ends[share].reindex(index).to_numpy()
     table = table.reindex(columns=sorted(table.columns))
-    return (table.sub(table[0.0], axis=0) if subtract else table).dropna()
+    return table.sub(table[0.0], axis=0) if subtract else table
+
+
+def complete_curve(changes: pd.DataFrame) -> Any:
+    """The shares (columns) at which one model was measured, and the rows that have a value at all of them.
+
+    Models of combined runs differ in shares.
+    """
+    return changes.dropna(axis=1, how="all").dropna()
 
 
 def _areas(changes: pd.DataFrame) -> pd.Series:

@@ -12,7 +12,7 @@ from headscope.report.verdicts import judge_below
 from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, plain_types
 from headscope.runs.run import Run
 from probes.budget import PROBE
-from probes.budget.analysis import answer_changes, best_order, cache_sizes, summaries
+from probes.budget.analysis import answer_changes, best_order, cache_sizes, complete_curve, summaries
 from probes.budget.labels import describe_window, format_bytes, format_interval, format_share_interval, order_label
 from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS
 
@@ -112,7 +112,8 @@ def _answer_findings(run: Run) -> Iterator[Finding]:
     """Right answers without streaming and with half of the KV groups streaming, in each order."""
     changes = answer_changes(run, "success")
     groups: Any = changes.groupby(["model", "prompts"], sort=False)
-    for (model, prompts), block in groups:
+    for (model, prompts), changes_of_set in groups:
+        block = complete_curve(changes_of_set)
         middle = min(block.columns, key=lambda share: abs(share - 0.5))
         parts = []
         for order, rows in block.groupby("order", sort=False):

@@ -1,5 +1,6 @@
 """Text about orders, windows and intervals in plots, tables and findings of the budget probe."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,19 @@ def describe_window(settings: pd.Series) -> str:
 
 def format_interval(row: Any, name: str, number_format: str) -> str:
     """The 95 % confidence interval of a column, to follow its value, or why there is none."""
-    low, high = float(row[f"{name}_low"]), float(row[f"{name}_high"])
-    if np.isnan(low):
-        return f" (n = {int(row['n'])}, too few documents for an interval; {MIN_DOCUMENTS} are needed)"
-    return f" (95 % confidence interval {low:{number_format}} to {high:{number_format}}, n = {int(row['n'])})"
+    return _format_interval(row, name, f"{{:{number_format}}}".format)
 
 
 def format_share_interval(row: Any, name: str) -> str:
-    """The interval of a share, clipped to 0 % to 100 %, to follow it; "" without one."""
-    low, high = (float(np.clip(row[f"{name}_{end}"], 0, 1)) for end in ("low", "high"))
+    """`format_interval` of a share, clipped to 0 % to 100 %."""
+    return _format_interval(row, name, lambda share: format_percent(float(np.clip(share, 0, 1))))
+
+
+def _format_interval(row: Any, name: str, format_value: Callable[[float], str]) -> str:
+    low, high = float(row[f"{name}_low"]), float(row[f"{name}_high"])
     if np.isnan(low):
         return f" (n = {int(row['n'])}, too few documents for an interval; {MIN_DOCUMENTS} are needed)"
-    return f" (95 % confidence interval {format_percent(low)} to {format_percent(high)}, n = {int(row['n'])})"
+    return f" (95 % confidence interval {format_value(low)} to {format_value(high)}, n = {int(row['n'])})"
 
 
 def format_bytes(size: float) -> str:

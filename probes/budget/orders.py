@@ -45,8 +45,7 @@ class FixedScores:
         self.measured_documents: frozenset[str] = frozenset()
         match = RUN_PATTERN.fullmatch(order)
         if match is None:
-            self._scores, self._sign = {label: read(order.partition(":")[2]) for label in labels[:1]}, 1
-            self._scores = dict.fromkeys(labels, *self._scores.values())
+            self._scores, self._sign = dict.fromkeys(labels, read(order.partition(":")[2])), 1
             return
         run = Run.open(match["folder"])
         self._sign = -1 if match["reversed"] else 1

@@ -73,7 +73,10 @@ class BudgetOptions(Options):
     @field_validator("shares")
     @classmethod
     def _sort_shares(cls, value: list[float]) -> list[float]:
-        return sorted(value)
+        shares = sorted({round(share, 6) for share in value})  # the digits that a stored float32 keeps
+        if not any(0 < share < 1 for share in shares):
+            raise ValueError("no share between 0 and 1, where orders differ. Add one, such as 0.5")
+        return shares
 
     @model_validator(mode="after")
     def _check_window(self) -> "BudgetOptions":

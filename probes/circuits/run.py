@@ -24,6 +24,7 @@ from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.report.text import to_visible_line
 from headscope.runs.arrow import Rows
+from headscope.scores import model_heads
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from probes.circuits.schema import (
@@ -242,29 +243,19 @@ def attribution_tables(
 
 def circuit_rows(embeddings: TokenEmbeddings) -> dict[str, Any]:
     """Columns of the table `head_circuits` from `layer` on."""
-    model, maps, blocks = embeddings.model, {}, []
+    model, vocabulary_maps, blocks = embeddings.model, {}, []
     for index, layer in enumerate(embeddings.weights.layers):
-        kind = embeddings.uses_first_mlp and index > 0
-        if kind not in maps:
-            maps[kind] = embeddings.vocabulary_map(index)
+        reads_first_mlp = embeddings.uses_first_mlp and index > 0
+        if reads_first_mlp not in vocabulary_maps:
+            vocabulary_maps[reads_first_mlp] = embeddings.vocabulary_map(index)
         matrices = LayerCircuits.of_layer(layer)
-        copying = matrices.copying_scores(maps[kind]).nan_to_num(0).clamp(-1, 1)
+        copying = matrices.copying_scores(vocabulary_maps[reads_first_mlp]).nan_to_num(0).clamp(-1, 1)
         blocks.append((copying, matrices.ov_norms(), matrices.qk_norms()))
     columns = {
         name: torch.cat([block[n].cpu() for block in blocks]).numpy()
         for n, name in enumerate(("copying", "ov_norm", "qk_norm"))
     }
-    return {**head_columns(model), **columns}
-
-
-def head_columns(model: Model) -> dict[str, np.ndarray]:
-    """layer, head and kv_group of every head."""
-    geometry, heads = model.geometry, []
-    for index, number in enumerate(geometry.layer_numbers):
-        heads += [
-            (number, head, head // geometry.heads_per_group(index)) for head in range(geometry.layer_heads[index])
-        ]
-    return dict(zip(("layer", "head", "kv_group"), np.array(heads).T, strict=True))
+    return {**{str(name): column.to_numpy() for name, column in model_heads(model.geometry).items()}, **columns}
 
 
 def ov_token_rows(embeddings: TokenEmbeddings, tokens: Mapping[str, int], top: int) -> dict[str, Any]:
@@ -313,7 +304,7 @@ def token_pair_rows(
 
 def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
     """Columns of the table `head_composition` from `sender_layer` on. Raises UnsupportedModel for a single layer."""
-    geometry, blocks = model.geometry, []
+    geometry, heads_of_model, blocks = model.geometry, model_heads(model.geometry), []
     written: list[Tensor] = []
     baselines: dict[tuple[int, ...], float] = {}
     for index, layer in enumerate(weights.layers):
@@ -323,10 +314,10 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
             "k": (matrices.key, matrices.query),
             "v": (matrices.value, matrices.output.transpose(1, 2)),
         }
-        senders = {name: column[: sum(geometry.layer_heads[:index])] for name, column in head_columns(model).items()}
+        senders = heads_of_model[: sum(geometry.layer_heads[:index])]
         for kind, (reading, other) in readers.items() if index else ():
             factors = read_factors(reading, other)
-            heads, count = len(reading), len(senders["head"])
+            heads, count = len(reading), len(senders)
             scores, expected = (np.empty((heads, count), np.float32) for _ in range(2))
             for start, sender in zip(np.cumsum([0, *map(len, written)]), written, strict=False):
                 part = slice(start, start + len(sender))

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.heads import parse_head
+from headscope.heads import format_head, parse_head
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
 from headscope.study.config import Lengths, Options
 
@@ -12,6 +12,8 @@ Part = Literal["weights", "composition", "distance", "values"]
 MAX_DISTANCE = 2**24
 TOP_FAR_ROWS = 4
 """Rows of each head and text whose logits are attributed."""
+MIN_FAR_LENGTH = 34
+"""Shortest text in which a row sees a key 32 or more tokens back that is not the first."""
 SIDES = ("query", "key")
 ALL_OTHERS = "others"
 """Name of the components whose pairs are not stored one by one."""
@@ -66,19 +68,22 @@ class CircuitsOptions(Options):
 
     @field_validator("heads")
     @classmethod
-    def _check_heads(cls, heads: list[str]) -> list[str]:
-        for head in heads:
-            parse_head(head)
-        return heads
+    def _name_heads(cls, heads: list[str]) -> list[str]:
+        return list(dict.fromkeys(format_head(*parse_head(head)) for head in heads))
 
     @model_validator(mode="after")
     def _check_unused(self) -> "CircuitsOptions":
-        given = self.model_fields_set
-        if "distances" in given and not self.pairs:
+        set_options = self.model_fields_set
+        if "distances" in set_options and not self.pairs:
             raise ValueError("'distances' are those of 'pairs', and there are none. Add pairs, or remove distances")
-        if "top" in given and not self.tokens:
+        if "top" in set_options and not self.tokens:
             raise ValueError("'top' counts tokens of 'tokens', and there are none. Add tokens, or remove top")
-        if "lengths" in given and not {"distance", "values"} & {*self.parts} and not self.heads:
+        if self.heads and min(self.lengths) < MIN_FAR_LENGTH:
+            raise ValueError(
+                f"length {min(self.lengths)} is too short for 'heads', whose top far rows see keys 32 or more tokens "
+                f"back. Use at least {MIN_FAR_LENGTH} tokens"
+            )
+        if "lengths" in set_options and not {"distance", "values"} & {*self.parts} and not self.heads:
             raise ValueError(
                 "'lengths' are those of texts, which only distance, values and heads read. Remove lengths, or add "
                 "values to parts"

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from headscope.heads import format_head
 from headscope.plots import heads as head_figures
 from headscope.plots import loss
-from headscope.plots.top_heads import compact, head_label, hide_long_legend, plot_unit_bars
+from headscope.plots.top_heads import compact, hide_long_legend, plot_unit_bars
 from headscope.report.blocks import Card, RenderContext
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import describe_values
@@ -55,11 +56,11 @@ def _change_card(context: RenderContext) -> Iterator[Card]:
     wide = wide.dropna()
     ratio: pd.Series = (wide[model] / wide[models[0]]).map(np.log2)
     order = ratio[np.isfinite(ratio)].sort_values()
-    chosen = [*order.index[-CHANGED_HEADS:][::-1], *order.index[:CHANGED_HEADS]]
     if len(order) < 2 * CHANGED_HEADS:
         return
-    names = [head_label(layer, head) for layer, head, _ in chosen]
-    rise, fall = (
+    chosen = [*order.index[-CHANGED_HEADS:][::-1], *order.index[:CHANGED_HEADS]]
+    names = [format_head(layer, head) for layer, head, _ in chosen]
+    first_change, last_change = (
         " to ".join(format_number(wide.loc[chosen[index], label]) for label in (models[0], model))
         for index in (0, CHANGED_HEADS)
     )
@@ -76,8 +77,9 @@ def _change_card(context: RenderContext) -> Iterator[Card]:
     figure.update_xaxes(tickvals=ticks, ticktext=[f"×{2.0**tick:.3g}" for tick in ticks])
     yield Card(
         figure,
-        f"From {models[0]} to {model}, the effective length rises most in {names[0]} ({rise} tokens) and falls most in "
-        f"{names[CHANGED_HEADS]} ({fall}).",
+        f"From {models[0]} to {model}, the effective length {'rises most' if order.max() > 0 else 'falls least'} in "
+        f"{names[0]} ({first_change} tokens) and {'falls most' if order.min() < 0 else 'rises least'} in "
+        f"{names[CHANGED_HEADS]} ({last_change}).",
         half_width=True,
         question="Which heads change most?",
         href=query_link("/heads", stat=name, model=model, baseline=models[0]),

@@ -84,10 +84,10 @@ def head_map_chart(run: Run, model: str, layer: int, head: int) -> Chart | None:
     if model not in labels:
         return None
     other = model if model != labels[0] else next(iter(labels[1:]), model)
-    maps = [found for label in dict.fromkeys((labels[0], other)) if (found := head_map(run, label, layer, head))]
+    maps = [stored for label in dict.fromkeys((labels[0], other)) if (stored := head_map(run, label, layer, head))]
     if not maps:
         return None
-    same_text = len({(shown.doc, shown.length) for shown in maps}) == 1
+    same_text = len({(pooled_map.doc, pooled_map.length) for pooled_map in maps}) == 1
     difference = len(maps) == 2 and same_text and have_same_tokens(run, maps[0].doc, maps[0].model, maps[1].model)
     size = map_blocks(maps[0].length)[0]
     blocks = f"blocks of {size} tokens" if size > 1 else "single tokens"
@@ -103,11 +103,11 @@ def plot_head_maps(
     run: RunTables, maps: Sequence[AttentionMap], layer: int, head: int, with_difference: bool
 ) -> go.Figure:
     """One panel per model in a logarithmic colour scale, and with two models the second minus the first."""
-    names = [style.escape_label(shown.model, 30) for shown in maps]
+    names = [style.escape_label(pooled_map.model, 30) for pooled_map in maps]
     panels = [*names, f"{names[1]} − {names[0]}"] if with_difference else names
     figure = _panels(f"Attention map of layer {layer}, head {head}", panels)
-    for index, shown in enumerate(maps):
-        _add_map(figure, shown, style.panel_row_col(index, panels))
+    for index, pooled_map in enumerate(maps):
+        _add_map(figure, pooled_map, style.panel_row_col(index, panels))
     if with_difference:
         _add_difference(figure, maps[0], maps[1], style.panel_row_col(2, panels))
     _label_axes(figure, run, maps, len(panels))
@@ -117,9 +117,9 @@ def plot_head_maps(
 def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], title: str) -> go.Figure:
     """Maps of several heads of one model in one colour scale, each under its heading."""
     figure = _panels(style.escape_label(title), [style.escape_label(heading, 34) for heading, _ in maps])
-    for index, (_, shown) in enumerate(maps):
-        _add_map(figure, shown, style.panel_row_col(index, maps))
-    _label_axes(figure, run, [shown for _, shown in maps], len(maps))
+    for index, (_, pooled_map) in enumerate(maps):
+        _add_map(figure, pooled_map, style.panel_row_col(index, maps))
+    _label_axes(figure, run, [pooled_map for _, pooled_map in maps], len(maps))
     return style.set_metadata(figure, value="weight", x="key token", y="query token")
 
 
@@ -143,9 +143,9 @@ def _log_colour_scale() -> list[tuple[float, str]]:
     return [(0.0, colours[0]), *zip(weights.tolist(), colours, strict=True)]
 
 
-def _add_map(figure: go.Figure, shown: AttentionMap, place: dict[str, int]) -> None:
+def _add_map(figure: go.Figure, pooled_map: AttentionMap, place: dict[str, int]) -> None:
     _add_heat_map(
-        figure, shown, shown.weights, "weight %{z:.3g}", place, zmin=0, zmax=1, colorscale=_log_colour_scale()
+        figure, pooled_map, pooled_map.weights, "weight %{z:.3g}", place, zmin=0, zmax=1, colorscale=_log_colour_scale()
     )
 
 
@@ -160,20 +160,20 @@ def _add_difference(figure: go.Figure, first: AttentionMap, second: AttentionMap
 
 def _add_heat_map(
     figure: go.Figure,
-    shown: AttentionMap,
+    pooled_map: AttentionMap,
     values: npt.NDArray[np.float64],
     hover: str,
     place: dict[str, int],
     **settings: object,
 ) -> None:
     visible = np.where(np.tri(len(values), dtype=bool), values, np.nan).astype(np.float32)
-    centers = (shown.first_tokens + shown.last_tokens) / 2
+    centers = (pooled_map.first_tokens + pooled_map.last_tokens) / 2
     figure.add_heatmap(
         x=centers,
         y=centers,
         z=visible,
-        name=style.escape_label(shown.model),
-        meta=shown.model,
+        name=style.escape_label(pooled_map.model),
+        meta=pooled_map.model,
         hoverongaps=False,
         hovertemplate=f"from %{{y}}<br>to %{{x}}<br>{hover}<extra></extra>",
         **{"showscale": False, **settings},
@@ -183,16 +183,16 @@ def _add_heat_map(
 
 def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap], panel_count: int) -> None:
     """Tick labels as annotations: the ticks themselves hold the text of each block, for its hover label."""
-    shown = maps[0]
-    centers = ((shown.first_tokens + shown.last_tokens) / 2).tolist()
-    axis = {"tickvals": centers, "ticktext": _block_texts(run, shown), "showticklabels": False, "ticks": ""}
-    ends = [-0.5, shown.length - 0.5]
+    pooled_map = maps[0]
+    centers = ((pooled_map.first_tokens + pooled_map.last_tokens) / 2).tolist()
+    axis = {"tickvals": centers, "ticktext": _block_texts(run, pooled_map), "showticklabels": False, "ticks": ""}
+    ends = [-0.5, pooled_map.length - 0.5]
     figure.update_xaxes(axis, showgrid=False, range=ends)
     figure.update_yaxes(axis, showgrid=False, range=ends[::-1])
     style.set_outer_axis_titles(figure, panel_count, "key token", "query token")
     figure.update_xaxes(showticklabels=False, title_standoff=22)
     figure.update_yaxes(title_standoff=40)
-    positions = np.linspace(0, shown.length - 1, TICKS + 1).round().astype(int).tolist()
+    positions = np.linspace(0, pooled_map.length - 1, TICKS + 1).round().astype(int).tolist()
     for index in range(panel_count):
         row_col = style.panel_row_col(index, range(panel_count))
         number = "" if index == 0 else index + 1
@@ -220,23 +220,23 @@ def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap],
                 )
 
 
-def _block_texts(run: RunTables, shown: AttentionMap) -> list[str]:
+def _block_texts(run: RunTables, pooled_map: AttentionMap) -> list[str]:
     """The tokens of each block: their positions and the first of them as text."""
-    text = document_text(run, shown.model, shown.doc).token_texts
+    text = document_text(run, pooled_map.model, pooled_map.doc).token_texts
     labels = []
-    for first, last in zip(shown.first_tokens.tolist(), shown.last_tokens.tolist(), strict=True):
+    for first, last in zip(pooled_map.first_tokens.tolist(), pooled_map.last_tokens.tolist(), strict=True):
         span = f"{first:,}–{last:,}" if last > first else f"{first:,}"
         words = to_display_line("".join(text[first : min(last + 1, first + BLOCK_TOKENS)]))
         labels.append(f"{span} “{style.escape_label(words)}{'…' if last >= first + BLOCK_TOKENS else ''}”")
     return labels
 
 
-def _row_links(run: RunTables, shown: AttentionMap, layer: int, head: int) -> list[list[str]]:
+def _row_links(run: RunTables, pooled_map: AttentionMap, layer: int, head: int) -> list[list[str]]:
     """For each block of query rows, one link to the stored row nearest to its middle."""
-    queries = np.array(stored_queries(run, (shown.model, shown.length, shown.doc, layer, head)))
+    queries = np.array(stored_queries(run, (pooled_map.model, pooled_map.length, pooled_map.doc, layer, head)))
     if not len(queries):
         return []
-    middles = (shown.first_tokens + shown.last_tokens) / 2
+    middles = (pooled_map.first_tokens + pooled_map.last_tokens) / 2
     nearest = queries[np.abs(queries - middles[:, None]).argmin(1)]
-    place = {"doc": shown.doc, "length": shown.length, "layer": layer, "head": head}
+    place = {"doc": pooled_map.doc, "length": pooled_map.length, "layer": layer, "head": head}
     return [[query_link(PROBE.explorer_path, **place, row=query)] for query in nearest.tolist()]

@@ -76,8 +76,8 @@ def row_distances(run: RunTables, model: str, layer: int, head: int) -> pd.DataF
     distance = (1 - shared - np.minimum(rest, rest[number])).clip(0, 1)
     by_doc = pd.DataFrame(distance.T).groupby(stored.row_docs).mean().T.set_index(stored.heads)
     spread = (by_doc.max(axis=1) - by_doc.min(axis=1)).where(by_doc.notna().sum(axis=1) > 1)
-    found = pd.DataFrame({"distance": by_doc.mean(axis=1), "spread": spread}).drop(index=[(model, layer, head)])
-    return found.dropna(subset=["distance"]).sort_values("distance", kind="stable")
+    distances = pd.DataFrame({"distance": by_doc.mean(axis=1), "spread": spread}).drop(index=[(model, layer, head)])
+    return distances.dropna(subset=["distance"]).sort_values("distance", kind="stable")
 
 
 def _stored_rows(run: RunTables) -> StoredRows | None:
@@ -120,10 +120,10 @@ def similar_heads(run: Run, model: str, layer: int, head: int) -> Iterator[TextT
         if len(nearest):
             limit = nearest["distance"].iloc[0] + nearest["spread"].iloc[0]
             records: list[Any] = [*nearest.reset_index().itertuples()]
-            marks = ["≈" if found.Index and found.distance <= limit else "" for found in records]
+            marks = ["≈" if row.Index and row.distance <= limit else "" for row in records]
             links = [
-                head_link(found.model, found.layer, found.head, found.distance, mark)
-                for found, mark in zip(records, marks, strict=True)
+                head_link(row.model, row.layer, row.head, row.distance, mark)
+                for row, mark in zip(records, marks, strict=True)
             ]
             rows.append([label, Links(links)])
     spread = distances["spread"].median()
