@@ -586,7 +586,7 @@ OTHERS = [
     case(2, "Missing argument", "validate"),
     case(2, "Missing argument", "join"),
     case(2, "invalid run name", "join", "{place}/tiny", "{place}/tiny", "--name", "a/b"),
-    case(2, "no run directory at", "join", "{place}/tiny", "{place}/none"),
+    case(2, "is not a run directory", "join", "{place}/tiny", "{place}/none"),
 ]
 
 MERGE_BOMB = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 9))
