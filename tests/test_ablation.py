@@ -89,6 +89,7 @@ def test_a_head_set_a_mapping_pairs_and_names_ablate_the_same_heads(model: Model
         HeadSet(((3, 1), (1, 2), (1, 0))),
         {1: [2, 0], 3: [1]},
         ["L3H1", "1.2", "L1H0"],
+        "L3H1, L1H2,L1H0",
         [(3, 1), (1, 2), (1, 0), (1, 0)],
     ):
         assert heads_by_layer(model, heads) == expected
@@ -120,10 +121,11 @@ def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
 @pytest.mark.parametrize(
     ("heads", "kind", "message"),
     [
-        (["L9H0"], "zero", "has no head L9H0. Its layers with attention are 0, 1, 2, 3, with heads 0 to 3"),
-        ([(0, 4)], "zero", "has no head L0H4"),
+        (["L9H0"], "zero", "has no head L9H0. Use layers 0 to 3"),
+        ([(0, 4)], "zero", "has no head L0H4. Use heads 0 to 3 of layer 0"),
         (["2.g0"], "zero", "is a KV group"),
         (["head"], "zero", "'head' is not a head"),
+        ("capital", "zero", "'capital' is not a head"),
         ([], "zero", "no heads to ablate"),
         (["L0H0"], "maen", r"unknown ablation 'maen' (did you mean 'mean'?). Use one of: zero, mean, resample"),
     ],

@@ -117,4 +117,5 @@ def test_bench_refuses_other_files(content: str | None, tmp_path: Path, headscop
     code, out, err = headscope("bench", "--compare", file)
     assert (code, out) == (2 if content is not None else 3, "")
     assert "headscope bench --json" in err
+    assert f"'{file}'" in err
     assert err.count("\n") == 1

@@ -64,6 +64,7 @@ def assert_records(
         assert difference(record.lse.double(), logits.logsumexp(-1)) <= 1e-4
         rows = [0, LENGTH // 2, -1]
         assert difference(record.weights(rows).double(), logits.softmax(-1)[:, rows, : layer.k.shape[1]]) <= 1e-4
+        assert torch.equal(record.weights(-1), record.weights([-1]))
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
         assert difference(record.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
         assert record.lse.dtype == torch.float32

@@ -178,7 +178,7 @@ def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:
 
 def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> None:
     texts = [finding.text for finding in findings.findings(run)]
-    assert any("the logits of L2H1 in its" in text for text in texts)
+    assert any("L2H1 has a mean logit of" in text for text in texts)
     assert any("still do once weights are multiplied by the norms of the values" in text for text in texts)
     groups = {group.heading: [*group.charts] for group in charts(assembly.render_context(run))}
     assert len(groups["Why heads attend where they do"]) == 4
@@ -203,8 +203,8 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
     [
         ("'L3' is not a head", {"heads": ["L3"]}),
         ("is a KV group", {"heads": ["3.g0"]}),
-        ("'lengths' are those of texts", {"parts": ["weights"], "lengths": [48], "heads": []}),
-        ("'distances' are those of 'pairs'", {"distances": [3], "pairs": []}),
+        ("'lengths' has no effect", {"parts": ["weights"], "lengths": [48], "heads": []}),
+        ("'distances' has no effect without pairs", {"distances": [3], "pairs": []}),
         ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
         ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
         ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),

@@ -158,7 +158,7 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: FilePath, tmp_p
     [
         ("sender L3H0 is not in an earlier layer than any receiver", ("--senders", "L0H1,L3H0", "--through", "q")),
         ("receiver L1H0 is not in a later layer than any sender", ("--senders", "L1H1", "--receivers", "L1H0")),
-        ("has no head L9H0. Its layers with attention are 0, 1, 2, 3", ("--senders", "L9H0")),
+        ("has no head L9H0. Use layers 0 to 3", ("--senders", "L9H0")),
         ("has no head L2H7", ("--receivers", "L2H7")),
         ("'head 3' is not a head", ("--senders", "head 3")),
         ("is a KV group", ("--receivers", "1.g0")),

@@ -113,3 +113,8 @@ def test_pictures_are_small():
     pictures = [*(DOCS / "images").glob("read-*")]
     assert len(pictures) >= 6
     assert [path.name for path in pictures if path.stat().st_size > MAX_PICTURE_BYTES] == []
+
+
+def test_included_files_are_written_so_that_the_formatter_keeps_them():
+    """`--8<-- "file"` in a Python block is valid Python, which the formatter turns into `--8 < --"file"`."""
+    assert [page.name for page in DOCS.rglob("*.md") if "--8 <" in page.read_text(encoding="utf-8")] == []

@@ -354,7 +354,7 @@ def test_folder_that_is_not_a_run_is_refused_in_one_line(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text('{"format_version": ')
     for path, reason in [
-        (tmp_path / "none", "no run.json"),
+        (tmp_path / "none", "no run directory at"),
         (partial, "not a finished run"),
         (tmp_path / "broken", "read"),
     ]:

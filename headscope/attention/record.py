@@ -72,6 +72,14 @@ class Geometry:
         """Whether the layer with this number has attention and this query head."""
         return number in self.layer_numbers and 0 <= head < self.layer_heads[self.layer_numbers.index(number)]
 
+    def suggest_heads(self, number: int) -> str:
+        """What to use instead of a head that the layer with this number does not have, as a sentence."""
+        if number in self.layer_numbers:
+            return f"Use heads 0 to {self.layer_heads[self.layer_numbers.index(number)] - 1} of layer {number}"
+        first, last = self.layer_numbers[0], self.layer_numbers[-1]
+        is_range = self.layer_numbers == tuple(range(first, last + 1))
+        return f"Use layers {f'{first} to {last}' if is_range else ', '.join(map(str, self.layer_numbers))}"
+
     def has_pair(self, layer: Tensor, head: Tensor, pair: Tensor) -> Tensor:
         """Whether layers have these heads and pairs of dimensions, for tensors of one shape."""
         heads, head_dims = torch.tensor(self.layer_heads), torch.tensor(self.layer_head_dims)
@@ -177,13 +185,14 @@ class AttentionRecord:
             counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk_size + 1)
         return counts if self.window is None else counts.clamp(max=self.window)
 
-    def weights(self, rows: Sequence[int] | Tensor) -> Tensor:
+    def weights(self, rows: int | Sequence[int] | Tensor) -> Tensor:
         """Attention weights of some query rows, [H, rows, Lk], float32, 0 for keys that a row does not see.
 
-        `rows` are indices into the queries of q; -1 is the last. With a learned sink a row sums to less than 1. Memory
-        grows with the number of rows: all rows would be the L x L matrix.
+        `rows` are indices into the queries of q, or one index; -1 is the last. With a learned sink a row sums to less
+        than 1. Memory grows with the number of rows: all rows would be the L x L matrix.
         """
         index = torch.as_tensor(rows, device=self.q.device)
+        index = index[None] if index.ndim == 0 else index
         logits = self.masked_logits(index, torch.arange(self.k.shape[1], device=self.q.device))
         return (logits - self.lse[:, index, None]).exp()
 

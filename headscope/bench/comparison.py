@@ -46,10 +46,10 @@ def read_earlier(path: Path) -> tuple[str, dict[Key, Row]]:
         earlier = json.loads(path.read_text(encoding="utf-8"))
         return f"{earlier['date']}, {earlier['machine']}", {_key(row): row for row in earlier["rows"]}
     except OSError as error:
-        message = f"cannot read {quote(path)}: {error.strerror}. Write it with headscope bench --json"
+        message = f"cannot read {quote(str(path))}: {error.strerror}. Write it with headscope bench --json"
         raise ResourceMissing(message) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{quote(path)} is not the output of headscope bench --json") from error
+        raise BadInput(f"{quote(str(path))} is not the output of headscope bench --json") from error
 
 
 def add_earlier(rows: Sequence[Row], earlier: Mapping[Key, Row]) -> list[dict[str, Any]]:

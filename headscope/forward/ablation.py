@@ -8,6 +8,7 @@ is that of a random position of the reference text; the ablation probe, which ha
 other prompts of the set. streaming:S+R: the head attends to the first S and the last R tokens only.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args
@@ -29,8 +30,9 @@ from headscope.prompts.texts import load_token_documents
 from headscope.streaming import StreamingWindow, is_streaming
 
 AblationKind = Literal["zero", "mean", "resample"]
-Heads = Mapping[int, Iterable[int]] | Iterable[str | Head]
-"""A HeadSet, names such as L18H6, pairs (layer, head), or a mapping from layers to their heads."""
+Heads = str | Mapping[int, Iterable[int]] | Iterable[str | Head]
+"""A HeadSet, names such as L18H6 (a list, or separated by commas), pairs (layer, head), or a mapping from layers to
+their heads."""
 REFERENCE_TOKENS = 512
 """Tokens of the reference text."""
 
@@ -41,10 +43,10 @@ def ablated(
 ) -> Iterator[None]:
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
-    `heads` is a HeadSet, a list of names such as L18H6, or a mapping from layers to heads. The reference text of mean
-    and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, read under the position scheme
-    that is attached. `seed` fixes the positions that resample draws. Raises BadInput for an unknown kind, for heads
-    that the model does not have, and if there are no heads.
+    `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. The reference
+    text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, read under the
+    position scheme that is attached. `seed` fixes the positions that resample draws. Raises BadInput for an unknown
+    kind, for heads that the model does not have, and if there are no heads.
     """
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):
@@ -85,17 +87,14 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     if isinstance(heads, Mapping):
         pairs = [(layer, head) for layer, members in heads.items() for head in members]
     else:
-        pairs = [_parse(head) for head in heads]
+        pairs = [_parse(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
     if not pairs:
         raise BadInput("no heads to ablate. Name at least one, e.g. L18H6")
     geometry = model.geometry
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(set(pairs)):
         if not geometry.has_head(layer, head):
-            raise BadInput(
-                f"'{model.name}' has no head {format_head(layer, head)}. Its layers with attention are "
-                f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
-            )
+            raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
         by_layer.setdefault(geometry.layer_numbers.index(layer), []).append(head)
     return by_layer
 

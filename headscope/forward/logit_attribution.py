@@ -67,7 +67,7 @@ class LogitAttribution:
     def tables(self, finished: FinishedPass) -> dict[str, Any]:
         """No tables: normalise the terms and check their sum. Raises UnsupportedModel if it is not the logit."""
         self._normalise(finished.hidden)
-        if self.relative_error > MAX_RELATIVE_ERROR.get(finished.model.module.dtype, 0.1):
+        if not self.relative_error <= MAX_RELATIVE_ERROR.get(finished.model.module.dtype, 0.1):  # NaN fails, too
             raise UnsupportedModel(
                 f"direct logit attribution of '{finished.model.name}' failed its check: the terms differ from the "
                 "logits by "

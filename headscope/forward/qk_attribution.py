@@ -100,10 +100,13 @@ def attribute_qk(
     ids = torch.as_tensor(ids)
     for at in rows_and_keys:
         if not model.geometry.has_head(at.layer, at.head):
-            raise BadInput(f"no head {format_head(at.layer, at.head)} in {model.name}. Use one of its heads")
+            raise BadInput(
+                f"'{model.name}' has no head {format_head(at.layer, at.head)}. {model.geometry.suggest_heads(at.layer)}"
+            )
         if not 0 <= at.key <= at.query < len(ids):
             raise BadInput(
-                f"row {at.query} and key {at.key} of {len(ids)} tokens. Use 0 <= key <= row <= {len(ids) - 1}"
+                f"cannot attribute row {at.query} and key {at.key} of {len(ids)} tokens. "
+                f"Use 0 <= key <= row <= {len(ids) - 1}"
             )
     weights = inspect_head_weights(model) if weights is None else weights
     decomposition = weights.decomposition
@@ -131,7 +134,7 @@ def find_top_far_rows(
     geometry, top_rows = model.geometry, dict[tuple[int, int], list[tuple[RowAndKey, float]]]()
     for layer, head in heads:
         if not geometry.has_head(layer, head):
-            raise BadInput(f"no head {format_head(layer, head)} in {model.name}. Use one of its heads")
+            raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
 
     def select_rows(record: AttentionRecord) -> None:
         number, all_rows = geometry.layer_numbers[record.layer], torch.arange(record.q.shape[1], device=record.q.device)
@@ -353,7 +356,7 @@ def _check_sums(model: Model, attributions: Sequence[QKAttribution]) -> None:
         query, key = result.query_parts.sum(0), result.key_parts.sum(0)
         error = abs(float((query * key.conj()).real.sum()) - result.logit)
         scale = float(query.norm() * key.norm())
-        if error > tolerance * scale:
+        if not error <= tolerance * scale:  # NaN fails, too
             raise UnsupportedModel(
                 f"QK attribution of '{model.name}' failed its check: the parts of a logit of "
                 f"{format_head(result.at.layer, result.at.head)} differ from it by {error / scale:.2g} of |q| |k|. Use "

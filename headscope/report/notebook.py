@@ -132,7 +132,7 @@ def to_latex(run: Run, statistics: Sequence[str], count: int, model: str | None)
         top = [*run.top_heads(statistics[0], count, model)]
         heads = run.heads[run.heads["model"] == (model or run.models[0])].set_index(["layer", "head"])
         if unknown := next((name for name in statistics if name not in heads), None):
-            suggestion = nearest(unknown, map(str, heads))
+            suggestion = nearest(str(unknown), map(str, heads))
             raise BadInput(f"no statistic '{unknown}' in this run{suggestion}. Use a column of run.heads")
         ends = [f"{name}_{end}" for name in statistics for end in ("low", "high") if f"{name}_{end}" in heads]
         frame = heads.loc[top, [*statistics, *ends]].reset_index()

@@ -71,6 +71,8 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
 def read_manifest(run: Path) -> dict[str, Any]:
     """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of a newer
     format."""
+    if not os.path.exists(run):
+        raise BadRun(f"no run directory at '{run}'. Check the path")
     if not os.path.isfile(run / "run.json"):
         raise BadRun(f"{run} is not a run directory: it has no run.json. Name a folder that headscope run wrote")
     manifest = read_json(run / "run.json")

@@ -78,7 +78,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "key_effective_length": Statistic(
             "effective length in the same rows",
             "tokens",
-            "exp of the mean ln ESS2 of the plain weights of the keys, in the rows of the value-weighted one",
+            "exp of the mean ln ESS2 of the plain weights of the keys, over the same rows as the value-weighted one",
             log_scale=True,
             formula="ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
         ),
@@ -93,7 +93,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "key_sink_mass": Statistic(
             "weight of the first key in the same rows",
             "",
-            "mean plain weight of the first key among the keys, in the rows of its value-weighted weight",
+            "mean plain weight of the first key, over the same rows as the value-weighted one",
             formula="αᵢ₀",
         ),
         "value_sink_mass": Statistic(

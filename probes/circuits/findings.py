@@ -172,8 +172,9 @@ def _attribution_finding(run: Run, model: str, layer: int, head: int) -> Finding
     }
     return Finding(
         PROBE.title,
-        f"In {model}, the logits of L{layer}H{head} in its {len(tables['qk_rows'])} top far rows (mean {logit:+.2f}) "
-        f"come at the key's token most from {sides['key']}, at the query's token most from {sides['query']}.",
+        f"In {model}, L{layer}H{head} has a mean logit of {logit:+.2f} in its {len(tables['qk_rows'])} top far rows. "
+        f"The largest contributions at the key's token are those of {sides['key']}; at the query's token, those of "
+        f"{sides['query']}.",
         model,
         data=FindingData(logit, n=len(tables["qk_rows"]), layer=layer, head=head),
     )

@@ -192,7 +192,7 @@ def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:
         ]
         for row in rows.sort_values("weight", ascending=False).to_dict("records")
     ]
-    caption = f"Top far rows in {model} whose logits are attributed. The last token of each text is the one meant."
+    caption = f"Top far rows in {model} whose logits are attributed. Each text ends with its token."
     return TextTable(caption, ["weight", "logit", "distance", "attended token", "query token"], lines)
 
 

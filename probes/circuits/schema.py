@@ -75,9 +75,9 @@ class CircuitsOptions(Options):
     def _check_unused(self) -> "CircuitsOptions":
         set_options = self.model_fields_set
         if "distances" in set_options and not self.pairs:
-            raise ValueError("'distances' are those of 'pairs', and there are none. Add pairs, or remove distances")
+            raise ValueError("'distances' has no effect without pairs. Add pairs, or remove distances")
         if "top" in set_options and not self.tokens:
-            raise ValueError("'top' counts tokens of 'tokens', and there are none. Add tokens, or remove top")
+            raise ValueError("'top' has no effect without tokens. Add tokens, or remove top")
         if self.heads and min(self.lengths) < MIN_FAR_LENGTH:
             raise ValueError(
                 f"length {min(self.lengths)} is too short for 'heads', whose top far rows see keys 32 or more tokens "
@@ -85,8 +85,8 @@ class CircuitsOptions(Options):
             )
         if "lengths" in set_options and not {"distance", "values"} & {*self.parts} and not self.heads:
             raise ValueError(
-                "'lengths' are those of texts, which only distance, values and heads read. Remove lengths, or add "
-                "values to parts"
+                "'lengths' has no effect: only heads and the parts distance and values read texts. Remove lengths, "
+                "or add values to parts"
             )
         if self.embedding != "plain" and "weights" not in self.parts and not (self.tokens or self.pairs):
             raise ValueError(

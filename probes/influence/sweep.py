@@ -209,8 +209,7 @@ def _resolve_head_set(label: str, model: Model, set_name: str, head_names: Seque
         layer, head = parse_head(name)
         if not geometry.has_head(layer, head):
             raise BadInput(
-                f"influence: model '{label}' has no head {name} of set '{set_name}'. Its layers are "
-                f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
+                f"influence: model '{label}' has no head {name} of set '{set_name}'. {geometry.suggest_heads(layer)}"
             )
         units.append(head_unit(geometry, geometry.layer_numbers.index(layer), head))
     return units

@@ -23,6 +23,8 @@ from probes.patterns.token_spans import mark_token
 
 CARD_ROWS = 3
 """Top far rows on the card of a head."""
+MAPPED_HEADS = 3
+"""Attention maps in the report of a run without notable heads."""
 MAX_HEADS = 5
 """Heads per model in the terminal overview."""
 
@@ -107,16 +109,24 @@ def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _map_charts(context: RenderContext) -> Iterator[Chart]:
-    """The attention maps of the notable heads under the first model that has maps."""
+    """The attention maps of the notable heads under the first model that has maps; without any, of far-weight heads."""
     label = next((name for name in maps.mapped_models(context.run) if name in context.models), "")
+    heads, kind = context.notable_heads, "notable heads"
+    if not heads and label in (values := context.finite_values("far_weight")):
+        leading = context.heads.loc[values[label].nlargest(MAPPED_HEADS).index]
+        pairs = leading[["layer", "head"]].itertuples(index=False, name=None)
+        heads, kind = (
+            {(int(layer), int(head)): "top far weight" for layer, head in pairs},
+            "heads of top far weight",
+        )
     shown = [
         (f"L{layer}H{head}: {reason.partition(';')[0]}", head_map)
-        for (layer, head), reason in context.notable_heads.items()
+        for (layer, head), reason in heads.items()
         if (head_map := maps.head_map(context.run, label, layer, head))
     ]
     if shown:
         yield Chart(
-            maps.plot_map_gallery(context.run, shown, f"Attention maps of notable heads: {label}"),
+            maps.plot_map_gallery(context.run, shown, f"Attention maps of {kind}: {label}"),
             f"Mean weight of the query rows of a block of tokens on the keys of a block, over {shown[0][1].doc}. Every "
             "head has its map on its page.",
         )
