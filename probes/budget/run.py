@@ -88,6 +88,14 @@ class BudgetRunner:
                 "--docs 2"
             )
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        if max(options.lengths) <= options.sink + options.recent:
+            log.warning(
+                "streaming hides no token of %d: the window has %d + %d. Use longer texts, or a smaller --sink and "
+                "--recent",
+                max(options.lengths),
+                options.sink,
+                options.recent,
+            )
 
     def cells(self) -> list[Cell]:
         cells: list[Cell] = []
