@@ -58,21 +58,21 @@ def test_the_page_starts_with_roles_map_effective_length_and_three_rows_and_fold
 
 def test_the_first_sentence_names_the_role_in_which_the_head_ranks_highest(run: Run) -> None:
     for row in run.heads[run.heads["model"] == "yarn"].itertuples():
-        found = head_roles(run, "yarn", row.layer, row.head)
+        held_roles = head_roles(run, "yarn", row.layer, row.head)
         sentence = assembly.head_roles_sentence(run, "yarn", row.layer, row.head)
-        if not found:
+        if not held_roles:
             assert sentence == "None of the measured roles under yarn."
             continue
-        assert sentence.startswith(f"Strongest role under yarn: {found[0].name} (")
-        assert [role.rank for role in found] == sorted(role.rank for role in found)
+        assert sentence.startswith(f"Strongest role under yarn: {held_roles[0].name} (")
+        assert [role.rank for role in held_roles] == sorted(role.rank for role in held_roles)
         heads = run.heads[run.heads["model"] == "yarn"]
         is_head = (heads["layer"] == row.layer) & (heads["head"] == row.head)
         has = {name for name, role in roles().items() if role.order_by and heads_with_role(heads[is_head], name).any()}
-        assert {role.name for role in found} == has
+        assert {role.name for role in held_roles} == has
     strongest = strongest_roles(run)
     for index, row in run.heads.iterrows():
-        found = head_roles(run, row["model"], row["layer"], row["head"])
-        assert strongest[index] == (found[0].name if found else NO_ROLE)
+        held_roles = head_roles(run, row["model"], row["layer"], row["head"])
+        assert strongest[index] == (held_roles[0].name if held_roles else NO_ROLE)
 
 
 def test_badges_lead_to_the_heads_of_the_role_in_the_state_of_the_page(run: Run) -> None:

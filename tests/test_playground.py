@@ -362,8 +362,8 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     assert [text.strip() for text in texts] == PROMPT.split()
     for column, expected in enumerate(tasks.read_prompt(session, PROMPT, HEADS)):
         cells = page.locator(f"#playground-next tbody td:nth-child({column + 2})")
-        shown = [float(cell.get_attribute("title") or "nan") for cell in cells.all()]
-        assert shown == pytest.approx([*expected.next_tokens.values()], abs=1e-6)
+        probabilities = [float(cell.get_attribute("title") or "nan") for cell in cells.all()]
+        assert probabilities == pytest.approx([*expected.next_tokens.values()], abs=1e-6)
     page.locator("#attention-heads button").nth(2).click()
     expect(page.locator("#attention-title")).to_contain_text(re.compile("L[01]H2: base"))
     layer = int((page.locator("#attention-title").inner_text()).split("L")[1][0])

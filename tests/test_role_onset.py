@@ -141,9 +141,12 @@ def test_a_slider_shows_the_heads_with_each_role_by_layer_at_one_step() -> None:
     figure = role_emergence.plot_roles_by_layer(heads(), COURSE, ["previous-token", "induction"])
     (slider,) = figure.layout.sliders
     for position, mark in enumerate(slider.steps):
-        shown = [trace for trace, visible in zip(figure.data, mark.args[0]["visible"], strict=True) if visible]
-        assert tuple(trace.name for trace in shown) == TRAININGS
-        assert [int(trace.z.sum()) for trace in shown] == [[2, 2, 3, 5, 6][position], [2, 2, 2, 3, 5][position]]
+        drawn = [trace for trace, visible in zip(figure.data, mark.args[0]["visible"], strict=True) if visible]
+        assert tuple(trace.name for trace in drawn) == TRAININGS
+        assert [int(trace.z.sum()) for trace in drawn] == [
+            [2, 2, 3, 5, 6][position],
+            [2, 2, 2, 3, 5][position],
+        ]
     assert slider.active == 4
     assert tuple(trace.name for trace in figure.data if trace.visible) == TRAININGS
 

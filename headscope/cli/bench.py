@@ -65,8 +65,8 @@ def bench(
         for table in _tables(model, length, repeats, lens_length, probes, engine):
             rows += table
             if not as_json:
-                shown = comparison.add_bounds(table)
-                print_table(comparison.add_earlier(shown, earlier) if earlier else shown)
+                bounded = comparison.add_bounds(table)
+                print_table(comparison.add_earlier(bounded, earlier) if earlier else bounded)
                 print_line(_verdict(table))
     if as_json:
         print(json.dumps({"date": date, "machine": machine, "rows": rows}))

@@ -278,12 +278,12 @@ def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
 
 def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
     """One sentence with the strongest role of a head under a model, and its other roles."""
-    found = head_roles(run, model, layer, head)
-    if not found:
+    held_roles = head_roles(run, model, layer, head)
+    if not held_roles:
         return f"None of the measured roles under {model}." if measured_roles(run.heads) else ""
-    role, *others = found
+    role, *weaker_roles = held_roles
     stat = statistic(role.statistic_name)
-    also = f"; also {join_words([other.name for other in others])}" if others else ""
+    also = f"; also {join_words([weaker.name for weaker in weaker_roles])}" if weaker_roles else ""
     return (
         f"Strongest role under {model}: {role.name} ({stat.label} {stat.format_number(role.value)}, rank {role.rank} "
         f"of {role.heads} heads){also}."

@@ -41,10 +41,10 @@ def answers(context: RenderContext) -> Iterator[Card]:
     """How many KV groups can stream, in the best order at the longest length."""
     if LOSS.name not in context.run.tables:
         return
-    shown = [*_summaries(context)]
-    if not shown:
+    model_summaries = [*_summaries(context)]
+    if not model_summaries:
         return
-    model, length, rows, settings = max(shown, key=lambda summary: summary[1])
+    model, length, rows, settings = max(model_summaries, key=lambda summary: summary[1])
     best, all_curves = best_order(rows), curves(context.run.derived(loss_changes))
     part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
     figure = plots.plot_loss_curves(part, settings["bound"], f"Loss by share of streaming KV groups: {model}")

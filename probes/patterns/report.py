@@ -119,16 +119,16 @@ def _map_charts(context: RenderContext) -> Iterator[Chart]:
             {(int(layer), int(head)): "top far weight" for layer, head in pairs},
             "heads of top far weight",
         )
-    shown = [
+    head_maps = [
         (f"L{layer}H{head}: {reason.partition(';')[0]}", head_map)
         for (layer, head), reason in heads.items()
         if (head_map := maps.head_map(context.run, label, layer, head))
     ]
-    if shown:
+    if head_maps:
         yield Chart(
-            maps.plot_map_gallery(context.run, shown, f"Attention maps of {kind}: {label}"),
-            f"Mean weight of the query rows of a block of tokens on the keys of a block, over {shown[0][1].doc}. Every "
-            "head has its map on its page.",
+            maps.plot_map_gallery(context.run, head_maps, f"Attention maps of {kind}: {label}"),
+            f"Mean weight of the query rows of a block of tokens on the keys of a block, over {head_maps[0][1].doc}. "
+            "Every head has its map on its page.",
         )
 
 
