@@ -390,6 +390,10 @@ def check_display(page: Page) -> None:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)
+        page.wait_for_selector(f"html[data-mantine-color-scheme={scheme}]", state="attached")
+        page.wait_for_function(
+            "() => document.getAnimations().every(a => !(a instanceof CSSTransition))"
+        )  # half-way colours
         violations = Axe().run(page).response["violations"]
         assert [(item["id"], item["nodes"][0]["html"][:200]) for item in violations] == []
 
