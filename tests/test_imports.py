@@ -44,6 +44,10 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),
         *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
     },
+    "playground": {
+        *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
+        "prompts",
+    },
     "api": {"errors", "user_input", "plugins", "runs", "study", "positions"},
     "callback": {"errors", "study"},
 }
@@ -70,8 +74,6 @@ WITHOUT_TORCH = (
     "cli",
 )
 """Folders and files of headscope that must not load torch; neither must `dashboards` nor most parts of a probe."""
-WORKER_TASKS = ROOT / "dashboards/playground/tasks.py"
-"""The file of the app that runs in its worker process and may import torch."""
 MAY_RUN_MODELS = ("runner", "bench")
 """Parts of a probe that may import torch."""
 
@@ -117,14 +119,14 @@ def test_measures_import_neither_transformers_nor_pandas_nor_pyarrow() -> None:
 
 
 def test_run_readers_do_not_import_torch_or_transformers() -> None:
-    for file in {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")} - {WORKER_TASKS}:
+    for file in {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")}:
         inside = {"transformers"} if module(file) == "headscope.cli" else set()  # silences it, in a function
         assert not roots(file) & TORCH - inside, file
 
 
 @pytest.mark.slow
 def test_run_readers_and_reports_load_without_torch() -> None:
-    readable = {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")} - {WORKER_TASKS}
+    readable = {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")}
     readers = [module(file) for file in sorted(readable)]
     assert not loaded_by(*readers, *parts(may_run_models=False)) & TORCH
 

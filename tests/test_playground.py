@@ -24,14 +24,15 @@ from werkzeug.serving import make_server
 import headscope
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
-from dashboards.playground import access, tasks
+from dashboards.playground import access
 from dashboards.playground.callbacks import parse_count, parse_request, second_prompt
 from dashboards.playground.components import next_token_table
-from dashboards.playground.model_process import ModelSession
-from dashboards.playground.readings import Reading
 from dashboards.playground.worker import ModelWorker
 from headscope.errors import BadInput, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
+from headscope.playground import tasks
+from headscope.playground.model_process import ModelSession
+from headscope.playground.readings import Reading
 from headscope.positions.model import Model
 from headscope.runs.synthetic import synthetic_run
 

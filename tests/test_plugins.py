@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 EXTERNAL_PLUGIN = Path(__file__).with_name("external_plugin")
 BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
 """Probes whose tables and statistics other parts of headscope use."""
-PLAYGROUND = [f"dashboards/playground/{name}.py" for name in ("callbacks", "components", "tasks")]
+PLAYGROUND = [
+    *(f"dashboards/playground/{name}.py" for name in ("callbacks", "components")),
+    "headscope/playground/tasks.py",
+]
 """Its questions about a prompt have the names of probes, whose code it does not use."""
 OTHER_MEANINGS = {
     "ablation": [

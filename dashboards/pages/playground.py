@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from dashboards.playground import access
 from dashboards.playground.components import HeadChoice, PlaygroundBlock
-from dashboards.playground.readings import MAX_TOKENS
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
+from headscope.playground.readings import MAX_TOKENS
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.runs.column_metadata import statistic

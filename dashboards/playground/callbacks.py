@@ -19,10 +19,10 @@ from dashboards.playground.components import (
     notice,
     token_components,
 )
-from dashboards.playground.readings import Reading
 from headscope import user_input
 from headscope.errors import BadInput, HeadscopeError, nearest
 from headscope.heads import HeadSet
+from headscope.playground.readings import Reading
 from headscope.plots.heads import plot_head_values
 from headscope.report.blocks import Chart
 from headscope.runs.column_metadata import capitalise

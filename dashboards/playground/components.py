@@ -10,9 +10,9 @@ from dash import dcc, html
 
 from dashboards.components import build_component
 from dashboards.playground import access
-from dashboards.playground.readings import Reading
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
+from headscope.playground.readings import Reading
 from headscope.plots.style import SEQUENTIAL_SCALE, model_styles
 from headscope.report.blocks import TextBlock
 from headscope.report.text import format_percent, to_visible_line, to_visible_token

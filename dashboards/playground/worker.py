@@ -36,7 +36,7 @@ class ModelWorker:
         self._next_ticket, self._turn, self._changed = 0, 0, Condition()
 
     def ask(self, task: str, /, **arguments: Any) -> Any:
-        """The result of a task of `dashboards.playground.tasks`, after the requests before it.
+        """The result of a task of `headscope.playground.tasks`, after the requests before it.
 
         Raises Interrupted if it is cancelled or takes too long, BadInput if the process dies or too many requests
         wait, and the errors that the task raises.
@@ -131,7 +131,9 @@ class ModelWorker:
 
 def _run_worker(connection: Any, cancelled: Any, specs: Mapping[str, str]) -> None:
     """The main function of the worker process."""
-    from dashboards.playground.model_process import answer_requests
+    from headscope.cli import quiet_libraries
+    from headscope.playground.model_process import answer_requests
 
     with suppress(EOFError, KeyboardInterrupt):  # the app has ended
+        quiet_libraries(warnings_only=True)
         answer_requests(connection, cancelled, specs)

@@ -1,9 +1,9 @@
 """Weights of attention heads: the linear maps from the residual stream to q, k and v, and back to the stream.
 
 No family's names are assumed. In a short pass, the output of every linear module of an attention layer is replaced by
-random numbers, and each number of q, k and v (at position 0, where no rotation acts) shows which row of which weight it
-comes from. A norm of q or k is found in the same way. A layer whose q, k or v is anything else than one projection of
-its normed input, followed by at most one norm, is refused by name.
+random numbers. Position 0 is not rotated, so q, k and v repeat these numbers there, and each number identifies the row
+of the weight that it comes from. A norm of q or k is found in the same way. A layer whose q, k or v is not one
+projection of its normed input, followed by at most one norm, is refused by name.
 """
 
 from collections.abc import Callable, Iterator, Sequence

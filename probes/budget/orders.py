@@ -60,7 +60,7 @@ class FixedScores:
 
     @property
     def content(self) -> list[str]:
-        """What the scores are, for the digest of the study's inputs."""
+        """The scores as digest parts: `--resume` refuses scores that changed."""
         return [scores.table.to_csv(index=False) for scores in self._scores.values()]
 
     def by_head(self, label: str, geometry: Any) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What the playground computes with a model, in the worker process. The only file of the app that imports torch.
+"""The tasks of the worker process: what the playground computes with a model.
 
 A task takes the session and plain arguments, and returns plain data: arrays, texts and `Reading`.
 """
@@ -13,8 +13,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from dashboards.playground.model_process import ModelSession
-from dashboards.playground.readings import MAX_PICTURE_TOKENS, MAX_TOKENS, Reading
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.ablation import ablated, ablation_edit, heads_by_layer, reference_outputs, reference_tokens
@@ -25,6 +23,8 @@ from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.heads import Head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
+from headscope.playground.model_process import ModelSession
+from headscope.playground.readings import MAX_PICTURE_TOKENS, MAX_TOKENS, Reading
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.pairs import PromptPair, tokenize_pair

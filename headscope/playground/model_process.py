@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headscope.cli import quiet_libraries
 from headscope.errors import HeadscopeError, Interrupted
 from headscope.model_spec import ModelSpec
 
@@ -77,9 +76,8 @@ def answer_requests(connection: Any, cancelled: Any, specs: Mapping[str, str]) -
     An answer is ("result", value) or ("error", HeadscopeError), after ("started", None) once the models are loaded.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the app, which then ends this process
-    from dashboards.playground.tasks import TASKS
+    from headscope.playground.tasks import TASKS
 
-    quiet_libraries(warnings_only=True)
     session, guard = ModelSession(specs), RequestGuard(cancelled)
     while True:
         task, arguments, time_limit = connection.recv()

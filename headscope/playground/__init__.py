@@ -1,0 +1,1 @@
+"""What the app's playground computes with models in its worker process."""
