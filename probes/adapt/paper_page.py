@@ -3,11 +3,13 @@
 python -m probes.adapt.paper_page RUN...
 """
 
+import re
 import sys
 from pathlib import Path
 
 import pandas as pd
 
+import headscope
 from headscope import plugins
 from headscope.report.blocks import PaperClaim
 from headscope.runs.run import Run, combine_runs
@@ -15,7 +17,8 @@ from probes.adapt.claims import ComparedModels, format_interval, paired_loss_dif
 
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
 NOTES_PATH = Path(__file__).with_name("notes.md")
-"""Results of other runs, written by hand; they end the page."""
+"""Results of other runs, written by hand. `<!-- claims of NAME -->` stands for the claims of a shipped run."""
+EXAMPLES = Path(headscope.__file__).parent / "examples"
 
 
 def comparison_page(run: Run) -> str:
@@ -29,15 +32,28 @@ def comparison_page(run: Run) -> str:
         "",
         *_describe_run(run),
         "",
-        "| claim of the paper | verdict | evidence |",
-        "|---|---|---|",
-        *(f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" for claim in collect_claims(run)),
+        _table_of_claims(run),
         "",
     ]
     for models in ComparedModels.find_in(run):
         if models.yarn is not None and "nll" in run.tables:
             lines += _loss_by_position_table(run, models.adarope, models.yarn, models.base)
-    return "\n".join([*lines, NOTES_PATH.read_text(encoding="utf-8")])
+    return "\n".join([*lines, notes()])
+
+
+def notes() -> str:
+    """The results of other runs, with the claims of the shipped runs filled in."""
+
+    def claims(name: re.Match[str]) -> str:
+        (path,) = EXAMPLES.glob(f"*-{name[1]}-????????")
+        return _table_of_claims(Run.open(path))
+
+    return re.sub(r"<!-- claims of (\S+) -->", claims, NOTES_PATH.read_text(encoding="utf-8"))
+
+
+def _table_of_claims(run: Run) -> str:
+    rows = [f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" for claim in collect_claims(run)]
+    return "\n".join(["| claim of the paper | verdict | evidence |", "|---|---|---|", *rows])
 
 
 def collect_claims(run: Run) -> list[PaperClaim]:
