@@ -40,10 +40,10 @@ INDEX_TEMPLATE = """<!doctype html>
 </html>"""
 
 
-def create_app(path: Path, models: Mapping[str, str] | None = None) -> Dash:
+def create_app(path: Path, models: Mapping[str, str] | None = None, read_only: bool = False) -> Dash:
     """The app on the runs of a folder; `path` is the folder, or the run to show first.
 
-    `models` are the specs of the models of the playground, by label.
+    `models` are the specs of the models of the playground, by label. A `read_only` app writes nothing.
     """
     app = Dash(
         "dashboards",
@@ -55,7 +55,7 @@ def create_app(path: Path, models: Mapping[str, str] | None = None) -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.server.config.update(
-        RUN_STORE=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS, MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES
+        RUN_STORE=RunStore(path, read_only), TRUSTED_HOSTS=ALLOWED_HOSTS, MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES
     )
     hidden = [
         dcc.Location("url", refresh=False),
@@ -80,11 +80,11 @@ def _newest_run() -> dict[str, str]:
     return {"name": newest, "label": run_label(newest)} if newest else {}
 
 
-def serve(path: Path, port: int, models: Mapping[str, str] | None = None) -> None:
+def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_only: bool = False) -> None:
     """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
-        app = create_app(path, models).server
+        app = create_app(path, models, read_only).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
             f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, html, no_update
 
 from dashboards.components import build_chart
 from dashboards.playground import access
@@ -19,6 +19,8 @@ from dashboards.playground.components import (
     notice,
     token_components,
 )
+from dashboards.run_store import current_store
+from dashboards.view_state import build_url
 from headscope import user_input
 from headscope.errors import BadInput, HeadscopeError, nearest
 from headscope.heads import HeadSet
@@ -74,6 +76,21 @@ def _register_prompt(app: Dash) -> None:
         except HeadscopeError as reason:
             return no_update, notice(reason), no_update
         return step | {"readings": [reading.to_json() for reading in readings]}, None, False
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-kept", "children"),
+        Input("playground-keep", "n_clicks"),
+        State("playground-reading", "data"),
+        State("playground-next-token", "value"),
+        TOKEN,
+        running=[(Output("playground-keep", "loading"), True, False)],
+        prevent_initial_call=True,
+    )
+    def keep(_: int, data: Any, next_token: str, token: str) -> Any:
+        try:
+            return kept_run(data, next_token, token)
+        except HeadscopeError as reason:
+            return notice(reason)
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-message", "children", allow_duplicate=True),
@@ -174,6 +191,16 @@ def _register_results(app: Dash) -> None:
             return heads_chart(data, model, quantity, next_token, second, token)
         except HeadscopeError as reason:
             return notice(reason)
+
+
+def kept_run(data: Mapping[str, Any] | None, next_token: str, token: str) -> html.P:
+    """Store what is shown as a run, and name it. Raises CannotWrite if the app is read-only."""
+    folder = current_store().writable_folder()
+    if not data:
+        raise BadInput("nothing is shown yet. Run the prompt first")
+    name = access.ask(token, "keep", **data["request"], out=str(folder), token=next_token)
+    link = html.A(name, href=build_url("/", {"run": name}))
+    return html.P(["Kept as the run ", link, "."], className="notice")
 
 
 def parse_request(prompt: str | None, heads: str | None, kind: str | None) -> dict[str, Any]:
