@@ -20,6 +20,7 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
+from headscope.report.token_spans import context_spans, mark_token, shaded_tokens
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
@@ -34,7 +35,6 @@ from probes.patterns.analysis import (
     top_far_rows,
     top_keys,
 )
-from probes.patterns.token_spans import context_spans, mark_token, shaded_tokens
 
 TITLE = "Token lens"
 KEY_CONTEXT = (10, 10)
