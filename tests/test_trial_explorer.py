@@ -98,7 +98,7 @@ def test_an_answer_token_opens_what_any_head_attends_to_there(run: Run) -> None:
     heads = run.heads[["layer", "head"]].drop_duplicates()
     without = heads.merge(keys[["layer", "head"]], indicator=True, how="left").query("_merge == 'left_only'").iloc[0]
     content = page_content(run, **query, layer=str(without["layer"]), head=str(without["head"]))
-    assert "no key other than the first token holds a tenth of the weight" in str(content.sections[ATTENTION])
+    assert "no key other than the first token holds 15 % of the weight" in str(content.sections[ATTENTION])
 
 
 def test_a_run_without_attended_keys_names_the_command(run: Run) -> None:

@@ -18,8 +18,8 @@ from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from probes.needle.attribution import AnswerAttribution, AttributionAccumulator
 
-MIN_KEY_WEIGHT = 0.1
-"""Least weight of a key that is stored at an answer step: a head has at most ten of them [ours]."""
+MIN_KEY_WEIGHT = 0.15
+"""Least weight of a key that is stored at an answer step: a head has at most six of them [ours]."""
 EXTRA_ANSWER_STEPS = 6
 """Answer steps of a strict trial beyond the number of scored tokens [ours]."""
 

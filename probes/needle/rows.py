@@ -17,7 +17,7 @@ from probes.needle.attribution import AnswerAttribution
 from probes.needle.generation import TrialAnswer
 
 IntArray = npt.NDArray[np.int64]
-WEIGHT_LEVELS = 256
+WEIGHT_LEVELS = 128
 """Levels of the weights in `needle_keys`: rounded weights take a third of the space."""
 CONTEXT_TOKENS = 40
 """Haystack tokens stored on each side of a needle."""

@@ -239,7 +239,7 @@ NEEDLE_COPIES = Table(
 NEEDLE_KEY_WEIGHTS = Table(
     "needle_keys",
     "what each head attends to at each answer step, without controls: the keys, other than the first token, that hold "
-    "at least a tenth of the weight of the query that outputs the token",
+    "at least 15 % of the weight of the query that outputs the token",
     (
         MODEL,
         MODE,
@@ -249,7 +249,7 @@ NEEDLE_KEY_WEIGHTS = Table(
         HEAD,
         GROUP,
         key("key", "index32", "tokens", "key position j in the prompt; later positions are tokens of the answer", 1),
-        Column("weight", "value", "", "attention weight of that key, rounded to 1/256", 0, 1),
+        Column("weight", "value", "", "attention weight of that key, rounded to 1/128", 0, 1),
     ),
 )
 

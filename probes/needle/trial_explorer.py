@@ -201,7 +201,7 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
     weights = {int(key): float(weight) for key, weight in zip(rows["key"], rows["weight"], strict=True)}
     name = f"L{layer}H{head}, when it writes “{to_visible_token(to_visible_line(answer_token))}”"
     if not weights:
-        yield TextBlock([f"{name}: no key other than the first token holds a tenth of the weight."])
+        yield TextBlock([f"{name}: no key other than the first token holds 15 % of the weight."])
         return
     scored = range(int(trial["span_start"]), int(trial["span_end"]))
     cells: list[list[TextCell]] = [
@@ -210,8 +210,8 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
     ]
     top = max(weights, key=weights.__getitem__)
     caption = (
-        f"{name}: {weights[top]:.2f} of its weight on “{mark_token(text, top, 3, 2)}”. Shaded: keys with at least a "
-        f"tenth of the weight, {sum(weights.values()):.2f} together; outlined: tokens of the needle. The first token "
+        f"{name}: {weights[top]:.2f} of its weight on “{mark_token(text, top, 3, 2)}”. Shaded: keys with at least "
+        f"15 % of the weight, {sum(weights.values()):.2f} together; outlined: tokens of the needle. The first token "
         "is left out."
     )
     yield passage_table(caption, ("tokens", "text"), cells)

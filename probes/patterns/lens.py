@@ -20,14 +20,13 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
-from headscope.report.token_spans import context_spans, mark_token, shaded_tokens
+from headscope.report.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
 from probes.patterns.analysis import (
     MAX_FAR_ROWS,
     PatternKey,
-    TokenizedText,
     document_text,
     have_same_tokens,
     stored_patterns,
