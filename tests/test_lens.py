@@ -39,7 +39,8 @@ def open_lens(run: Run, model: str = "base", **query: object) -> PageContent:
 
 
 def blocks_of(content: PageContent, kind: type) -> list[Any]:
-    return [block for blocks in content.sections.values() for block in blocks if isinstance(block, kind)]
+    sections = (blocks for heading, blocks in content.sections.items() if heading != "Why here?")
+    return [block for blocks in sections for block in blocks if isinstance(block, kind)]
 
 
 def query_of(href: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from headscope.report import assembly
 from headscope.report.blocks import Block, Link, PageContent, RenderContext, TextBlock
 from headscope.report.explorer_blocks import (
     KeyLinks,
@@ -108,6 +109,7 @@ def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
             *([TextBlock(state.notes)] if state.notes else []),
             _attended_text(run, state, text, keys),
         ],
+        "Why here?": [*assembly.row_blocks(run, *state.pattern_key, state.query_position)],
         "The same row under each model": [*_compare_models(run, state, text, context.models)],
         "Other query tokens": [*_query_choices(run, state, text)],
         "Top far rows of this head": [far_rows_table(run, model, state.layer, state.head)],
