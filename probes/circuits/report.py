@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -191,7 +192,7 @@ def row_charts(
         for name in ("qk_rows", "qk_components", "qk_pairs")
     }
     if tables["qk_rows"].empty:
-        command = _row_command(run, model, length, layer, head, query)
+        command = _row_command(run, model, length, doc, layer, head, query)
         yield TextBlock(
             [
                 "QK attribution says which earlier heads and MLPs write the logit of this row. It is not stored. To "
@@ -221,13 +222,23 @@ def _rows_of_query(
     return rows[(rows["doc"] == doc) & (rows["context_length"] == length) & (rows["query"] == query)]
 
 
-def _row_command(run: Run, model: str, length: int, layer: int, head: int, query: int) -> str:
-    """The command that attributes a row of the text from which the run has attention patterns."""
-    part = next(part for part in run.parts if "top_keys" in part.tables and model in part.models)
-    spec = next(entry["spec"] for entry in part.manifest["models"] if entry["label"] == model)
-    config = part.manifest.get("config") or {}
-    texts, prompt = config.get("texts") or {}, (config.get("patterns") or {}).get("prompt")
-    options = {"model": f"{model}={spec}", "parts": "values", "heads": f"L{layer}H{head}", "queries": query}
+def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> str:
+    """The command that attributes a row of this text, as the run that read it describes it."""
+    entries = [
+        (part.manifest.get("config") or {}, entry)
+        for part in run.parts
+        for entry in part.manifest["models"]
+        if entry["label"] == model
+    ]
+    config, entry = next((pair for pair in entries if doc in pair[1].get("documents_sha256", ())), entries[0])
+    texts, blocks = config.get("texts") or {}, [block for block in config.values() if isinstance(block, dict)]
+    prompt = next((block["prompt"] for block in blocks if block.get("prompt")), None) if doc == "prompt" else None
+    options: dict[str, Any] = {
+        "model": f"{model}={entry['spec']}",
+        "parts": "values",
+        "heads": f"L{layer}H{head}",
+        "queries": query,
+    }
     if prompt:
         options["prompt"] = prompt
     else:
