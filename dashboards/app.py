@@ -15,9 +15,10 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.serving import make_server
 
-from dashboards import export, layout
+from dashboards import export, layout, run_notes
 from dashboards.controls import build_controls, run_label
 from dashboards.lazy_loading import rendered_page
+from dashboards.pages.runs import describe_progress
 from dashboards.playground import access
 from dashboards.playground.callbacks import register_callbacks
 from dashboards.playground.worker import ModelWorker
@@ -66,11 +67,14 @@ def create_app(path: Path, models: Mapping[str, str] | None = None, read_only: b
     app.layout = dmc.MantineProvider([*hidden, *layout.page_shell()], defaultColorScheme="auto")
     _register_page_callbacks(app)
     _register_browser_callbacks(app)
+    if not read_only:
+        run_notes.register_callbacks(app)
     if models:
         access.add_worker(app.server, ModelWorker(models))
         register_callbacks(app)
     _add_security_headers(app)
     app.server.add_url_rule("/newest-run", view_func=_newest_run)
+    app.server.add_url_rule("/run-progress", view_func=_run_progress)
     return app
 
 
@@ -78,6 +82,11 @@ def _newest_run() -> dict[str, str]:
     """The newest run that has finished since the app was started, for the browser, which asks every few seconds."""
     newest = current_store().newest_since_start()
     return {"name": newest, "label": run_label(newest)} if newest else {}
+
+
+def _run_progress() -> list[str]:
+    """A sentence about each unfinished run, for the browser, which asks every few seconds while the page shows them."""
+    return [*map(describe_progress, current_store().progress())]
 
 
 def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_only: bool = False) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from flask import current_app
 
 from headscope.errors import BadInput, BadRun, CannotWrite
-from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
+from headscope.runs.notes import NOTES_FILE
+from headscope.runs.run import Run, RunProgress, combine_runs, list_runs, run_progress, unfinished_runs
 
 READ_ONLY_REASON = (
     "this app writes nothing, because it shows the shipped runs or was started with --read-only. Start it on a folder "
@@ -54,9 +55,13 @@ class RunStore:
         """Number of stored cells of each unfinished run."""
         return unfinished_runs(self.folder)
 
+    def progress(self) -> list[RunProgress]:
+        """The progress of each unfinished run."""
+        return run_progress(self.folder)
+
     def fingerprint(self) -> tuple[object, ...]:
-        """A value that changes when a run is added, replaced or removed, or stores a cell."""
-        finished = (_file_stamp(file) for file in self.folder.glob("*/run.json"))
+        """A value that changes when a run is added, replaced, removed or annotated, or stores a cell."""
+        finished = (_file_stamp(file) for name in ("run.json", NOTES_FILE) for file in self.folder.glob(f"*/{name}"))
         return *sorted(finished), *self.unfinished_cells().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:

@@ -279,8 +279,16 @@
     note.append(Object.assign(document.createElement("a"), { href: changedQuery({ run: name }, ["models", "model", "stat"]), textContent: label }));
     document.getElementById("controls")?.append(note);
   };
+  // The progress of unfinished runs, while a page shows it.
+  const showProgress = (sentences) => {
+    const list = document.getElementById("run-progress"), texts = sentences.length ? sentences : ["No run is unfinished any more."];
+    list?.replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+  };
   setInterval(() => {
     if (document.hidden) return;
+    if (document.getElementById("run-progress")) {
+      originalFetch("/run-progress").then((response) => (response.ok ? response.json() : null)).then((sentences) => sentences && showProgress(sentences)).catch(() => {});
+    }
     originalFetch("/newest-run").then((response) => (response.ok ? response.json() : {})).then(offerNewRun).catch(() => {});
   }, POLL_INTERVAL);
 
@@ -304,12 +312,19 @@
     if (kind === "csv") downloadText(window.headscopeChartCsv(plot), "text/csv", `${fileName(plot)}.csv`);
     else window.Plotly.downloadImage(plot, { format: kind, filename: fileName(plot), scale: kind === "png" ? 2 : 1 });
   };
+  const copyText = (button, text) => navigator.clipboard.writeText(text).then(() => "Copied", () => "The browser forbids it").then((result) => {
+    button.dataset.label ??= button.textContent;
+    button.textContent = result;
+    setTimeout(() => { button.textContent = button.dataset.label; }, 2000);
+  });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.dataset.export) exportChart(button.dataset.export, button.closest("figure").querySelector(".js-plotly-plot"));
     if (button.id === "head-set-yaml") downloadText(studyYaml(), "application/yaml", "heads.yaml");
     if (button.id === "theme-toggle") { localStorage.setItem("theme", isDark() ? "light" : "dark"); applyTheme(); }
-    if (button.id === "copy-link") navigator.clipboard.writeText(location.href).then(() => { button.textContent = "Copied"; });
+    if (button.id === "copy-link") copyText(button, location.href);
+    if (button.id === "copy-python") copyText(button, page.python);
+    if ("copyPython" in button.dataset) copyText(button, `${page.python}view.figures[${JSON.stringify(button.dataset.copyPython)}].show()\n`);
   });
 })();

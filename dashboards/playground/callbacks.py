@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, State, html, no_update
 
-from dashboards.components import build_chart
+from dashboards.components import PLAYGROUND_BLOCK, build_chart
 from dashboards.playground import access
 from dashboards.playground.components import (
     MAX_GENERATED,
@@ -258,7 +258,7 @@ def heads_chart(
     figure = plot_head_values(values, f"{capitalise(label)}: {model}", model, label, unit, is_signed)
     hint = " Click a head to draw its attention, shift-click to ablate it or not."
     ablated_heads = {(layer, head) for layer, head in data["request"]["heads"]}
-    return build_chart(Chart(figure, caption, describe_largest(values, unit)), ablated_heads, "playground", hint)
+    return build_chart(Chart(figure, caption, describe_largest(values, unit)), ablated_heads, PLAYGROUND_BLOCK, hint)
 
 
 def second_prompt(corrupted: str | None, answer: str | None, wrong: str | None) -> dict[str, str]:
