@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 from flask import Flask
 
 from dashboards.layout import resolve_url
@@ -16,10 +16,10 @@ from headscope.report.blocks import Card, Chart
 from headscope.runs.run import Run
 
 
-class FiguresByTitle(dict[str, go.Figure]):
-    """The figures of a page by title."""
+class FiguresByTitle(dict[str, Any]):
+    """The plotly figures of a page by title."""
 
-    def __missing__(self, title: str) -> go.Figure:
+    def __missing__(self, title: str) -> Any:
         raise BadInput(f"this page has no figure {title!r}{nearest(title, self)}. It has: {'; '.join(self)}")
 
 
@@ -49,6 +49,6 @@ def open_view(folder: Path | str, address: str) -> PythonView:
     return PythonView(run, view.select_rows(view.filter_heads(run.heads)), figures)
 
 
-def figure_title(figure: go.Figure) -> str:
+def figure_title(figure: Any) -> str:
     """The title of a figure on one line."""
     return str(figure.layout.title.text).replace("<br>", " ")

@@ -195,7 +195,9 @@ def test_progress_counts_stored_and_planned_work_items(tmp_path: Path) -> None:
 def tab(run: Run, server: Flask, chromium: Browser) -> Iterator[Page]:
     web = make_server("127.0.0.1", 0, server, threaded=True)
     threading.Thread(target=web.serve_forever, daemon=True).start()
-    context = chromium.new_context(viewport={"width": 1440, "height": 900}, permissions=["clipboard-read", "clipboard-write"])
+    context = chromium.new_context(
+        viewport={"width": 1440, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
+    )
     page, problems = context.new_page(), list[str]()
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(f"http://127.0.0.1:{web.server_port}/runs")

@@ -229,8 +229,9 @@
     const [up, across] = STEPS[event.key], [row, column] = plot.currentCell ?? [-up, -across];
     const limit = (index, count) => Math.min(Math.max(index, 0), count - 1);
     plot.currentCell = [limit(row + up, cells.length), limit(column + across, cells[0].length)];
-    window.Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: plot.currentCell }]);
-    const [i, j] = plot.currentCell, [layer, head] = cells[i][j], meta = plot.layout.meta ?? {};
+    const [i, j] = plot.currentCell, trace = plot._fullData[0];
+    window.Plotly.Fx.hover(plot, { xval: trace.x[j], yval: trace.y[i] }, [`${trace.xaxis}${trace.yaxis}`]);
+    const [layer, head] = cells[i][j], meta = plot.layout.meta ?? {};
     showCursor(chart, plot, i, j);
     const value = meta.value_index === undefined ? plot._fullData[0].z[i][j] : cells[i][j][meta.value_index];  // colours may be logarithms
     const text = Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "not measured";

@@ -224,17 +224,15 @@ def _rows_of_query(
 
 def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> str:
     """The command that attributes a row of this text, as the run that read it describes it."""
-    entries = [
-        (part.manifest.get("config") or {}, entry)
-        for part in run.parts
-        for entry in part.manifest["models"]
-        if entry["label"] == model
+    spec = next(entry["spec"] for entry in run.manifest["models"] if entry["label"] == model)
+    readers = [
+        part for part in run.parts if any(doc in entry.get("documents_sha256", ()) for entry in part.manifest["models"])
     ]
-    config, entry = next((pair for pair in entries if doc in pair[1].get("documents_sha256", ())), entries[0])
+    config = (readers or run.parts)[0].manifest.get("config") or {}
     texts, blocks = config.get("texts") or {}, [block for block in config.values() if isinstance(block, dict)]
     prompt = next((block["prompt"] for block in blocks if block.get("prompt")), None) if doc == "prompt" else None
     options: dict[str, Any] = {
-        "model": f"{model}={entry['spec']}",
+        "model": f"{model.partition(' · ')[0]}={spec}",
         "parts": "values",
         "heads": f"L{layer}H{head}",
         "queries": query,
