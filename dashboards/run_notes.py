@@ -31,9 +31,9 @@ class ProgressBlock(TextBlock):
 
 
 @build_component.register
-def _progress_component(block: ProgressBlock, view: ViewState, block_id: str) -> html.Ul:
+def _progress_component(block: ProgressBlock, view: ViewState, block_id: str) -> html.Div:
     items = [html.Li(sentence) for sentence in block.sentences]
-    return html.Ul(items, id="run-progress", className="text-block", **{"aria-live": "polite"})
+    return html.Div(html.Ul(items, id="run-progress", **{"aria-live": "polite"}), className="text-block")
 
 
 @build_component.register

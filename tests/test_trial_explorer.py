@@ -91,7 +91,7 @@ def test_an_answer_token_opens_what_any_head_attends_to_there(run: Run) -> None:
     (passage,) = passages(content, ATTENTION)
     (shaded,) = [token for _, tokens in passage.cells for token in tokens if token.shading]
     assert (shaded.tooltip, shaded.is_marked) == (f"token {row['key']:,}: weight 0.750", True)
-    assert passage.caption.startswith(f"L{row['layer']}H{row['head']}, when it writes")
+    assert passage.caption.startswith(f"L{row['layer']}H{row['head']} at the query that outputs")
     assert " w" in passage.rows[0][1], "the haystack around the key is shown"
     labels = [block.label for block in content.sections[ATTENTION] if isinstance(block, LinkChoice)]
     assert labels == ["Answer token", "Layer", "Head"]

@@ -58,10 +58,10 @@ def run_records() -> Iterator[dict[str, Any]]:
             manifest, notes = run.manifest, read_notes(run.path)
             yield {
                 "run": name,
-                "tags": ", ".join(notes.tags),
-                "note": notes.note,
                 "started": str(manifest.get("started", ""))[:16].replace("T", " "),
                 "models": ", ".join(run.models),
+                "tags": ", ".join(notes.tags),
+                "note": notes.note,
                 "probes": ", ".join(_probe_names(manifest)),
                 "tables": ", ".join(run.tables),
                 "rows": sum(table["rows"] for table in manifest["tables"].values()),
@@ -77,7 +77,7 @@ def run_records() -> Iterator[dict[str, Any]]:
 
 
 def _incomplete_record(name: str, state: str) -> dict[str, Any]:
-    empty = dict.fromkeys(("tags", "note", "started", "models", "probes", "tables"), "") | dict.fromkeys(
+    empty = dict.fromkeys(("started", "models", "tags", "note", "probes", "tables"), "") | dict.fromkeys(
         ("rows", "MB", "minutes")
     )
     return {"run": name, **empty, "state": state, "href": ""}

@@ -169,7 +169,7 @@ def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
         cells.append([f"{step + 1}", [token], [*_head_tokens(step_copies, copies)]])
     caption = (
         "Answer tokens and the heads that copied them: their largest attention weight was on that needle token. Click "
-        "a token to see below what any head attends to when it is written."
+        "a token to see below what any head attends to there."
     )
     yield passage_table(caption, ("step", "token", "copied by"), cells)
 
@@ -199,7 +199,7 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
     text = TokenizedText(np.array(tokens, dtype=object), np.zeros(len(tokens), bool))
     rows = keys[(keys["step"] == step) & (keys["layer"] == layer) & (keys["head"] == head)]
     weights = {int(key): float(weight) for key, weight in zip(rows["key"], rows["weight"], strict=True)}
-    name = f"L{layer}H{head}, when it writes “{to_visible_token(to_visible_line(answer_token))}”"
+    name = f"L{layer}H{head} at the query that outputs “{to_visible_token(to_visible_line(answer_token))}”"
     if not weights:
         yield TextBlock([f"{name}: no key other than the first token holds 15 % of the weight."])
         return
