@@ -189,7 +189,7 @@ def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
     doc = str(lens_run.top_keys["doc"].iloc[-1])
     (missing,) = why_here(lens_run, doc=doc)
     command = missing.sentences[0].partition("To store it: headscope ")[2]
-    assert "--heads L3H1 --queries 7" in command
+    assert "--heads L3H1 --query-rows 7" in command
     code, _, err = request.getfixturevalue("headscope")(*shlex.split(command), "--out", str(tmp_path), "--quiet")
     assert code == 0, err
     name = next(path for path in tmp_path.glob("*-circuits-*"))
@@ -241,7 +241,7 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
         ("'distances' has no effect without pairs", {"distances": [3], "pairs": []}),
         ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
         ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
-        ("'queries' has no effect without heads", {"queries": [3], "heads": []}),
+        ("'query_rows' has no effect without heads", {"query_rows": [3], "heads": []}),
         ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),
     ],
 )

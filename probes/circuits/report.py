@@ -235,7 +235,7 @@ def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: 
         "model": f"{model.partition(' · ')[0]}={spec}",
         "parts": "values",
         "heads": f"L{layer}H{head}",
-        "queries": query,
+        "query-rows": query,
     }
     if prompt:
         options["prompt"] = prompt

@@ -125,8 +125,8 @@ class CircuitsRunner:
         document = self._documents(label)[task.document]
         ids = torch.tensor(document.ids[: task.length])
         heads = [parse_head(head) for head in self.options.heads]
-        if self.options.queries:
-            rows = find_rows(model, ids, heads, self.options.queries)
+        if self.options.query_rows:
+            rows = find_rows(model, ids, heads, self.options.query_rows)
         else:
             rows = find_top_far_rows(model, ids, heads, TOP_FAR_ROWS)
         attributions = attribute_qk(model, ids, [at for at, _ in rows], weights)

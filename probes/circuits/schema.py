@@ -57,7 +57,7 @@ class CircuitsOptions(PromptOptions):
         f"attribution): in each text the {TOP_FAR_ROWS} rows of largest weight on a key 32 or more tokens "
         "back that is not the first",
     )
-    queries: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+    query_rows: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
         [],
         max_length=64,
         description="query positions of the rows of the heads that are attributed, with their key of largest weight, "
@@ -84,9 +84,9 @@ class CircuitsOptions(PromptOptions):
             raise ValueError("'distances' has no effect without pairs. Add pairs, or remove distances")
         if "top" in set_options and not self.tokens:
             raise ValueError("'top' has no effect without tokens. Add tokens, or remove top")
-        if self.queries and not self.heads:
-            raise ValueError("'queries' has no effect without heads. Add heads, or remove queries")
-        if self.heads and not self.queries and min(self.lengths) < MIN_FAR_LENGTH:
+        if self.query_rows and not self.heads:
+            raise ValueError("'query_rows' has no effect without heads. Add heads, or remove query_rows")
+        if self.heads and not self.query_rows and min(self.lengths) < MIN_FAR_LENGTH:
             raise ValueError(
                 f"length {min(self.lengths)} is too short for 'heads', whose top far rows see keys 32 or more tokens "
                 f"back. Use at least {MIN_FAR_LENGTH} tokens"
