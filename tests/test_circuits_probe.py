@@ -219,7 +219,7 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     assert len(groups["Do sinks count once values are weighed?"]) == 2
     blocks = [*assembly.head_blocks(run, "base", 2, 1)]
     captions = " ".join(block.caption for block in blocks if hasattr(block, "caption"))
-    assert "Top far rows in base whose logits are attributed" in captions
+    assert "Rows in base whose logits are attributed" in captions
     assert "Pairs of components that add most to these logits" in captions
     report.write_report([run], tmp_path / "report.html")
     assert "What writes the logits of L2H1" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -154,8 +154,8 @@ def _attribution_chart(run: Run, model: str, layer: int, head: int) -> Chart:
     means = mean_contributions(rows_of_head(run, "qk_components", model, layer, head))
     return Chart(
         plots.plot_qk_components(means, f"L{layer}H{head}: {model}"),
-        "Mean over the head's top far rows. The bars of one colour, with those of the components left out, sum to the "
-        "logit: what was written at the query's token, or at the key's token.",
+        "Mean over the head's attributed rows. The bars of one colour, with those of the components left out, sum to "
+        "the logit: what was written at the query's token, or at the key's token.",
         half_width=True,
     )
 
@@ -257,7 +257,7 @@ def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:
         ]
         for row in rows.sort_values("weight", ascending=False).to_dict("records")
     ]
-    caption = f"Top far rows in {model} whose logits are attributed. Each text ends with its token."
+    caption = f"Rows in {model} whose logits are attributed. Each text ends with its token."
     return TextTable(caption, ["weight", "logit", "distance", "attended token", "query token"], lines)
 
 
