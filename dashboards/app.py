@@ -15,9 +15,10 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.serving import make_server
 
-from dashboards import export, layout
+from dashboards import export, layout, run_notes
 from dashboards.controls import build_controls, run_label
 from dashboards.lazy_loading import rendered_page
+from dashboards.pages.runs import describe_progress
 from dashboards.playground import access
 from dashboards.playground.callbacks import register_callbacks
 from dashboards.playground.worker import ModelWorker
@@ -40,10 +41,10 @@ INDEX_TEMPLATE = """<!doctype html>
 </html>"""
 
 
-def create_app(path: Path, models: Mapping[str, str] | None = None) -> Dash:
+def create_app(path: Path, models: Mapping[str, str] | None = None, read_only: bool = False) -> Dash:
     """The app on the runs of a folder; `path` is the folder, or the run to show first.
 
-    `models` are the specs of the models of the playground, by label.
+    `models` are the specs of the models of the playground, by label. A `read_only` app writes nothing.
     """
     app = Dash(
         "dashboards",
@@ -55,7 +56,7 @@ def create_app(path: Path, models: Mapping[str, str] | None = None) -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.server.config.update(
-        RUN_STORE=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS, MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES
+        RUN_STORE=RunStore(path, read_only), TRUSTED_HOSTS=ALLOWED_HOSTS, MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES
     )
     hidden = [
         dcc.Location("url", refresh=False),
@@ -66,11 +67,14 @@ def create_app(path: Path, models: Mapping[str, str] | None = None) -> Dash:
     app.layout = dmc.MantineProvider([*hidden, *layout.page_shell()], defaultColorScheme="auto")
     _register_page_callbacks(app)
     _register_browser_callbacks(app)
+    if not read_only:
+        run_notes.register_callbacks(app)
     if models:
         access.add_worker(app.server, ModelWorker(models))
         register_callbacks(app)
     _add_security_headers(app)
     app.server.add_url_rule("/newest-run", view_func=_newest_run)
+    app.server.add_url_rule("/run-progress", view_func=_run_progress)
     return app
 
 
@@ -80,11 +84,16 @@ def _newest_run() -> dict[str, str]:
     return {"name": newest, "label": run_label(newest)} if newest else {}
 
 
-def serve(path: Path, port: int, models: Mapping[str, str] | None = None) -> None:
+def _run_progress() -> list[str]:
+    """A sentence about each unfinished run, for the browser, which asks every few seconds while the page shows them."""
+    return [*map(describe_progress, current_store().progress())]
+
+
+def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_only: bool = False) -> None:
     """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
-        app = create_app(path, models).server
+        app = create_app(path, models, read_only).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
             f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",

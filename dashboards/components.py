@@ -20,6 +20,8 @@ from headscope.runs.run import short_names
 
 VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
 """A text of more than `MAX_SENTENCES` is folded after `VISIBLE_SENTENCES`, so that charts come early."""
+PLAYGROUND_BLOCK = "playground"
+"""Id of the charts of the playground."""
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
@@ -67,6 +69,9 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
             "aria-label": f"{title}; arrow keys move from head to head",
         }
         graph = [graph, html.Span(className="visually-hidden", **{"aria-live": "polite"})]
+    if block_id != PLAYGROUND_BLOCK:  # its charts are not part of a run
+        attributes_of_copy = {"data-copy-python": title, "aria-label": f"Copy as Python: {title}"}
+        buttons.append(html.Button("Python", type="button", title="Copy as Python", **attributes_of_copy))
     caption = html.P([block.caption, hint, " ", html.B(block.summary)])
     export = html.Div(buttons, className="export-buttons", role="group", **{"aria-label": f"Save {title}"})
     return html.Figure(

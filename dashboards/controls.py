@@ -13,6 +13,7 @@ from headscope.report.text import default_models
 from headscope.runs.column_metadata import measured_roles, roles, statistic
 from headscope.runs.run import Run
 
+PYTHON_TOOLTIP = "Copy code that opens this page in Python: its runs, the heads that it shows, and its figures"
 RANK_LINE_OPTIONS = [
     {"value": "top", "label": "top or selected heads"},
     {"value": "changed", "label": "heads whose confidence intervals do not overlap"},
@@ -31,10 +32,12 @@ def control_values(page: Page, run: Run, view: ViewState) -> dict[str, Any]:
         "rank_lines": view.rank_lines,
         "layers": list(view.layers or (0, last_layer)),
         "role": view.role,
+        "set": view.set_name,
         "min": "" if view.min_value is None else view.min_value,
         "max": "" if view.max_value is None else view.max_value,
     }
-    return {"run": [part.name for part in run.parts]} | {name: values[name] for name in page.controls(run)}
+    names = [name for name in page.controls(run) if name != "set" or view.head_sets]
+    return {"run": [part.name for part in run.parts]} | {name: values[name] for name in names}
 
 
 def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
@@ -50,6 +53,7 @@ def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
             parts.append(html.P(["A newer run has finished: ", link], className="newer-run", role="status"))
     buttons = [
         html.Button("Copy link", id="copy-link", type="button"),
+        html.Button("Copy as Python", id="copy-python", type="button", title=PYTHON_TOOLTIP),
         html.Button("Save page", id="save-page", type="button"),
     ]
     return [*parts, html.Div(buttons, className="toolbar")]
@@ -84,6 +88,7 @@ def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
         "rank_lines": (dmc.Select, {"label": "Rank shift of", "data": RANK_LINE_OPTIONS, "allowDeselect": False}),
         "layers": (dmc.RangeSlider, layers),
         "role": (dmc.Select, {"label": "Role", "data": role_options, "clearable": True, "placeholder": "all heads"}),
+        "set": (dmc.Select, {"label": "Set", "data": [*view.head_sets], "clearable": True, "placeholder": "all heads"}),
         "min": (dmc.NumberInput, {"label": "Minimum value", **bound}),
         "max": (dmc.NumberInput, {"label": "Maximum value", **bound}),
     }

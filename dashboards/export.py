@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,16 @@ def describe_selection(view: ViewState) -> list[str]:
     """The filters and the number of selected heads, in words; empty if all heads are shown."""
     filters = view.describe_filters() if view.has_filters else []
     return [*filters, f"{len(view.selected_heads)} selected heads"] if view.selected_heads else filters
+
+
+def python_code(folder: Path, address: str) -> str:
+    """Code that opens the page at this address."""
+    return (
+        "from dashboards.python_view import open_view\n\n"
+        f"view = open_view({str(folder.resolve())!r}, {address!r})\n"
+        "view.run  # every table by name, such as view.run.attention\n"
+        "view.heads  # one row per model and head that the page shows\n"
+    )
 
 
 def to_slug(text: str, length: int) -> str:

@@ -104,6 +104,8 @@ def browser_state(path: str, page: Page, run: Run, view: ViewState, content: Pag
         "models": run.models,
         "file_suffix": export.file_name_suffix(run, view),
         "navigation": navigation_state(page, run),
+        "head_sets": [*view.head_sets],
+        "python": export.python_code(current_store().folder, build_url(path, query)),
     }
 
 
@@ -116,6 +118,8 @@ EMPTY_STATE: Mapping[str, Any] = {
     "models": [],
     "file_suffix": "",
     "navigation": {"group": "", "first_paths": {}, "missing": {}},
+    "head_sets": [],
+    "python": "",
 }
 """The browser's state without a page."""
 
@@ -127,8 +131,8 @@ def is_same_page(path: str, query: Query, state: Mapping[str, Any]) -> bool:
 
 
 def controls_signature(state: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the controls depend on, apart from their values: the page, the runs, and the names of the controls."""
-    return state["nav_path"], state["control_values"].get("run"), [*state["control_values"]]
+    """What the controls depend on, apart from their values: page, runs, names of the controls, and named sets."""
+    return state["nav_path"], state["control_values"].get("run"), [*state["control_values"]], state["head_sets"]
 
 
 def error_page(error: Exception) -> list[Any]:

@@ -6,9 +6,14 @@ from pathlib import Path
 
 from flask import current_app
 
-from headscope.errors import BadInput, BadRun
-from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
+from headscope.errors import BadInput, BadRun, CannotWrite
+from headscope.runs.notes import NOTES_FILE
+from headscope.runs.run import Run, RunProgress, combine_runs, list_runs, run_progress, unfinished_runs
 
+READ_ONLY_REASON = (
+    "this app writes nothing, because it shows the shipped runs or was started with --read-only. Start it on a folder "
+    "of your own: headscope dash RUNS_DIR"
+)
 CACHED_SELECTIONS = 8
 """Combinations of runs whose tables are kept in memory."""
 
@@ -20,14 +25,22 @@ FileStamp = tuple[str, int, int]
 class RunStore:
     """The runs of a folder, including those that finish later.
 
-    `path` is the folder, or one of its runs, which is then the default run.
+    `path` is the folder, or one of its runs, which is then the default run. The app writes nothing to the folder if
+    `is_read_only`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_read_only: bool = False) -> None:
+        self.is_read_only = is_read_only
         is_run = (path / "run.json").is_file()
         self.folder = path.parent if is_run else path
         self.default_run = path.name if is_run else ""
         self.initial_names = {*self.list_runs()}
+
+    def writable_folder(self) -> Path:
+        """The folder, for the app to write to. Raises CannotWrite if it is read-only."""
+        if self.is_read_only:
+            raise CannotWrite(READ_ONLY_REASON)
+        return self.folder
 
     def list_runs(self) -> dict[str, Run | BadRun]:
         """Every finished run by name, newest first; an error for a run that cannot be read or lacks part of a table."""
@@ -42,9 +55,13 @@ class RunStore:
         """Number of stored cells of each unfinished run."""
         return unfinished_runs(self.folder)
 
+    def progress(self) -> list[RunProgress]:
+        """The progress of each unfinished run."""
+        return run_progress(self.folder)
+
     def fingerprint(self) -> tuple[object, ...]:
-        """A value that changes when a run is added, replaced or removed, or stores a cell."""
-        finished = (_file_stamp(file) for file in self.folder.glob("*/run.json"))
+        """A value that changes when a run is added, replaced, removed or annotated, or stores a cell."""
+        finished = (_file_stamp(file) for name in ("run.json", NOTES_FILE) for file in self.folder.glob(f"*/{name}"))
         return *sorted(finished), *self.unfinished_cells().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:

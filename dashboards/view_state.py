@@ -20,7 +20,7 @@ from headscope.runs.run import Run
 from headscope.runs.summary import longest_common_ess_column, longest_ess_column
 
 Query = Mapping[str, str | list[str]]
-FILTER_PARAMETERS = ("layers", "role", "min", "max")
+FILTER_PARAMETERS = ("layers", "role", "set", "min", "max")
 """Filters of heads; they apply to the page on which they were set, `min` and `max` to the statistic shown then."""
 TABLE_PARAMETERS = ("sort", "column_filters")
 """Sorting and filters of the table of heads. The browser applies them; they never redraw the page."""
@@ -56,6 +56,8 @@ class ViewState:
     selected_heads: HeadSet
     head_sets: Mapping[str, HeadSet]
     """Earlier selections, by name."""
+    set_name: str | None
+    """The named set that the heads must be in."""
     rank_lines: str
     """Which heads a rank shift shows: "top" for the leading ones, "changed" for those that changed beyond noise."""
     sort: tuple[str, str] | None
@@ -100,6 +102,8 @@ class ViewState:
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
         role = choice("role", run.derived(_measured_roles), None)
+        head_sets = dict(_parse_head_sets(query.get("sets", [])))
+        set_name = choice("set", [*head_sets], None)
         rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
         return cls(
             query={name: query[name] if name in ("run", "models", "sets") else values[name] for name in values},
@@ -113,7 +117,8 @@ class ViewState:
             min_value=_parse_number(values.get("min")),
             max_value=_parse_number(values.get("max")),
             selected_heads=parse_heads(values.get("heads", "")),
-            head_sets=dict(_parse_head_sets(query.get("sets", []))),
+            head_sets=head_sets,
+            set_name=set_name,
             rank_lines=rank_lines,
             sort=_parse_sort(values.get("sort", "")),
             column_filters=_parse_column_filters(values.get("column_filters", "")),
@@ -134,6 +139,8 @@ class ViewState:
             passes &= ~(rows[self.statistic_name] < (-math.inf if self.min_value is None else self.min_value))
             passes &= ~(rows[self.statistic_name] > (math.inf if self.max_value is None else self.max_value))
         columns = ["layer", "head"]
+        if self.set_name:
+            passes &= pd.MultiIndex.from_frame(rows[["layer", "head"]]).isin([*self.head_sets[self.set_name]])
         passing = pd.MultiIndex.from_frame(rows.loc[passes, columns])
         return heads[pd.MultiIndex.from_frame(heads[columns]).isin(passing)]
 
@@ -153,12 +160,13 @@ class ViewState:
     @property
     def has_filters(self) -> bool:
         """Whether a filter is set."""
-        return any((self.layers, self.role, self.min_value is not None, self.max_value is not None))
+        return any((self.layers, self.role, self.set_name, self.min_value is not None, self.max_value is not None))
 
     def describe_filters(self) -> list[str]:
         """The conditions of the filters, in words."""
         conditions = [f"in layers {self.layers[0]} to {self.layers[1]}"] if self.layers else []
         conditions += [f"with role {self.role} in {self.filter_model}"] if self.role else []
+        conditions += [f"in the set {self.set_name}"] if self.set_name else []
         label = statistic(self.statistic_name).label if self.statistic_name else ""
         bounds = [("at least", self.min_value), ("at most", self.max_value)]
         if limits := " and ".join(f"{bound} {format_number(value)}" for bound, value in bounds if value is not None):

@@ -35,6 +35,7 @@ Kind = Literal[
     "head_card",
     "similar_heads",
     "head_findings",
+    "row_charts",
     "glossary",
     "overview",
     "next_steps",
@@ -88,6 +89,9 @@ class Probe:
     """(Run, model, layer, head) -> iterator of `Block` that list the heads most similar to one."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
+    row_charts: str = ""
+    """(Run, model, context length, document, layer, head, query position) -> iterator of `Block`: why a head has these
+    weights in one row."""
     glossary: str = ""
     """Terms that a reader of its chapter needs: a sequence of `Term`."""
     overview: str = ""

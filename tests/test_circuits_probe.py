@@ -1,5 +1,6 @@
 """The probe circuits: value-weighted attention equals a loop over keys; a study stores valid tables and findings."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from headscope.forward.capture import capturing
 from headscope.forward.observe import observe
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.report import assembly
-from headscope.runs.run import Run
+from headscope.runs.column_metadata import format_number
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
@@ -31,6 +33,7 @@ from probes.circuits.analysis import mean_contributions
 from probes.circuits.report import charts
 from probes.circuits.run import TextObserver
 from probes.circuits.schema import CircuitsOptions
+from probes.patterns.lens import lens_page
 
 LENGTH = 40
 
@@ -170,6 +173,37 @@ def test_stored_contributions_sum_to_the_logits(run: Run) -> None:
         pd.testing.assert_series_equal(sums.sort_index(), rows, check_names=False, rtol=1e-3, atol=1e-3)
 
 
+def why_here(run: Run, **query: str) -> list[Any]:
+    content = lens_page(assembly.render_context(run, "yarn"), {"layer": "3", "head": "1", "row": "7"} | query)
+    return [*content.sections["Why here?"]]
+
+
+@pytest.mark.parametrize("prompt", ["w5 w6 w7 w5 w9 w6 w5 w8 w7", None])
+def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
+    place: Path, prompt: str | None, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    options = {"prompt": prompt} if prompt else {"lengths": [9], "rows": 9}
+    content = study(place) | {"patterns": options}
+    content.pop("circuits")
+    lens_run = run_study(build_study(content), tmp_path)
+    doc = str(lens_run.top_keys["doc"].iloc[-1])
+    (missing,) = why_here(lens_run, doc=doc)
+    command = missing.sentences[0].partition("To store it: headscope ")[2]
+    assert "--heads L3H1 --query-rows 7" in command
+    code, _, err = request.getfixturevalue("headscope")(*shlex.split(command), "--out", str(tmp_path), "--quiet")
+    assert code == 0, err
+    name = next(path for path in tmp_path.glob("*-circuits-*"))
+    both = combine_runs([lens_run, Run.open(name)])
+    chart, pairs = why_here(both, doc=doc)
+    top = lens_run.top_keys.query("model == 'yarn' and layer == 3 and head == 1 and query == 7 and rank == 0")
+    top = top[top["doc"] == doc].iloc[0]
+    assert f"The key at token {top['key']:,}" in chart.caption
+    assert f"has the weight {format_number(float(top['weight']))}" in chart.caption
+    assert "query 7" in chart.figure.layout.title.text
+    assert len(pairs.rows) > 1
+    assert why_here(both, doc=doc, row="6") != [chart, pairs], "another row is not attributed"
+
+
 def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:
     one = [table[(table["model"] == "base") & (table["layer"] == 3)] for table in (run.qk_components, run.qk_rows)]
     means = mean_contributions(one[0])
@@ -185,7 +219,7 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     assert len(groups["Do sinks count once values are weighed?"]) == 2
     blocks = [*assembly.head_blocks(run, "base", 2, 1)]
     captions = " ".join(block.caption for block in blocks if hasattr(block, "caption"))
-    assert "Top far rows in base whose logits are attributed" in captions
+    assert "Rows in base whose logits are attributed" in captions
     assert "Pairs of components that add most to these logits" in captions
     report.write_report([run], tmp_path / "report.html")
     assert "What writes the logits of L2H1" in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -207,6 +241,7 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
         ("'distances' has no effect without pairs", {"distances": [3], "pairs": []}),
         ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
         ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
+        ("'query_rows' has no effect without heads", {"query_rows": [3], "heads": []}),
         ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),
     ],
 )

@@ -139,7 +139,7 @@ def test_unmeasured_statistics_cannot_be_selected(run: Run):
 
 def test_only_pages_about_heads_have_filters_of_heads(run: Run):
     filters = {page.PATH: {*page.controls(run)} & {*FILTER_PARAMETERS} for page in probe.probe_pages()}
-    assert filters["/retrieval"] == {"layers", "role"}
+    assert filters["/retrieval"] == {"layers", "role", "set"}
     assert filters["/benchmarks"] == set()
 
 
@@ -163,6 +163,8 @@ def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client
         "layers": "1-2",
         "role": "local",
         "heads": "1.2_0.3",
+        "sets": "mine:1.2_1.3_2.0_2.1",
+        "set": "mine",
         **({"min": "99"} if matches == "none" else {}),
     }
     with client.application.app_context():
@@ -171,14 +173,16 @@ def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client
         controls = control_names(build_controls(page, run, view))
     assert controls == ["run", *page.controls(run)]
     notices = [item.children for item in components if "notice" in (getattr(item, "className", "") or "")]
-    filters = {"layers", "role", *(["min"] if matches == "none" else [])}
+    filters = {"layers", "role", "set", *(["min"] if matches == "none" else [])}
     if unused := filters - {*controls}:
         assert any(str(notice).startswith("Ignored, because this page has no such filter") for notice in notices)
         assert all(name in str(notices) for name in unused)
     if view.has_filters:
         ((summary, link),) = [notice for notice in notices if isinstance(notice, list)]
         assert "of 24 heads shown: in layers 1 to 2, with role local in" in summary
-        assert link.href == f"?model=yarn&baseline=base&stat=growth&heads=1.2_0.3&run={run.name}"
+        assert "in the set mine" in summary
+        sets = "sets=mine%3A1.2_1.3_2.0_2.1"
+        assert link.href == f"?model=yarn&baseline=base&stat=growth&heads=1.2_0.3&{sets}&run={run.name}"
     charts = [block for block in all_blocks(content) if isinstance(block, Chart)]
     assert sum(isinstance(item, dcc.Graph) for item in walk(components)) == len(charts)
     if path in PATHS_WITH_CHARTS:
@@ -577,7 +581,10 @@ def test_the_runs_page_lists_sizes_damaged_runs_and_differences(tmp_path: Path):
     row = rows[runs[0].name]
     assert row["MB"] == pytest.approx(sum(f.stat().st_size for f in runs[0].path.glob("*.parquet")) / 1e6, abs=0.01)
     assert (row["href"], row["models"]) == (f"/?run={runs[0].name}", "base, yarn")
-    assert any("--resume" in sentence for sentence in sections["Damaged and unfinished runs"][0].sentences)
+    assert [sentence.split(":")[0] for sentence in sections["Damaged runs"][0].sentences] == [damaged.path.name]
+    progress, advice = sections["Unfinished runs"]
+    assert progress.sentences[0].startswith("waiting-0a1b2c3d: 1 work item stored")
+    assert "--resume" in advice.sentences[0]
     (differences,) = sections["Differences between the combined runs"]
     assert [*map(tuple, differences.rows)] == [("docs", "2", "3")]
 
@@ -623,7 +630,7 @@ def fresh(folder: Path, run: Run) -> Iterator[None]:
 def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: Callable[..., None], fresh: None):
     install(PROBE)
     page, run, view, content = resolve_url("/foreign", {"models": ["yarn"]})
-    controls = ("models", "layers", "role")
+    controls = ("models", "layers", "role", "set")
     assert ([page.NAME for page in all_pages()][-3], page.controls(resolve_url("/", {})[1])) == ("Foreign", controls)
     assert (content.title, content.introduction) == ("Foreign matters", "What is foreign here.")
     assert list(content.sections) == ["", "At home", "Abroad"]

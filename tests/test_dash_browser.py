@@ -615,7 +615,8 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
     expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
     page.get_by_role("link", name="Runs", exact=True).click()
     expect(page.locator("li", has_text=first)).to_contain_text("cannot be read")
-    expect(page.locator("li", has_text="waiting-0a1b2c3d")).to_contain_text("--resume")
+    expect(page.locator("li", has_text="waiting-0a1b2c3d")).to_contain_text("work item stored")
+    expect(page.locator("#content")).to_contain_text("with --resume")
     page.locator(".ag-row", has_text=third).locator("[col-id='run']").click()
     expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
     for broken in (first, second):

@@ -46,7 +46,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "playground": {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
-        "prompts",
+        *("prompts", "streaming", "study", "user_input"),
     },
     "api": {"errors", "user_input", "plugins", "runs", "study", "positions"},
     "callback": {"errors", "study"},

@@ -20,11 +20,11 @@ from dashboards.view_state import ViewState
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
+from headscope.report.token_spans import context_spans, shaded_tokens
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.patterns import analysis
 from probes.patterns.lens import far_rows_table, lens_page
-from probes.patterns.token_spans import context_spans, shaded_tokens
 
 SHORT, LONG = 256, 2048
 
@@ -39,7 +39,8 @@ def open_lens(run: Run, model: str = "base", **query: object) -> PageContent:
 
 
 def blocks_of(content: PageContent, kind: type) -> list[Any]:
-    return [block for blocks in content.sections.values() for block in blocks if isinstance(block, kind)]
+    sections = (blocks for heading, blocks in content.sections.items() if heading != "Why here?")
+    return [block for blocks in sections for block in blocks if isinstance(block, kind)]
 
 
 def query_of(href: str) -> dict[str, str]:

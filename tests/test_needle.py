@@ -1,6 +1,7 @@
 """Needle-in-a-Haystack: scores are those of the obvious way, a planted head is found, runs resume to the same bytes."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from probes.needle import retrieval_scores
 from probes.needle import run as needle
 from probes.needle.generation import rouge1_recall
 from probes.needle.run import NeedleRunner
+from probes.needle.schema import NEEDLES
 
 
 @pytest.fixture
@@ -77,6 +79,33 @@ def test_the_score_is_the_share_of_the_span_and_success_follows_recall(needle_fo
     width = rows["span_end"] - rows["span_start"]
     assert (rows["score"] <= np.minimum(1, rows["copies"] / width) + 1e-6).all()
     assert (run.needles["success"] == (run.needles["recall"] > 0.5)).all()
+
+
+def test_stored_keys_are_those_of_eager_attention_at_every_answer_step(
+    needle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, model = 0.02, tiny()
+    monkeypatch.setattr("probes.needle.generation.MIN_KEY_WEIGHT", bound)
+    run = run_needle_probe(needle_folder, model, lengths=[60], seeds=1)
+    prompts = run.needles[run.needles["mode"] == "strict"].merge(run.needle_prompts)
+    trial = prompts[prompts["steps"] > 2].iloc[0]
+    answers, stored = (frame.merge(trial[NEEDLES.keys].to_frame().T) for frame in (run.needle_steps, run.needle_keys))
+    tokens = [*json.loads(trial["tokens"]), *answers.sort_values("step")["text"]]
+    ids = model.tokenizer.convert_tokens_to_ids([token.strip() for token in tokens])
+    module = copy.deepcopy(model.module)
+    module.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = torch.stack(module(torch.tensor([ids]), output_attentions=True).attentions)[:, 0]
+    expected = {}
+    for step in range(int(trial["steps"])):
+        row = weights[:, :, trial["prompt_tokens"] - 1 + step, 1:]
+        for layer, head, key in (row > bound).nonzero().tolist():
+            expected[step, layer, head, key + 1] = float(row[layer, head, key])
+    found = stored.set_index(["step", "layer", "head", "key"])["weight"].to_dict()
+    assert len(expected) > 100
+    near_bound = {key for key, weight in expected.items() if abs(weight - bound) < 1e-5}
+    assert {*expected} ^ {*found} <= near_bound
+    assert max(abs(found[key] - expected[key]) for key in {*expected} & {*found}) < 1 / 250
 
 
 def test_recall_counts_words_with_repeats() -> None:

@@ -23,6 +23,7 @@ from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, fi
 from headscope.positions.model import Model
 from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
 from headscope.report import assembly
+from headscope.report.token_spans import mark_token, to_display_line
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
@@ -31,7 +32,6 @@ from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
 from probes.patterns import analysis, report
 from probes.patterns.run import collect_top_keys
-from probes.patterns.token_spans import mark_token, to_display_line
 
 KEYS = 5
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))

@@ -23,17 +23,20 @@ from werkzeug.serving import make_server
 
 import headscope
 from dashboards.app import create_app
+from dashboards.components import build_component
 from dashboards.layout import resolve_url
 from dashboards.playground import access
-from dashboards.playground.callbacks import parse_count, parse_request, second_prompt
+from dashboards.playground.callbacks import kept_run, parse_count, parse_request, second_prompt
 from dashboards.playground.components import next_token_table
 from dashboards.playground.worker import ModelWorker
-from headscope.errors import BadInput, Interrupted
+from headscope.errors import BadInput, CannotWrite, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.playground import tasks
 from headscope.playground.model_process import ModelSession
 from headscope.playground.readings import Reading
 from headscope.positions.model import Model
+from headscope.report import assembly
+from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
@@ -205,6 +208,52 @@ def test_patching_estimates_are_shares_of_the_logit_difference(session: ModelSes
     assert len(heads) == sum(model.geometry.layer_heads)
     with pytest.raises(BadInput, match="the clean prompt has 9 tokens and the corrupted prompt 1"):
         tasks.patching_estimate(session, PROMPT, "base", "w8", " w9", " w10")
+
+
+@pytest.fixture(scope="module")
+def kept(session: ModelSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = str(tmp_path_factory.mktemp("kept"))
+    token = next(iter(tasks.read_prompt(session, PROMPT, HEADS, "mean")[0].next_tokens))
+    name = tasks.keep_prompt(session, PROMPT, folder, token, HEADS, "mean")
+    assert tasks.keep_prompt(session, PROMPT, folder, token, HEADS, "mean") == name, "nothing is measured twice"
+    return Run.open(Path(folder) / name)
+
+
+def test_a_kept_prompt_is_a_run_with_the_numbers_that_are_shown(kept: Run, session: ModelSession) -> None:
+    readings = tasks.read_prompt(session, PROMPT, HEADS, "mean")
+    token, losses = next(iter(readings[0].next_tokens)), kept.nll.set_index("model")["nll"]
+    changes = kept.ablation_sets.set_index("model")
+    for before, after in (readings[:2], readings[2:]):
+        assert losses[before.model] == pytest.approx(before.mean_loss, abs=1e-5)
+        row = changes.loc[before.model]
+        assert np.exp(row["metric_before"]) == pytest.approx(before.next_tokens[token], rel=1e-4)
+        assert np.exp(row["metric_after"]) == pytest.approx(after.next_tokens[token], rel=1e-4)
+        assert (row["kind"], row["size"]) == ("mean", len(HEADS))
+    for layer in (0, 1):
+        weights = tasks.attention_of_layer(session, PROMPT, "base", layer)
+        for row in kept.top_keys.query("model == 'base' and layer == @layer").itertuples():
+            assert row.weight == pytest.approx(weights[row.head, row.query, row.key], abs=1e-5)
+    assert {"attention_maps", "token_text", "attribution", "detectors"} <= {*kept.tables}
+    assert session.model("base").tokenizer.decode(kept.token_text["token"]) == PROMPT
+
+
+def test_a_kept_run_opens_like_any_other(kept: Run) -> None:
+    assert {"previous_token", "next_token_attribution"} <= {*assembly.run_statistics(kept)}
+    server = create_app(kept.path.parent).server
+    with server.app_context():
+        (name,) = server.config["RUN_STORE"].list_runs()
+        for path in ("/", "/lens", "/patterns", "/ablation", "/attribution"):
+            assert resolve_url(path, {"run": name})[3].sections
+
+
+def test_a_read_only_app_keeps_nothing(runs: Path, specs: dict[str, str]) -> None:
+    server = create_app(runs, specs, read_only=True).server
+    with server.app_context(), pytest.raises(CannotWrite, match="was started with --read-only"):
+        kept_run({}, "w9", server.config["PLAYGROUND_TOKEN"])
+    with server.app_context():
+        content = resolve_url("/playground", {})[3]
+        (block,) = content.sections[""]
+        assert "Keep is off: this app writes nothing" in str(build_component(block, None, "0"))
 
 
 @pytest.mark.parametrize(
@@ -383,6 +432,23 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     page.locator("#playground-all-heads").scroll_into_view_if_needed()
     expect(page.locator("#playground-all-heads .main-svg").first).to_be_visible()
     check_display(page)
+
+
+@pytest.mark.browser
+def test_keep_stores_the_shown_prompt_as_a_run(page: Page, runs: Path) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    run_prompt(page, PROMPT, "L0H1")
+    expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
+    page.locator("#playground-keep").click()
+    link = page.locator("#playground-kept a")
+    expect(link).to_be_visible()
+    name = link.inner_text()
+    assert (runs / name / "run.json").is_file()
+    link.click()
+    expect(page.locator("main")).to_contain_text(name)
+    page.locator("nav a", has_text="Runs").first.click()
+    expect(page.locator(".ag-cell", has_text=name)).to_be_visible()
+    page.goto(page.url.split("/runs")[0] + "/playground")
 
 
 def check_display(page: Page) -> None:

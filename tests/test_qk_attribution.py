@@ -13,7 +13,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.head_weights import inspect_head_weights
-from headscope.forward.qk_attribution import QKAttribution, RowAndKey, attribute_qk, find_top_far_rows
+from headscope.forward.qk_attribution import QKAttribution, RowAndKey, attribute_qk, find_rows, find_top_far_rows
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
@@ -210,6 +210,21 @@ def test_top_far_rows_have_the_largest_weights_on_keys_32_or_more_tokens_back() 
     assert [weight for _, weight in rows] == pytest.approx(sorted(best.values(), reverse=True)[:3], rel=1e-4)
     for at, weight in rows:
         assert float(far[at.query, at.key]) == pytest.approx(weight, rel=1e-4)
+
+
+def test_chosen_rows_come_with_their_key_of_largest_weight() -> None:
+    model, ids = tiny_model(), torch.randint(3, 128, (20,), generator=torch.Generator().manual_seed(0))
+    eager = hs.load(families.SPECS["llama-gqa"].build()).module
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = eager(ids[None], output_attentions=True).attentions
+    rows = find_rows(model, ids, [(2, 3), (0, 1)], [12, 5])
+    assert [(at.layer, at.head, at.query) for at, _ in rows] == [(0, 1, 5), (0, 1, 12), (2, 3, 5), (2, 3, 12)]
+    for at, weight in rows:
+        row = weights[at.layer][0, at.head, at.query]
+        assert (at.key, weight) == (int(row.argmax()), pytest.approx(float(row.max()), rel=1e-4))
+    with pytest.raises(BadInput, match="query 20 is beyond the text of 20 tokens"):
+        find_rows(model, ids, [(0, 1)], [20])
 
 
 def tiny_model() -> Model:

@@ -1,16 +1,19 @@
 """The trial explorer shows the stored trials of a cell, and all text of a trial as plain text."""
 
+from dataclasses import replace
+
 import pytest
 
 from dashboards import explorer_components
 from dashboards.view_state import ViewState
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
-from headscope.report.explorer_blocks import Passage, Token
+from headscope.report.explorer_blocks import LinkChoice, Passage, Token
 from headscope.report.text import format_percent
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.needle import findings
+from probes.needle.schema import NEEDLES
 from probes.needle.trial_explorer import trials_page
 
 
@@ -57,7 +60,7 @@ def test_every_cell_of_the_success_table_links_to_its_trials(run: Run) -> None:
 
 def test_trial_shows_each_answer_token_with_the_heads_that_copied_it(run: Run) -> None:
     content = page_content(run, length="1024", depth="0.3300", trial="2")
-    heading = [*content.sections][-1]
+    heading = [*content.sections][-2]
     prompt, steps = passages(content, heading)
     assert "‹ 1847 by Odette Marchbanks.›" in prompt.rows[0][0]
     stored = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
@@ -66,6 +69,7 @@ def test_trial_shows_each_answer_token_with_the_heads_that_copied_it(run: Run) -
     assert heading == f"Needle {trial['needle']} in {trial['doc']}"
     assert "".join(row[1][0].text for row in steps.cells) == trial["answer"]
     copies = run.needle_copies.merge(stored.iloc[[1]])
+    assert [row[1][0].href for row in steps.cells] == [f"?step={step + 1}" for step in range(len(steps.cells))]
     hrefs = {token.href for row in steps.cells for token in row[2] if token.href}
     assert hrefs <= {f"/head/{row['layer']}.{row['head']}" for row in copies.to_dict("records")}
     for step, row in enumerate(steps.cells):
@@ -73,9 +77,41 @@ def test_trial_shows_each_answer_token_with_the_heads_that_copied_it(run: Run) -
         assert len([token for token in row[2] if token.href]) == min(len(step_copies), 24)
 
 
+ATTENTION = "What a head attends to at an answer token"
+
+
+def test_an_answer_token_opens_what_any_head_attends_to_there(run: Run) -> None:
+    query = {"length": "1024", "depth": "0.3300", "trial": "2"}
+    trial = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
+    trial = trial[trial["depth"].round(2) == 0.33].reset_index(drop=True).iloc[1]
+    keys = run.needle_keys.merge(trial[NEEDLES.keys].to_frame().T)
+    row = keys.sort_values(["layer", "head"]).iloc[-1]
+    state = query | {"step": str(row["step"] + 1), "layer": str(row["layer"]), "head": str(row["head"])}
+    content = page_content(run, **state)
+    (passage,) = passages(content, ATTENTION)
+    (shaded,) = [token for _, tokens in passage.cells for token in tokens if token.shading]
+    assert (shaded.tooltip, shaded.is_marked) == (f"token {row['key']:,}: weight 0.750", True)
+    assert passage.caption.startswith(f"L{row['layer']}H{row['head']} at the query that outputs")
+    assert " w" in passage.rows[0][1], "the haystack around the key is shown"
+    labels = [block.label for block in content.sections[ATTENTION] if isinstance(block, LinkChoice)]
+    assert labels == ["Answer token", "Layer", "Head"]
+    heads = run.heads[["layer", "head"]].drop_duplicates()
+    without = heads.merge(keys[["layer", "head"]], indicator=True, how="left").query("_merge == 'left_only'").iloc[0]
+    content = page_content(run, **query, layer=str(without["layer"]), head=str(without["head"]))
+    assert "no key other than the first token holds 15 % of the weight" in str(content.sections[ATTENTION])
+
+
+def test_a_run_without_attended_keys_names_the_command(run: Run) -> None:
+    context = assembly.render_context(run, "yarn")
+    tables = {name: facts for name, facts in run.manifest["tables"].items() if name != "needle_keys"}
+    old = Run(run.path, {**run.manifest, "tables": tables})
+    content = trials_page(replace(context, run=old), {})
+    assert "To store it, run: headscope needle" in str(content.sections[ATTENTION])
+
+
 def test_markup_and_right_to_left_text_are_shown_as_plain_text(run: Run) -> None:
     content = page_content(run)
-    prompt = passages(content, [*content.sections][-1])[0]
+    prompt = passages(content, [*content.sections][-2])[0]
     assert "<b>a messenger</b> \u05e9\u05dc\u05d5\u05dd" in prompt.rows[0][0]
     component = str(explorer_components.build_component(prompt, ViewState.from_query({}, run), "0"))
     assert "Bdi(" in component

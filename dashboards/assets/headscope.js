@@ -229,8 +229,9 @@
     const [up, across] = STEPS[event.key], [row, column] = plot.currentCell ?? [-up, -across];
     const limit = (index, count) => Math.min(Math.max(index, 0), count - 1);
     plot.currentCell = [limit(row + up, cells.length), limit(column + across, cells[0].length)];
-    window.Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: plot.currentCell }]);
-    const [i, j] = plot.currentCell, [layer, head] = cells[i][j], meta = plot.layout.meta ?? {};
+    const [i, j] = plot.currentCell, trace = plot._fullData[0];
+    window.Plotly.Fx.hover(plot, { xval: trace.x[j], yval: trace.y[i] }, [`${trace.xaxis}${trace.yaxis}`]);
+    const [layer, head] = cells[i][j], meta = plot.layout.meta ?? {};
     showCursor(chart, plot, i, j);
     const value = meta.value_index === undefined ? plot._fullData[0].z[i][j] : cells[i][j][meta.value_index];  // colours may be logarithms
     const text = Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "not measured";
@@ -279,8 +280,16 @@
     note.append(Object.assign(document.createElement("a"), { href: changedQuery({ run: name }, ["models", "model", "stat"]), textContent: label }));
     document.getElementById("controls")?.append(note);
   };
+  // The progress of unfinished runs, while a page shows it.
+  const showProgress = (sentences) => {
+    const list = document.getElementById("run-progress"), texts = sentences.length ? sentences : ["No run is unfinished any more."];
+    list?.replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+  };
   setInterval(() => {
     if (document.hidden) return;
+    if (document.getElementById("run-progress")) {
+      originalFetch("/run-progress").then((response) => (response.ok ? response.json() : null)).then((sentences) => sentences && showProgress(sentences)).catch(() => {});
+    }
     originalFetch("/newest-run").then((response) => (response.ok ? response.json() : {})).then(offerNewRun).catch(() => {});
   }, POLL_INTERVAL);
 
@@ -304,12 +313,19 @@
     if (kind === "csv") downloadText(window.headscopeChartCsv(plot), "text/csv", `${fileName(plot)}.csv`);
     else window.Plotly.downloadImage(plot, { format: kind, filename: fileName(plot), scale: kind === "png" ? 2 : 1 });
   };
+  const copyText = (button, text) => navigator.clipboard.writeText(text).then(() => "Copied", () => "The browser forbids it").then((result) => {
+    button.dataset.label ??= button.textContent;
+    button.textContent = result;
+    setTimeout(() => { button.textContent = button.dataset.label; }, 2000);
+  });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.dataset.export) exportChart(button.dataset.export, button.closest("figure").querySelector(".js-plotly-plot"));
     if (button.id === "head-set-yaml") downloadText(studyYaml(), "application/yaml", "heads.yaml");
     if (button.id === "theme-toggle") { localStorage.setItem("theme", isDark() ? "light" : "dark"); applyTheme(); }
-    if (button.id === "copy-link") navigator.clipboard.writeText(location.href).then(() => { button.textContent = "Copied"; });
+    if (button.id === "copy-link") copyText(button, location.href);
+    if (button.id === "copy-python") copyText(button, page.python);
+    if ("copyPython" in button.dataset) copyText(button, `${page.python}view.figures[${JSON.stringify(button.dataset.copyPython)}].show()\n`);
   });
 })();

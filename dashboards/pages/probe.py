@@ -32,7 +32,7 @@ class ProbePage:
         if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not has_tables(self.probe, run):
             return ()
         models = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
-        return (*models, "layers", "role") if _describes_heads(self.probe) else models
+        return (*models, "layers", "role", "set") if _describes_heads(self.probe) else models
 
     def missing_command(self, run: Run) -> str:
         """The command that stores the tables of the probe; "" if the run has one."""

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dashboards.run_notes import NotesBlock, ProgressBlock
 from dashboards.run_store import current_store
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.report.blocks import Block, PageContent, RecordTable, TextBlock, TextTable
-from headscope.runs.run import Run, short_names
+from headscope.runs.notes import read_notes
+from headscope.runs.run import Run, RunProgress, short_names
 from headscope.runs.run_tables import RunTables
 
 NAME = "Runs"
@@ -26,10 +28,15 @@ def missing_command(run: Run) -> str:
 
 def content(run: Run, view: ViewState) -> PageContent:
     """All runs in a table, and the differences between the configurations of the combined runs."""
-    rows = [*_run_records()]
+    store, rows = current_store(), [*run_records()]
     sections: dict[str, list[Block]] = {"": [RecordTable("Runs of this folder", rows)]}
-    if incomplete := [f"{row['run']}: {row['state']}" for row in rows if row["state"] != "finished"]:
-        sections["Damaged and unfinished runs"] = [TextBlock(incomplete)]
+    if damaged := [f"{row['run']}: {row['state']}" for row in rows if row["state"].startswith("cannot")]:
+        sections["Damaged runs"] = [TextBlock(damaged)]
+    if progress := store.progress():
+        hint = "Repeat the command of an interrupted run with --resume to continue it."
+        sections["Unfinished runs"] = [ProgressBlock([*map(describe_progress, progress)]), TextBlock([hint])]
+    if not store.is_read_only:
+        sections["Notes and tags"] = [NotesBlock([], run_names=[part.path.name for part in run.parts])]
     hint = "Add a second run to “Combined runs” to compare their configurations."
     sections["Differences between the combined runs"] = [
         _config_differences(run.parts) if len(run.parts) > 1 else TextBlock([hint])
@@ -39,14 +46,22 @@ def content(run: Run, view: ViewState) -> PageContent:
     return PageContent("Runs", introduction, sections)
 
 
-def _run_records() -> Iterator[dict[str, Any]]:
+def describe_progress(progress: RunProgress) -> str:
+    """The name of an unfinished run and what is stored of it."""
+    return f"{progress.name}: {progress.describe()}."
+
+
+def run_records() -> Iterator[dict[str, Any]]:
+    """The rows of the table: finished, damaged and unfinished runs."""
     for name, run in current_store().list_runs().items():
         if isinstance(run, Run):
-            manifest = run.manifest
+            manifest, notes = run.manifest, read_notes(run.path)
             yield {
                 "run": name,
                 "started": str(manifest.get("started", ""))[:16].replace("T", " "),
                 "models": ", ".join(run.models),
+                "tags": ", ".join(notes.tags),
+                "note": notes.note,
                 "probes": ", ".join(_probe_names(manifest)),
                 "tables": ", ".join(run.tables),
                 "rows": sum(table["rows"] for table in manifest["tables"].values()),
@@ -57,16 +72,14 @@ def _run_records() -> Iterator[dict[str, Any]]:
             }
         else:
             yield _incomplete_record(name, f"cannot be read: {run}")
-    for name, cells in current_store().unfinished_cells().items():
-        yield _incomplete_record(
-            name,
-            f"unfinished, {cells} work item{'' if cells == 1 else 's'} stored. To continue, repeat its command with "
-            "--resume",
-        )
+    for progress in current_store().progress():
+        yield _incomplete_record(progress.name, "unfinished")
 
 
 def _incomplete_record(name: str, state: str) -> dict[str, Any]:
-    empty = dict.fromkeys(("started", "models", "probes", "tables"), "") | dict.fromkeys(("rows", "MB", "minutes"))
+    empty = dict.fromkeys(("started", "models", "tags", "note", "probes", "tables"), "") | dict.fromkeys(
+        ("rows", "MB", "minutes")
+    )
     return {"run": name, **empty, "state": state, "href": ""}
 
 

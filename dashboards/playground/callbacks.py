@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, html, no_update
 
-from dashboards.components import build_chart
+from dashboards.components import PLAYGROUND_BLOCK, build_chart
 from dashboards.playground import access
 from dashboards.playground.components import (
     MAX_GENERATED,
@@ -19,6 +19,8 @@ from dashboards.playground.components import (
     notice,
     token_components,
 )
+from dashboards.run_store import current_store
+from dashboards.view_state import build_url
 from headscope import user_input
 from headscope.errors import BadInput, HeadscopeError, nearest
 from headscope.heads import HeadSet
@@ -74,6 +76,21 @@ def _register_prompt(app: Dash) -> None:
         except HeadscopeError as reason:
             return no_update, notice(reason), no_update
         return step | {"readings": [reading.to_json() for reading in readings]}, None, False
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("playground-kept", "children"),
+        Input("playground-keep", "n_clicks"),
+        State("playground-reading", "data"),
+        State("playground-next-token", "value"),
+        TOKEN,
+        running=[(Output("playground-keep", "loading"), True, False)],
+        prevent_initial_call=True,
+    )
+    def keep(_: int, data: Any, next_token: str, token: str) -> Any:
+        try:
+            return kept_run(data, next_token, token)
+        except HeadscopeError as reason:
+            return notice(reason)
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-message", "children", allow_duplicate=True),
@@ -176,6 +193,16 @@ def _register_results(app: Dash) -> None:
             return notice(reason)
 
 
+def kept_run(data: Mapping[str, Any] | None, next_token: str, token: str) -> html.P:
+    """Store what is shown as a run, and name it. Raises CannotWrite if the app is read-only."""
+    folder = current_store().writable_folder()
+    if not data:
+        raise BadInput("nothing is shown yet. Run the prompt first")
+    name = access.ask(token, "keep", **data["request"], out=str(folder), token=next_token)
+    link = html.A(name, href=build_url("/", {"run": name}))
+    return html.P(["Kept as the run ", link, "."], className="notice")
+
+
 def parse_request(prompt: str | None, heads: str | None, kind: str | None) -> dict[str, Any]:
     """The arguments of `tasks.read_prompt`. Raises BadInput for an empty prompt, a head or an ablation that is none."""
     if not (prompt or "").strip():
@@ -231,7 +258,7 @@ def heads_chart(
     figure = plot_head_values(values, f"{capitalise(label)}: {model}", model, label, unit, is_signed)
     hint = " Click a head to draw its attention, shift-click to ablate it or not."
     ablated_heads = {(layer, head) for layer, head in data["request"]["heads"]}
-    return build_chart(Chart(figure, caption, describe_largest(values, unit)), ablated_heads, "playground", hint)
+    return build_chart(Chart(figure, caption, describe_largest(values, unit)), ablated_heads, PLAYGROUND_BLOCK, hint)
 
 
 def second_prompt(corrupted: str | None, answer: str | None, wrong: str | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from dashboards.components import build_component
 from dashboards.playground import access
+from dashboards.run_store import READ_ONLY_REASON, current_store
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
 from headscope.playground.readings import Reading
@@ -21,6 +22,10 @@ from headscope.runs.column_metadata import capitalise
 EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
 ABLATION_KINDS = ("zero", "mean", "streaming:4+16")
 MAX_GENERATED = 200
+KEEP_TOOLTIP = (
+    "Keep measures the shown prompt under every model (patterns, losses, direct logit attribution, ablation, and "
+    "detectors on random tokens) and stores a run in this folder."
+)
 BUTTON_COLOUR = "#00558a"
 """Dark enough for white text, unlike the library's blue."""
 HIGH_LOSS = 8.0
@@ -74,7 +79,8 @@ def playground_component(block: PlaygroundBlock, view: ViewState, block_id: str)
         id="playground-message",
         role="status",
     )
-    return html.Div([*stores, *_inputs(block), message, results], className="playground")
+    kept = html.Div(id="playground-kept", role="status")
+    return html.Div([*stores, *_inputs(block), message, kept, results], className="playground")
 
 
 def _inputs(block: PlaygroundBlock) -> list[Any]:
@@ -103,12 +109,15 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
     count = dmc.NumberInput(
         id="playground-count", label="Generate tokens", value=20, min=0, max=MAX_GENERATED, **PERSISTENT
     )
+    is_read_only = current_store().is_read_only
     buttons = html.Div(
         [
             dmc.Button("Run", id="playground-run", size="sm", color=BUTTON_COLOUR),
             dmc.Button("Cancel", id="playground-cancel", size="sm", variant="default"),
+            dmc.Button("Keep", id="playground-keep", size="sm", variant="default", disabled=is_read_only),
         ],
         className="playground-buttons",
+        title=f"Keep is off: {READ_ONLY_REASON}." if is_read_only else KEEP_TOOLTIP,
     )
     return [prompt, html.Div([heads, choice, kind, count, buttons], className="playground-inputs"), _second_prompt()]
 

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, Json, Out, PlaygroundModels, Quiet
+from headscope.cli.flags import EXAMPLE, EXAMPLES, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
 
@@ -144,11 +144,15 @@ def dash(
         int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8050,
     model: PlaygroundModels = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Write nothing: no notes, no tags, no kept prompts.")
+    ] = False,
 ) -> None:
     """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints, your own prompts.
 
-    Read-only and local only: it listens on this machine and makes no network requests. New runs appear by themselves.
-    With --model, the page Playground runs these models on prompts that you type.
+    Local only: it listens on this machine and makes no network requests. New runs appear by themselves. With --model,
+    the page Playground runs these models on prompts that you type. The app writes only what you keep: prompts of the
+    playground as runs, and notes and tags in the folders of runs.
     """
     path = user_input.expand_path(directory, "directory")
     if not path.is_dir():
@@ -161,7 +165,7 @@ def dash(
     for spec in models.values():
         ModelSpec.parse(spec)
     try:
-        serve(path.resolve(), port, models)
+        serve(path.resolve(), port, models, read_only or path.resolve().is_relative_to(EXAMPLES))
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error

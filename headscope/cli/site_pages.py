@@ -25,7 +25,7 @@ from headscope.report.blocks import Block, HeadTable, Link, Links, PageContent, 
 from headscope.report.static_site import SitePage, SortableTable
 from headscope.report.text import statistics_table
 from headscope.runs.column_metadata import statistic
-from headscope.runs.run import Run
+from headscope.runs.run import Run, RunProgress
 from headscope.runs.summary import longest_ess_column
 
 SUPPORTED_PARAMETERS = {"run", "models", "sets", "model", "stat"}
@@ -36,7 +36,7 @@ class SingleRunStore(RunStore):
     """A store of one open run."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(Path())
+        super().__init__(Path(), is_read_only=True)
         self.run = run
 
     def list_runs(self) -> dict[str, Run | BadRun]:
@@ -44,6 +44,9 @@ class SingleRunStore(RunStore):
 
     def unfinished_cells(self) -> dict[str, int]:
         return {}
+
+    def progress(self) -> list[RunProgress]:
+        return []
 
     def open_combined(self, names: Sequence[str]) -> Run:
         return self.run

@@ -6,7 +6,7 @@ the side of the query, one on the side of the key, and over rotary pairs. Only t
 are kept: memory is O(components x tokens x D), never L x L.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,26 +131,19 @@ def find_top_far_rows(
     first, one for each key. `heads` are (layer, head) by layer number. Raises BadInput for unknown heads, and for a
     head that sees no far key.
     """
-    geometry, top_rows = model.geometry, dict[tuple[int, int], list[tuple[RowAndKey, float]]]()
-    for layer, head in heads:
-        if not geometry.has_head(layer, head):
-            raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
+    top_rows = dict[tuple[int, int], list[tuple[RowAndKey, float]]]()
 
-    def select_rows(record: AttentionRecord) -> None:
-        number, all_rows = geometry.layer_numbers[record.layer], torch.arange(record.q.shape[1], device=record.q.device)
-        for head in sorted({head for layer, head in heads if layer == number}):
-            top = find_top_keys(_one_head(record, head, geometry.kv_group(record.layer, head)), all_rows, 1)
-            rows: dict[int, tuple[RowAndKey, float]] = {}
-            for row in top.far_weights[0].nan_to_num(-1).argsort(descending=True, stable=True).tolist():
-                key, weight = int(top.far_keys[0, row]), float(top.far_weights[0, row])
-                if len(rows) == count or np.isnan(weight):
-                    break
-                rows.setdefault(key, (RowAndKey(number, head, row, key), weight))
-            top_rows[number, head] = [*rows.values()]
+    def select_rows(layer: int, head: int, record: AttentionRecord) -> None:
+        top = find_top_keys(record, torch.arange(record.q.shape[1], device=record.q.device), 1)
+        rows: dict[int, tuple[RowAndKey, float]] = {}
+        for row in top.far_weights[0].nan_to_num(-1).argsort(descending=True, stable=True).tolist():
+            key, weight = int(top.far_keys[0, row]), float(top.far_weights[0, row])
+            if len(rows) == count or np.isnan(weight):
+                break
+            rows.setdefault(key, (RowAndKey(layer, head, row, key), weight))
+        top_rows[layer, head] = [*rows.values()]
 
-    with attached(model), evaluating(model), capturing(model) as layers:
-        layers.listen(select_rows, sorted({geometry.layer_numbers.index(layer) for layer, _ in heads}))
-        finite_hidden_states(model, torch.as_tensor(ids).to(model.device)[None])
+    _record_heads(model, ids, heads, select_rows)
     for layer, head in heads:
         if not top_rows[layer, head]:
             raise BadInput(
@@ -158,6 +151,48 @@ def find_top_far_rows(
                 "or a longer text"
             )
     return [row for head in heads for row in top_rows[head]]
+
+
+def find_rows(
+    model: Model, ids: Tensor, heads: Sequence[tuple[int, int]], queries: Sequence[int]
+) -> list[tuple[RowAndKey, float]]:
+    """The key of largest weight in these query rows of each head, and that weight. Raises BadInput for unknown heads,
+    and for queries beyond the text, ids [L]."""
+    if max(queries) >= len(ids):
+        raise BadInput(f"query {max(queries)} is beyond the text of {len(ids)} tokens. Use at most {len(ids) - 1}")
+    rows: list[tuple[RowAndKey, float]] = []
+
+    def select_rows(layer: int, head: int, record: AttentionRecord) -> None:
+        top = find_top_keys(record, torch.tensor(sorted(queries), device=record.q.device), 1)
+        rows.extend(
+            (RowAndKey(layer, head, query, int(key)), float(weight))
+            for query, key, weight in zip(sorted(queries), top.keys[0, :, 0], top.weights[0, :, 0], strict=True)
+        )
+
+    _record_heads(model, ids, heads, select_rows)
+    return rows
+
+
+def _record_heads(
+    model: Model,
+    ids: Tensor,
+    heads: Sequence[tuple[int, int]],
+    listener: Callable[[int, int, AttentionRecord], None],
+) -> None:
+    """Call `listener` with layer number, head and record of each head in a pass over ids [L]."""
+    geometry = model.geometry
+    for layer, head in heads:
+        if not geometry.has_head(layer, head):
+            raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
+
+    def listen(record: AttentionRecord) -> None:
+        number = geometry.layer_numbers[record.layer]
+        for head in sorted({head for layer, head in heads if layer == number}):
+            listener(number, head, _one_head(record, head, geometry.kv_group(record.layer, head)))
+
+    with attached(model), evaluating(model), capturing(model) as layers:
+        layers.listen(listen, sorted({geometry.layer_numbers.index(layer) for layer, _ in heads}))
+        finite_hidden_states(model, torch.as_tensor(ids).to(model.device)[None])
 
 
 def _one_head(record: AttentionRecord, head: int, group: int) -> AttentionRecord:

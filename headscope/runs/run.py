@@ -4,8 +4,10 @@ import importlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +19,11 @@ from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
 from headscope.runs import hub, summary
 from headscope.runs.columns import all_tables, tables_of_every_run
+from headscope.runs.io import read_json
 from headscope.runs.run_tables import RunTables
 
+PLAN_FILE = "plan.json"
+"""File of an unfinished run with the number of its cells."""
 NOTEBOOK_MODULE = "headscope.report.notebook"
 """Renders a run in a notebook. It lies in a higher layer, so it is named here and imported on use."""
 SCORES_MODULE = "headscope.scores"
@@ -251,10 +256,40 @@ def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
     return entries
 
 
-def unfinished_runs(directory: Path | str) -> dict[str, int]:
-    """Number of stored cells of each interrupted or running run in `directory`, by its future name."""
-    cell_counts: dict[str, int] = {}
+@dataclass(frozen=True)
+class RunProgress:
+    """An unfinished run: its future name, stored and planned cells (None if it does not say), and the time in seconds
+    since the last one was stored."""
+
+    name: str
+    cells: int
+    planned_cells: int | None
+    seconds_since: float
+
+    def describe(self) -> str:
+        """The progress in a sentence without its end."""
+        planned = "" if self.planned_cells is None else f" of {self.planned_cells:,}"
+        noun = "work item" if not planned and self.cells == 1 else "work items"
+        minutes = self.seconds_since / 60
+        ago = f"{self.seconds_since:.0f} s" if minutes < 2 else f"{minutes:,.0f} minutes"
+        return f"{self.cells:,}{planned} {noun} stored; last change {ago} ago"
+
+
+def run_progress(directory: Path | str) -> list[RunProgress]:
+    """The progress of each interrupted or running run in `directory`."""
+    progress = []
     for cells in sorted(Path(directory).glob(".*.partial/cells")):
         with suppress(OSError):  # the run was committed just now
-            cell_counts[cells.parent.stem[1:]] = len(os.listdir(cells))
-    return cell_counts
+            count, seconds = len(os.listdir(cells)), time.time() - cells.stat().st_mtime
+            try:
+                planned = read_json(cells.parent / PLAN_FILE).get("cells")
+            except BadRun:
+                planned = None
+            planned = planned if isinstance(planned, int) else None
+            progress.append(RunProgress(cells.parent.stem[1:], count, planned, max(0.0, seconds)))
+    return progress
+
+
+def unfinished_runs(directory: Path | str) -> dict[str, int]:
+    """Number of stored cells of each interrupted or running run in `directory`, by its future name."""
+    return {run.name: run.cells for run in run_progress(directory)}

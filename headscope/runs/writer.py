@@ -27,7 +27,7 @@ from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
 from headscope.runs.manifest import write_manifest
-from headscope.runs.run import Run, combine_runs
+from headscope.runs.run import PLAN_FILE, Run, combine_runs
 from headscope.signals import uninterrupted
 
 MAX_NAME_BYTES = 255
@@ -110,6 +110,11 @@ class RunWriter:
     def is_committed(self) -> bool:
         """Whether the run has its final name."""
         return self._lock is None
+
+    def record_plan(self, cells: int) -> None:
+        """Store the number of cells that the run will have, so that others can show its progress."""
+        with _convert_write_errors(self.final_path.parent):
+            write_json(self.partial_path / PLAN_FILE, {"cells": cells})
 
     def find_finished(self, inputs: Mapping[str, str]) -> Run | None:
         """A finished run of this config and these inputs, unless there are unfinished cells to continue."""

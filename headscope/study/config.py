@@ -29,6 +29,8 @@ from headscope.runs import old_names
 MAX_SEED = 2**31 - 1
 MAX_DOCUMENTS = 1_000_000
 MAX_WORKERS = 10_000
+MAX_PROMPT_TOKENS = 1024
+"""Most tokens of a prompt that takes the place of documents: each of them is a query row."""
 
 
 class Options(BaseModel):
@@ -68,6 +70,40 @@ def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
 
 
 Lengths = Annotated[list[int], sorted_lengths(2, "context length")]
+
+
+class MultilineOptions(Options):
+    """Options whose texts may have several lines."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        super()._check_text(check_prompt(value) if isinstance(value, str) else value)
+        return value
+
+
+class PromptOptions(MultilineOptions):
+    """Options of a probe that reads documents, or a prompt instead."""
+
+    prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
+    prompt_file: str | None = Field(None, description="file to read the prompt from")
+
+    @model_validator(mode="after")
+    def _check_prompt_alone(self) -> "PromptOptions":
+        prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
+        if len(prompts) == 2:
+            raise ValueError("'prompt' and 'prompt_file' cannot be combined. Give one of them")
+        if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):
+            raise ValueError(
+                f"'{min(unused)}' cannot be combined with a prompt: every token of a prompt is analysed. "
+                f"Remove '{min(unused)}'"
+            )
+        return self
+
+
+def check_prompt(text: str) -> str:
+    """The text on one line. Raises ValueError for control characters other than tabs and line breaks."""
+    return user_input.check_text(re.sub(r"[\t\n\r]", " ", text))
 
 
 class TextOptions(Options):

@@ -110,6 +110,7 @@ def run_study(
             )
         context.files_folder = writer.files_folder
         context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
+        writer.record_plan(len(plan))
         pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)
         descriptions: dict[str | None, Mapping[str, Any]] = {}
         timings = CellTimings()

@@ -10,14 +10,14 @@ from pydantic import Field, model_validator
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
-from headscope.study.config import Options
+from headscope.study.config import MultilineOptions
 
 KINDS = ("zero", "mean", "resample", "streaming")
 PROMPT_SET = "prompt"
 """Name of the set of a single prompt."""
 
 
-class AblationOptions(Options):
+class AblationOptions(MultilineOptions):
     """Ablation of heads, one at a time and together, while the model answers a prompt."""
 
     prompt: str | None = Field(

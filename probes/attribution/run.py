@@ -15,6 +15,7 @@ from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.prompt import ProbeTexts
 from probes.attribution.schema import AttributionOptions
 
 
@@ -22,7 +23,8 @@ class AttributionRunner:
     """Cells: each (model, context length, document). It only observes, so its passes are shared with other probes."""
 
     def __init__(self, options: AttributionOptions, context: StudyContext):
-        self.options, self.context = options, context
+        self.texts = ProbeTexts(options, options.lengths, context)
+        self.context = context
 
     def cells(self) -> list[Cell]:
         return [
@@ -33,8 +35,8 @@ class AttributionRunner:
                 text_pass=TextPass.over(document.ids[:length], number),
             )
             for label in self.context.labels
-            for length in self.options.lengths
-            for number, document in enumerate(self._documents(label))
+            for length in self.texts.lengths(label)
+            for number, document in enumerate(self.texts.documents(label))
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
@@ -48,10 +50,7 @@ class AttributionRunner:
     def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
         assert cell.model is not None
         assert cell.text_pass is not None
-        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
-
-    def _documents(self, label: str) -> list[TokenDocument]:
-        return self.context.documents(label, max(self.options.lengths))
+        return self.texts.documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class AttributionObserver(LogitAttribution):

@@ -16,10 +16,10 @@ from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.run_tables import RunTables
 from headscope.runs.synthetic import Sizes
-from headscope.study.config import Lengths, Options
+from headscope.study.config import Lengths, PromptOptions
 
 
-class AttributionOptions(Options):
+class AttributionOptions(PromptOptions):
     """What each head adds directly to the logit of the next token."""
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")

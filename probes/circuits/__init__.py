@@ -18,6 +18,7 @@ PROBE = Probe(
     head_charts="probes.circuits.report:head_charts",
     findings="probes.circuits.findings:findings",
     head_findings="probes.circuits.findings:head_findings",
+    row_charts="probes.circuits.report:row_charts",
     glossary="probes.circuits.report:GLOSSARY",
     synthetic_rows="probes.circuits.synthetic:synthetic_cells",
     bench="probes.circuits.bench:benchmark_variants",

@@ -172,12 +172,16 @@ def _attribution_finding(run: Run, model: str, layer: int, head: int) -> Finding
     }
     return Finding(
         PROBE.title,
-        f"In {model}, L{layer}H{head} has a mean logit of {logit:+.2f} in its {len(tables['qk_rows'])} top far rows. "
+        f"In {model}, L{layer}H{head} has a mean logit of {logit:+.2f} in {_count_rows(len(tables['qk_rows']))}. "
         f"The largest contributions at the key's token are those of {sides['key']}; at the query's token, those of "
         f"{sides['query']}.",
         model,
         data=FindingData(logit, n=len(tables["qk_rows"]), layer=layer, head=head),
     )
+
+
+def _count_rows(count: int) -> str:
+    return f"{count} attributed row{'' if count == 1 else 's'}"
 
 
 def _list_paths(paths: pd.DataFrame) -> str:

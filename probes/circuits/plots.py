@@ -147,9 +147,11 @@ def plot_token_pairs(rows: pd.DataFrame, models: list[str], layer: int, head: in
     return style.fit_legend(figure)
 
 
-def plot_qk_components(means: pd.DataFrame, name: str) -> go.Figure:
-    """Bars of the components that add most to a head's logits at top far rows; `means` are `mean_contributions`."""
-    figure = style.new_figure(f"What writes the logits of {style.escape_label(name)}", 420)
+def plot_qk_components(means: pd.DataFrame, name: str, row: str = "") -> go.Figure:
+    """Bars of the components that add most to a head's logits at top far rows, or at one row with this name; `means`
+    are `mean_contributions`."""
+    title = f"What writes the logits of {style.escape_label(name)}"
+    figure = style.new_figure(f"{title}, {row}" if row else title, 420)
     leading = means.loc[means.abs().max(axis=1).nlargest(MAX_COMPONENTS).index[::-1]]
     for index, (side, text) in enumerate(SIDE_LABELS.items()):
         figure.add_bar(
@@ -160,7 +162,7 @@ def plot_qk_components(means: pd.DataFrame, name: str) -> go.Figure:
             marker_color=style.PALETTE[index],
             hovertemplate="%{y}: %{x:+.2f} logits<extra>" + text + "</extra>",
         )
-    figure.update_xaxes(title_text="mean contribution (logits)")
+    figure.update_xaxes(title_text="contribution (logits)" if row else "mean contribution (logits)")
     figure.update_yaxes(type="category", automargin=True)
     return style.fit_legend(figure)
 

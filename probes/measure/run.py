@@ -20,6 +20,7 @@ from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.prompts.texts import TokenDocument
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
+from headscope.study.prompt import ProbeTexts
 from probes.measure.schema import MeasureOptions
 
 
@@ -49,6 +50,7 @@ class MeasureRunner:
 
     def __init__(self, options: MeasureOptions, context: StudyContext):
         self.options, self.context = options, context
+        self.texts = ProbeTexts(options, options.lengths, context)
 
     def cells(self) -> list[Cell]:
         return [
@@ -59,8 +61,8 @@ class MeasureRunner:
                 text_pass=TextPass.over(document.ids[:length], number),
             )
             for label in self.context.labels
-            for length in self.options.lengths
-            for number, document in enumerate(self._documents(label))
+            for length in self.texts.lengths(label)
+            for number, document in enumerate(self.texts.documents(label))
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
@@ -70,7 +72,7 @@ class MeasureRunner:
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "MeasureObserver":
         document, length = self._document(cell)
         assert cell.text_pass is not None
-        rows = None if self.options.rows == "exact" else self.options.rows
+        rows = None if self.options.rows == "exact" or self.texts.is_prompt else self.options.rows
         seed = self.context.seed + cell.text_pass.document
         keys = {"model": cell.model, "context_length": length}
         return MeasureObserver(model, ids, self.options.tables, rows, seed, keys, document.name)
@@ -78,11 +80,7 @@ class MeasureRunner:
     def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
         assert cell.model is not None
         assert cell.text_pass is not None
-        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
-
-    def _documents(self, label: str) -> list[TokenDocument]:
-        """The documents of every length: those that are long enough for the longest, so that lengths compare."""
-        return self.context.documents(label, max(self.options.lengths))
+        return self.texts.documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class MeasureObserver:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
-from headscope.study.config import Lengths, Options
+from headscope.study.config import Lengths, PromptOptions
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
@@ -13,7 +13,7 @@ MAX_ROWS = 2**20
 """Most query rows that are sampled per document."""
 
 
-class MeasureOptions(Options):
+class MeasureOptions(PromptOptions):
     """What to measure over texts."""
 
     lengths: Lengths = Field(default=[512, 2048], description="context lengths in tokens")

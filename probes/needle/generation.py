@@ -12,25 +12,28 @@ import torch
 from headscope.attention.record import AttentionRecord
 from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds
 from headscope.forward.residual_decomposition import ResidualDecomposition
-from headscope.measures.copying import CopyScoreAccumulator, CopyScores
+from headscope.measures.copying import AnswerKeysAccumulator, CopyScoreAccumulator, CopyScores
 from headscope.positions.model import Model
 from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from probes.needle.attribution import AnswerAttribution, AttributionAccumulator
 
+MIN_KEY_WEIGHT = 0.15
+"""Least weight of a key that is stored at an answer step: a head has at most six of them [ours]."""
 EXTRA_ANSWER_STEPS = 6
 """Answer steps of a strict trial beyond the number of scored tokens [ours]."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrialAnswer:
-    """Outcome of a trial: the answer, its recall 0..1, the text of each scored step, copy scores of the heads and, if
-    requested, their attribution."""
+    """Outcome of a trial: the answer, its recall 0..1, the text of each scored step, copy scores of the heads, the keys
+    that they attend to (`AnswerKeysAccumulator.compute`) and, if requested, their attribution."""
 
     text: str
     recall: float
     step_texts: list[str]
     copies: CopyScores
+    keys: tuple[torch.Tensor, torch.Tensor]
     attribution: AnswerAttribution | None = None
 
 
@@ -47,11 +50,13 @@ def answer_prompt(
     """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
     copy_scores = CopyScoreAccumulator(generator.model.geometry.layers, spans)
+    answer_keys = AnswerKeysAccumulator(generator.model.geometry.layers, MIN_KEY_WEIGHT)
     needles = [(start - builder.cue_count, end) for start, end in spans]
     attribution = None if decomposition is None else AttributionAccumulator(decomposition, needles)
 
     def listen(record: AttentionRecord) -> None:
         copy_scores.update(record)
+        answer_keys.update(record)
         if attribution is not None:
             attribution.update(record)
 
@@ -65,7 +70,8 @@ def answer_prompt(
     text = decode_tokens(builder.tokenizer, np.array(answer_tokens, np.int32)).strip()
     step_texts = [*text_increments(builder.tokenizer, scored.tolist())]
     answer_attribution = None if attribution is None else attribution.compute(scored)
-    return TrialAnswer(text, rouge1_recall(builder.scored_text, text), step_texts, copies, answer_attribution)
+    recall, keys = rouge1_recall(builder.scored_text, text), answer_keys.compute(len(scored))
+    return TrialAnswer(text, recall, step_texts, copies, keys, answer_attribution)
 
 
 def generate_answer(

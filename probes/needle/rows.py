@@ -1,5 +1,6 @@
 """Answered trials as rows of the needle probe's tables."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 from headscope.attention.record import Geometry
 from headscope.measures.copying import CopyScores
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
+from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
 from probes.needle.attribution import AnswerAttribution
 from probes.needle.generation import TrialAnswer
 
 IntArray = npt.NDArray[np.int64]
+WEIGHT_LEVELS = 128
+"""Levels of the weights in `needle_keys`: rounded weights take a third of the space."""
 CONTEXT_TOKENS = 40
 """Haystack tokens stored on each side of a needle."""
 
@@ -71,12 +75,23 @@ def needle_tokens_row(prompt: NeedlePrompt, builder: NeedlePromptBuilder, keys: 
     return {**keys, **{name: [decode_tokens(builder.tokenizer, part)] for name, part in parts.items()}}
 
 
+def prompt_row(prompt: NeedlePrompt, builder: NeedlePromptBuilder, keys: Mapping[str, Any]) -> Rows:
+    """The row of `needle_prompts`: the text of every token of the prompt."""
+    texts, _ = token_texts(builder.tokenizer, prompt.ids.tolist())
+    return {**keys, "tokens": [json.dumps(texts, ensure_ascii=False)]}
+
+
 def answer_step_rows(answer: TrialAnswer, geometry: Geometry, keys: Mapping[str, Any]) -> dict[str, Rows]:
-    """Rows of `needle_steps` and `needle_copies`; a table without rows is omitted."""
+    """Rows of `needle_steps`, `needle_copies` and `needle_keys`; a table without rows is omitted."""
     rows: dict[str, Rows] = {}
     if answer.step_texts:
         rows["needle_steps"] = {**keys, "step": list(range(len(answer.step_texts))), "text": answer.step_texts}
     _, layer, step, head, key = answer.copies.copy_events.numpy().T
     if len(key):
         rows["needle_copies"] = {**keys, "step": step, **_head_columns(layer, head, geometry), "key": key}
+    indices, weights = answer.keys
+    if len(weights):
+        layer, step, head, key = indices.numpy().T
+        columns = {"step": step, **_head_columns(layer, head, geometry), "key": key}
+        rows["needle_keys"] = {**keys, **columns, "weight": np.round(weights.numpy() * WEIGHT_LEVELS) / WEIGHT_LEVELS}
     return rows

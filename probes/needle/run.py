@@ -136,6 +136,7 @@ class NeedleRunner:
             trial_keys = {**keys, "depth": trial.depths[0]}
             rows |= {
                 "needle_tokens": rows_of.needle_tokens_row(prompts[0], prompter, trial_keys),
+                "needle_prompts": rows_of.prompt_row(prompts[0], prompter, trial_keys),
                 **rows_of.answer_step_rows(answer, model.geometry, trial_keys),
             }
         if answer.attribution is not None:

@@ -236,6 +236,34 @@ NEEDLE_COPIES = Table(
     ),
 )
 
+NEEDLE_KEY_WEIGHTS = Table(
+    "needle_keys",
+    "what each head attends to at each answer step, without controls: the keys, other than the first token, that hold "
+    "at least 15 % of the weight of the query that outputs the token",
+    (
+        MODEL,
+        MODE,
+        *NEEDLE_KEYS,
+        ANSWER_STEP,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("key", "index32", "tokens", "key position j in the prompt; later positions are tokens of the answer", 1),
+        Column("weight", "value", "", "attention weight of that key, rounded to 1/128", 0, 1),
+    ),
+)
+
+NEEDLE_PROMPTS = Table(
+    "needle_prompts",
+    "the tokens of each prompt, without controls",
+    (
+        MODEL,
+        MODE,
+        *NEEDLE_KEYS,
+        Column("tokens", "text", "", "what each token adds to the text, as a JSON list"),
+    ),
+)
+
 NEEDLE_ATTRIBUTION = Table(
     "needle_attribution",
     "direct logit attribution of each head to the answer in each trial, successful or not",
@@ -309,6 +337,8 @@ TABLES = (
     NEEDLE_TOKENS,
     NEEDLE_STEPS,
     NEEDLE_COPIES,
+    NEEDLE_KEY_WEIGHTS,
+    NEEDLE_PROMPTS,
     NEEDLE_ATTRIBUTION,
     NEEDLE_ABLATION,
     NEEDLE_ABLATED_HEADS,

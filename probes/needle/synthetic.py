@@ -1,5 +1,6 @@
 """Synthetic needle trials for tests and benchmarks: heads of low growth copy; deep and long trials fail more often."""
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -64,11 +65,21 @@ def _synthetic_answers(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str
     copies["step"] = copies["head"] % 3
     copies["key"] = copies["span_start"] + copies["step"]
     columns = [*keys, "step", "layer", "head", "kv_group", "key"]
+    prompts = hidden[keys].assign(tokens=[_synthetic_tokens(trial) for trial in hidden.itertuples()])
     return {
+        "needle_keys": copies[columns].assign(weight=0.75),
+        "needle_prompts": prompts,
         "needle_tokens": hidden[keys].assign(**texts),
         "needle_steps": steps[[*keys, "step", "text"]],
         "needle_copies": copies[columns],
     }
+
+
+def _synthetic_tokens(trial: Any) -> str:
+    """The tokens of a prompt: numbered words, with the scored tokens in their place."""
+    tokens = [f" w{position}" for position in range(trial.context_length)]
+    tokens[trial.span_start : trial.span_end] = [" 18", "47", " by", " Odette", " March", "bank", "s", "."]
+    return json.dumps(tokens)
 
 
 def _synthetic_attribution(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:

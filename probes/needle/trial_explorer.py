@@ -1,10 +1,13 @@
 """Trial explorer: the trials of one cell of the success map, and the prompt and answer of one trial.
 
-The URL query selects the kind of needle (`mode`), the cell (`length`, `depth`) and the trial in the cell (`trial`).
+The URL query selects the kind of needle (`mode`), the cell (`length`, `depth`), the trial in the cell (`trial`), and
+the answer token (`step`, from 1) and head (`layer`, `head`) whose attention is shown.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
@@ -19,6 +22,8 @@ from headscope.report.explorer_blocks import (
     query_link,
 )
 from headscope.report.text import format_percent, to_visible_line, to_visible_token
+from headscope.report.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
+from headscope.runs.run import Run
 from probes.needle import PROBE
 from probes.needle.analysis import MODE_LABELS, present_modes, success_by_cell
 from probes.needle.schema import NEEDLES
@@ -26,6 +31,8 @@ from probes.needle.schema import NEEDLES
 PAGE_TITLE = "Needle trials"
 MAX_HEADS_PER_STEP = 24
 """Largest number of heads listed for one answer token."""
+KEY_CONTEXT = (12, 8)
+"""Tokens before and after an attended key."""
 
 
 def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageContent:
@@ -41,7 +48,7 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
     )
     if trials is None or trials.empty:
         return PageContent(PAGE_TITLE, f"No needle trials of {context.selected_model}. Choose another model.", {})
-    notes: list[str] = []
+    run, notes = context.run, list[str]()
     mode = choice_or_default("mode", present_modes(trials), url_query, notes)
     trials = trials[trials["mode"] == mode].assign(depth_text=trials["depth"].map(_format_depth))
     lengths = [str(length) for length in sorted(trials["context_length"].unique())]
@@ -61,6 +68,8 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
         f"Trials at {cell_title}": [_trial_list(cell, int(number)), _trial_links(int(number), len(cell))],
         f"Needle {trial['needle']} in {trial['doc']}": [*_trial_blocks(context, trial)],
     }
+    if len(steps := _steps_of_trial(run, trial)):
+        sections["What a head attends to at an answer token"] = [*_attention_blocks(run, trial, steps, url_query)]
     lead = (
         f"{context.selected_model} retrieves {int(trials['success'].sum())} of {len(trials)} {MODE_LABELS[mode]}. "
         "Choose a cell, then one of its trials."
@@ -131,7 +140,8 @@ def _trial_links(trial_number: int, trial_count: int) -> KeyLinks:
 
 def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
     """The prompt around the needle and the answer token by token; if they are not stored, how to store them."""
-    if "needle_tokens" not in context.run.tables or (prompts := _rows_of_trial(context, "needle_tokens", trial)).empty:
+    prompts = _rows_of_trial(context.run, "needle_tokens", trial)
+    if prompts is None or prompts.empty:
         yield TextBlock([f"This run does not contain prompts and answers. To store them, run: {PROBE.example}"])
         return
     row = prompts.iloc[0]
@@ -144,25 +154,103 @@ def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
         f"{trial['span_start']:,}–{trial['span_end'] - 1:,}."
     )
     yield passage_table(caption, ("",), [[[token for token in text if token.text]]])
-    steps = _rows_of_trial(context, "needle_steps", trial).sort_values("step")
+    steps = _steps_of_trial(context.run, trial)
     if steps.empty:
         yield TextBlock(["The answer is empty."])
         return
-    copies = (
-        _rows_of_trial(context, "needle_copies", trial) if "needle_copies" in context.run.tables else steps.iloc[:0]
-    )
+    copies = _rows_of_trial(context.run, "needle_copies", trial)
+    if copies is None:
+        copies = steps.iloc[:0]
     cells: list[list[TextCell]] = []
     for step, text_added in steps[["step", "text"]].itertuples(index=False, name=None):
         step_copies = copies[copies["step"] == step] if len(copies) else copies
-        token = Token(to_visible_token(to_visible_line(str(text_added))), is_marked=len(step_copies) > 0)
+        visible, href = to_visible_token(to_visible_line(str(text_added))), query_link(step=step + 1)
+        token = Token(visible, href=href, is_marked=len(step_copies) > 0)
         cells.append([f"{step + 1}", [token], [*_head_tokens(step_copies, copies)]])
-    caption = "Answer tokens and the heads that copied them: their largest attention weight was on that needle token."
+    caption = (
+        "Answer tokens and the heads that copied them: their largest attention weight was on that needle token. Click "
+        "a token to see below what any head attends to there."
+    )
     yield passage_table(caption, ("step", "token", "copied by"), cells)
 
 
-def _rows_of_trial(context: RenderContext, table_name: str, trial: pd.Series) -> pd.DataFrame:
-    """The rows of a stored table that belong to `trial`."""
-    rows = context.run.table(table_name)
+def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query: Mapping[str, str]) -> Iterator[Block]:
+    """The keys of the selected head at the selected answer token, in the prompt; without them, how to store them."""
+    keys, prompts = (_rows_of_trial(run, name, trial) for name in ("needle_keys", "needle_prompts"))
+    if keys is None or prompts is None or prompts.empty:
+        command = PROBE.example
+        yield TextBlock([f"This run does not store what heads attend to at answer tokens. To store it, run: {command}"])
+        return
+    notes: list[str] = []
+    numbers = [step + 1 for step in steps["step"]]
+    step = int(choice_or_default("step", numbers, url_query, notes)) - 1
+    layer, head, choices = _head_choice(run, trial, step, url_query, notes)
+    answer_token = str(steps.set_index("step")["text"][step])
+    links = [
+        Link(f"{number}: {to_visible_token(to_visible_line(str(text)))}", query_link(step=number))
+        for number, text in zip(numbers, steps["text"], strict=True)
+    ]
+    yield LinkChoice(links, "Answer token", numbers.index(step + 1))
+    yield from choices
+    yield KeyLinks([Link("Page of this head", f"/head/{layer}.{head}")], [""])
+    if notes:
+        yield TextBlock(notes)
+    tokens = [*json.loads(prompts["tokens"].iloc[0]), *map(str, steps["text"])]
+    text = TokenizedText(np.array(tokens, dtype=object), np.zeros(len(tokens), bool))
+    rows = keys[(keys["step"] == step) & (keys["layer"] == layer) & (keys["head"] == head)]
+    weights = {int(key): float(weight) for key, weight in zip(rows["key"], rows["weight"], strict=True)}
+    name = f"L{layer}H{head} at the query that outputs “{to_visible_token(to_visible_line(answer_token))}”"
+    if not weights:
+        yield TextBlock([f"{name}: no key other than the first token holds 15 % of the weight."])
+        return
+    scored = range(int(trial["span_start"]), int(trial["span_end"]))
+    cells: list[list[TextCell]] = [
+        [f"{span.start:,}–{span.stop - 1:,}", shaded_tokens(text, span, weights, weights.keys() & {*scored})]
+        for span in context_spans(dict.fromkeys(weights, KEY_CONTEXT), len(tokens))
+    ]
+    top = max(weights, key=weights.__getitem__)
+    caption = (
+        f"{name}: {weights[top]:.2f} of its weight on “{mark_token(text, top, 3, 2)}”. Shaded: keys with at least "
+        f"15 % of the weight, {sum(weights.values()):.2f} together; outlined: tokens of the needle. The first token "
+        "is left out."
+    )
+    yield passage_table(caption, ("tokens", "text"), cells)
+
+
+def _head_choice(
+    run: Run, trial: pd.Series, step: int, url_query: Mapping[str, str], notes: list[str]
+) -> tuple[int, int, list[LinkChoice]]:
+    """The layer and head that the URL names, by default a head that copies at this step, and lists of both."""
+    heads = run.heads[run.heads["model"] == trial["model"]][["layer", "head"]].drop_duplicates()
+    copies = _rows_of_trial(run, "needle_copies", trial)
+    default = tuple(heads.iloc[0])
+    if copies is not None and len(copies):
+        counts = copies.groupby(["layer", "head"]).size().reset_index(name="count")
+        at_step = copies[copies["step"] == step][["layer", "head"]]
+        candidates = counts.merge(at_step) if len(at_step) else counts
+        default = tuple(candidates.sort_values("count", ascending=False, kind="stable")[["layer", "head"]].iloc[0])
+    layers = sorted(heads["layer"].unique())
+    layer = int(choice_or_default("layer", layers, url_query, notes, default[0]))
+    numbers = sorted(heads[heads["layer"] == layer]["head"])
+    head = int(choice_or_default("head", numbers, url_query, notes, default[1] if layer == default[0] else None))
+    lists = [
+        LinkChoice([Link(str(value), query_link(**{name: value})) for value in values], label, values.index(chosen))
+        for label, name, values, chosen in (("Layer", "layer", layers, layer), ("Head", "head", numbers, head))
+    ]
+    return layer, head, lists
+
+
+def _steps_of_trial(run: Run, trial: pd.Series) -> pd.DataFrame:
+    """The answer of the trial token by token; empty if it is not stored."""
+    steps = _rows_of_trial(run, "needle_steps", trial)
+    return pd.DataFrame() if steps is None else steps.sort_values("step")
+
+
+def _rows_of_trial(run: Run, table_name: str, trial: pd.Series) -> pd.DataFrame | None:
+    """The rows of a stored table that belong to `trial`; None if the run lacks the table."""
+    if table_name not in run.tables:
+        return None
+    rows = run.table(table_name)
     for key in NEEDLES.keys:
         rows = rows[rows[key] == trial[key]]
     return rows

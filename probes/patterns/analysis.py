@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from headscope.report.token_spans import TokenizedText
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
@@ -19,8 +19,6 @@ MAX_FAR_ROWS = 8
 """Top far rows of a head and document."""
 MIN_ROW_DISTANCE = 8
 """Least distance in tokens between two top far rows of a document; closer rows show the same pattern."""
-CONTEXT_TOKENS = 6
-"""Tokens of context on either side of a token."""
 
 PatternKey = tuple[str, int, str, int, int]
 """Model, context length, document, layer and head."""
@@ -48,31 +46,6 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     means = rows.astype({"weight": "float64"}).groupby(keys, observed=True)["weight"].mean()
     means = plain_types(means.reset_index()).set_index(keys)["weight"].sort_index()
     return mean_with_interval(means, "far_weight", 0, 1)
-
-
-@dataclass(frozen=True)
-class TokenizedText:
-    """The tokens of one document: the text that each adds, and whether it is a special token."""
-
-    token_texts: npt.NDArray[np.object_]
-    is_special: npt.NDArray[np.bool_]
-
-    def split_at(
-        self, position: int, before: int = CONTEXT_TOKENS, after: int = CONTEXT_TOKENS
-    ) -> tuple[str, str, str]:
-        """The text before a token, the token, and the text after it.
-
-        A token that holds part of a character is extended to the token that completes the character.
-        """
-        end = position + 1
-        while end < len(self.token_texts) and not self.token_texts[position:end].sum():
-            end += 1
-        left, right = self.token_texts[max(0, position - before) : position], self.token_texts[end : end + after]
-        return "".join(left), "".join(self.token_texts[position:end]), "".join(right)
-
-    def context_range(self, position: int, before: int, after: int) -> range:
-        """Positions of a token and of its context, clipped to the text."""
-        return range(max(0, position - before), min(len(self.token_texts), position + after + 1))
 
 
 @dataclass(frozen=True)

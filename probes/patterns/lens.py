@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from headscope.report import assembly
 from headscope.report.blocks import Block, Link, PageContent, RenderContext, TextBlock
 from headscope.report.explorer_blocks import (
     KeyLinks,
@@ -20,13 +21,13 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
+from headscope.report.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
 from probes.patterns.analysis import (
     MAX_FAR_ROWS,
     PatternKey,
-    TokenizedText,
     document_text,
     have_same_tokens,
     stored_patterns,
@@ -34,7 +35,6 @@ from probes.patterns.analysis import (
     top_far_rows,
     top_keys,
 )
-from probes.patterns.token_spans import context_spans, mark_token, shaded_tokens
 
 TITLE = "Token lens"
 KEY_CONTEXT = (10, 10)
@@ -109,6 +109,7 @@ def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
             *([TextBlock(state.notes)] if state.notes else []),
             _attended_text(run, state, text, keys),
         ],
+        "Why here?": [*assembly.row_blocks(run, *state.pattern_key, state.query_position)],
         "The same row under each model": [*_compare_models(run, state, text, context.models)],
         "Other query tokens": [*_query_choices(run, state, text)],
         "Top far rows of this head": [far_rows_table(run, model, state.layer, state.head)],

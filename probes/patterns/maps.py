@@ -14,12 +14,12 @@ from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
 from headscope.report.blocks import Chart
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import head_mask
+from headscope.report.token_spans import to_display_line
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE
 from probes.patterns.analysis import document_text, have_same_tokens, stored_queries
 from probes.patterns.schema import decode_map
-from probes.patterns.token_spans import to_display_line
 
 LOWEST_DECADE = -4
 """The colour scale of weights ends at 10 to this power; smaller weights have its last colour."""

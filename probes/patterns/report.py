@@ -13,13 +13,13 @@ from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Ove
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
+from headscope.report.token_spans import mark_token
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE, maps
 from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
 from probes.patterns.lens import far_rows_table
-from probes.patterns.token_spans import mark_token
 
 CARD_ROWS = 3
 """Top far rows on the card of a head."""

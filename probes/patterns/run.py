@@ -4,15 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.pooled_map import PooledMaps
@@ -25,7 +22,8 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
-from probes.patterns.schema import MAX_ROWS, PatternsOptions, check_prompt, encode_map
+from headscope.study.prompt import ProbeTexts
+from probes.patterns.schema import PatternsOptions, encode_map
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
 
@@ -46,17 +44,15 @@ class PatternsRunner:
 
     def __init__(self, options: PatternsOptions, context: StudyContext):
         self.options, self.context = options, context
-        self._prompt = _load_prompt(options)
-        if self._prompt is not None:
-            context.record_input("prompt", self._prompt)
+        self.texts = ProbeTexts(options, options.lengths, context)
 
     def cells(self) -> list[Cell]:
         cells, stored = [], set()
         for label in self.context.labels:
-            documents = self._documents(label)
+            documents = self.texts.documents(label)
             longest = len(documents[0].ids)
             tokenizer = digest_tokenizer(self.context.tokenizer(label))
-            for length in [longest] if self._prompt is not None else self.options.lengths:
+            for length in self.texts.lengths(label):
                 for number, document in enumerate(documents):
                     tokens = sha256(f"{tokenizer} {document.digest}".encode()).hexdigest()[:12]
                     is_new = length == longest and (tokens, number) not in stored
@@ -75,7 +71,7 @@ class PatternsRunner:
         document, length = self._document(cell)
         assert cell.model is not None
         assert cell.text_pass is not None
-        count = MAX_ROWS if self._prompt is not None else self.options.rows
+        count = length if self.texts.is_prompt else self.options.rows
         rows = stratified_rows(length, count, self.context.seed + cell.text_pass.document)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         tokenizer = self.context.tokenizer(cell.model) if cell.task.stores_tokens else None
@@ -87,22 +83,7 @@ class PatternsRunner:
     def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
         assert cell.model is not None
         assert cell.text_pass is not None
-        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
-
-    def _documents(self, label: str) -> list[TokenDocument]:
-        """The prompt, or the documents of every length, as long as the longest."""
-        if self._prompt is None:
-            return self.context.documents(label, max(self.options.lengths))
-        name, text = self._prompt
-        ids = texts.first_tokens(text, self.context.tokenizer(label), MAX_ROWS + 1)
-        if len(ids) < 2:
-            raise BadInput(f"the prompt has {len(ids)} token{'s' if not ids else ''}. Give a text of at least 2 tokens")
-        if len(ids) > MAX_ROWS:
-            raise BadInput(
-                f"the prompt has more than {MAX_ROWS:,} tokens. Give a shorter one, or sample rows of it with --text "
-                "file:PATH and --length"
-            )
-        return [TokenDocument(name, ids, sha256(text.encode()).hexdigest())]
+        return self.texts.documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class PatternsObserver:
@@ -179,30 +160,6 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
             collect_top_keys, model, ids, rows, BENCHMARK_KEYS
         ),
     }
-
-
-def _load_prompt(options: PatternsOptions) -> tuple[str, str] | None:
-    """Name and text of the prompt, if one is given.
-
-    Raises BadInput for a blank prompt or control characters, ResourceMissing without its file.
-    """
-    if options.prompt is not None:
-        name, text = "prompt", options.prompt
-    elif options.prompt_file is not None:
-        file = user_input.expand_path(options.prompt_file, "prompt file")
-        if not file.is_file():
-            location = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
-            raise ResourceMissing(f"no prompt file at {location}. Check the path")
-        name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
-        try:
-            check_prompt(text)
-        except ValueError as error:
-            raise BadInput(f"prompt file {user_input.quote(options.prompt_file)}: {error}") from error
-    else:
-        return None
-    if not text.strip():
-        raise BadInput(f"{'the prompt' if name == 'prompt' else f'{options.prompt_file}'} is blank. Give some text")
-    return name, text
 
 
 def _token_rows(tokenizer: Any, tokenizer_digest: str, document: TokenDocument) -> Rows:

@@ -1,6 +1,5 @@
 """Options, stored tables and synthetic rows of the patterns probe."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -8,33 +7,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from headscope import user_input
 from headscope.bins import map_blocks
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
-from headscope.study.config import Lengths, Options
-
-MAX_ROWS = 1024
-"""Most query rows per document, and so most tokens of a prompt: every token of a prompt is a query row."""
+from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
 
 LEVELS_PER_OCTAVE = 12
 """Stored levels of a map's weight between 1 and 1/2."""
 
 
-def check_prompt(text: str) -> str:
-    """The text on one line. Raises ValueError for control characters other than tabs and line breaks."""
-    return user_input.check_text(re.sub(r"[\t\n\r]", " ", text))
-
-
-class PatternsOptions(Options):
+class PatternsOptions(PromptOptions):
     """Top attended tokens of each head."""
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
     rows: int = Field(
-        64, ge=2, le=MAX_ROWS, description="query rows sampled per document, the same for all heads and models"
+        64, ge=2, le=MAX_PROMPT_TOKENS, description="query rows sampled per document, the same for all heads and models"
     )
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")
     map: bool = Field(
@@ -42,27 +32,6 @@ class PatternsOptions(Options):
         description="also store the attention pattern of every head, pooled to at most 128 x 128 blocks of tokens, "
         "over the first document at the longest context length",
     )
-    prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
-    prompt_file: str | None = Field(None, description="file to read the prompt from")
-
-    @field_validator("*")
-    @classmethod
-    def _check_text(cls, value: Any) -> Any:
-        """A prompt may have several lines."""
-        super()._check_text(check_prompt(value) if isinstance(value, str) else value)
-        return value
-
-    @model_validator(mode="after")
-    def _check_text_options(self) -> "PatternsOptions":
-        prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
-        if len(prompts) == 2:
-            raise ValueError("'prompt' and 'prompt_file' cannot be combined. Give one of them")
-        if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):
-            raise ValueError(
-                f"'{min(unused)}' cannot be combined with a prompt: every token of a prompt is analysed. "
-                f"Remove '{min(unused)}'"
-            )
-        return self
 
 
 TOKENIZER_MEANING = "first digits of a digest of the text and the tokenizer; models with the same value share tokens"

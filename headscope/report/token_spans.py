@@ -1,20 +1,49 @@
-"""Tokens of a document for display: shaded by weight, with tokens that share a character joined."""
+"""Tokens of a text for display: shaded by weight, with tokens that share a character joined."""
 
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
 
 from headscope.report.explorer_blocks import Token
 from headscope.report.text import to_visible_line, to_visible_token
 from headscope.runs.column_metadata import format_number
-from probes.patterns.analysis import TokenizedText
 
+CONTEXT_TOKENS = 6
+"""Tokens of context on either side of a token."""
 MAX_GAP = 4
 """Spans at most so many tokens apart are joined."""
 MAX_LINES = 12
 """A text of at most so many newlines keeps its lines."""
 RIGHT_TO_LEFT_CLASSES = ("R", "AL", "AN")
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """The tokens of one text: the text that each adds, and whether it is a special token."""
+
+    token_texts: npt.NDArray[np.object_]
+    is_special: npt.NDArray[np.bool_]
+
+    def split_at(
+        self, position: int, before: int = CONTEXT_TOKENS, after: int = CONTEXT_TOKENS
+    ) -> tuple[str, str, str]:
+        """The text before a token, the token, and the text after it.
+
+        A token that holds part of a character is extended to the token that completes the character.
+        """
+        end = position + 1
+        while end < len(self.token_texts) and not self.token_texts[position:end].sum():
+            end += 1
+        left, right = self.token_texts[max(0, position - before) : position], self.token_texts[end : end + after]
+        return "".join(left), "".join(self.token_texts[position:end]), "".join(right)
+
+    def context_range(self, position: int, before: int, after: int) -> range:
+        """Positions of a token and of its context, clipped to the text."""
+        return range(max(0, position - before), min(len(self.token_texts), position + after + 1))
 
 
 def to_display_line(text: str) -> str:

@@ -1,0 +1,54 @@
+"""A page of the app in Python, as the code of its button "Copy as Python" opens it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from flask import Flask
+
+from dashboards.layout import resolve_url
+from dashboards.run_store import RunStore
+from dashboards.view_state import parse_query
+from headscope.errors import BadInput, nearest
+from headscope.plots.highlight import highlight_heads
+from headscope.report.blocks import Card, Chart
+from headscope.runs.run import Run
+
+
+class FiguresByTitle(dict[str, Any]):
+    """The plotly figures of a page by title."""
+
+    def __missing__(self, title: str) -> Any:
+        raise BadInput(f"this page has no figure {title!r}{nearest(title, self)}. It has: {'; '.join(self)}")
+
+
+@dataclass(frozen=True)
+class PythonView:
+    """A page of the app: its runs, the rows of `run.heads` that pass its filters and selection, and its figures."""
+
+    run: Run
+    heads: pd.DataFrame
+    figures: FiguresByTitle
+
+
+def open_view(folder: Path | str, address: str) -> PythonView:
+    """A page of the app: `address` is its path and query, `folder` holds its runs.
+
+    Raises BadInput for an unknown page, run or head.
+    """
+    path, _, search = address.partition("?")
+    server, figures = Flask("headscope"), FiguresByTitle()
+    server.config["RUN_STORE"] = RunStore(Path(folder), is_read_only=True)
+    with server.app_context():
+        _, run, view, content = resolve_url(path, parse_query(search))
+        blocks = [block for section in content.sections.values() for block in section]
+    for block in blocks:
+        if isinstance(block, Chart | Card):
+            figures.setdefault(figure_title(block.figure), highlight_heads(block.figure, view.selected_heads))
+    return PythonView(run, view.select_rows(view.filter_heads(run.heads)), figures)
+
+
+def figure_title(figure: Any) -> str:
+    """The title of a figure on one line."""
+    return str(figure.layout.title.text).replace("<br>", " ")
