@@ -81,7 +81,7 @@ def study_content(folder: Path, **options: Any) -> dict[str, Any]:
 # Scores ------------------------------------------------------------------------------------------------------------
 
 
-LENGTH, LIMIT = 512, 2
+LENGTH, LIMIT = 1024, 2
 
 
 def tasks_of_each_kind(folder: Path) -> list[str]:
