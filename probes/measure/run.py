@@ -18,7 +18,7 @@ from headscope.positions.model import Model
 from headscope.positions.rope_scaling import own_schedule_at_length
 from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.prompts.texts import TokenDocument
-from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from probes.measure.schema import MeasureOptions
 
@@ -64,21 +64,16 @@ class MeasureRunner:
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        document, length = self._document(cell)
+        document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "MeasureObserver":
-        document, length = self._document(cell)
+        document, length = document_of(cell, self._documents)
         assert cell.text_pass is not None
         rows = None if self.options.rows == "exact" else self.options.rows
         seed = self.context.seed + cell.text_pass.document
         keys = {"model": cell.model, "context_length": length}
         return MeasureObserver(model, ids, self.options.tables, rows, seed, keys, document.name)
-
-    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
-        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
         """The documents of every length: those that are long enough for the longest, so that lengths compare."""

@@ -22,7 +22,7 @@ from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from probes.patterns.schema import MAX_ROWS, PatternsOptions, check_prompt, encode_map
@@ -68,11 +68,11 @@ class PatternsRunner:
         return cells
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        document, length = self._document(cell)
+        document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "PatternsObserver":
-        document, length = self._document(cell)
+        document, length = document_of(cell, self._documents)
         assert cell.model is not None
         assert cell.text_pass is not None
         count = MAX_ROWS if self._prompt is not None else self.options.rows
@@ -83,11 +83,6 @@ class PatternsRunner:
         is_mapped = self.options.map and cell.text_pass.document == 0 and length == len(document.ids)
         maps = PooledMaps(model.geometry, length) if is_mapped else None
         return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document, maps)
-
-    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
-        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
         """The prompt, or the documents of every length, as long as the longest."""
