@@ -47,9 +47,10 @@ hypothesis.settings.load_profile("repeat")
 
 
 LONG_FILES = (
-    *("test_dash_browser", "test_docs", "test_dash", "test_ray", "test_patching_transformer_lens", "test_signals"),
-    *("test_needle", "test_shipped_adapter", "test_evaluate", "test_plugins", "test_shared_passes", "test_adapt"),
-    *("test_tutorials", "test_unequal_layers", "test_notebook", "test_zoo", "test_report_browser", "test_bad_inputs"),
+    *("test_dash_browser", "test_docs", "test_dash", "test_ray", "test_zoo", "test_signals", "test_evaluate"),
+    *("test_unequal_layers", "test_tutorials", "test_adapt", "test_patching_transformer_lens", "test_notebook"),
+    *("test_needle", "test_report_browser", "test_shipped_adapter", "test_layouts", "test_plugins", "test_positions"),
+    *("test_playground", "test_bad_inputs", "test_store", "test_report", "test_cli", "test_measure_model"),
 )
 """Test files that take most time, the longest first."""
 
