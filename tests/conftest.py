@@ -7,6 +7,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line has it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores share the tests: those that they start, too
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts compiles all libraries again
 
+import gc
 import logging
 import shutil
 import signal
@@ -24,6 +25,7 @@ from torch import Tensor
 
 import headscope
 from headscope import plugins
+from headscope.__main__ import GC_THRESHOLD
 from headscope.cli import app as cli
 from headscope.positions.model import Model
 from headscope.prompts import texts
@@ -31,6 +33,8 @@ from headscope.study.config import EngineOptions
 from headscope.study.ray_cluster import connect_to_ray
 
 sys.dont_write_bytecode = False
+os.fsync = lambda descriptor: None  # tests kill processes, never the machine; a disk may need 10 ms for each call
+gc.set_threshold(GC_THRESHOLD)
 transformers.logging.disable_progress_bar()
 # A shell ignores SIGINT in the background jobs it starts, and children inherit that: Ctrl-C tests need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,9 +47,10 @@ hypothesis.settings.load_profile("repeat")
 
 
 LONG_FILES = (
-    *("test_dash_browser", "test_docs", "test_dash", "test_ray", "test_patching_transformer_lens", "test_signals"),
-    *("test_needle", "test_shipped_adapter", "test_evaluate", "test_plugins", "test_shared_passes", "test_adapt"),
-    *("test_tutorials", "test_unequal_layers", "test_notebook", "test_zoo", "test_report_browser", "test_bad_inputs"),
+    *("test_dash_browser", "test_docs", "test_dash", "test_ray", "test_zoo", "test_signals", "test_evaluate"),
+    *("test_unequal_layers", "test_tutorials", "test_adapt", "test_patching_transformer_lens", "test_notebook"),
+    *("test_needle", "test_report_browser", "test_shipped_adapter", "test_layouts", "test_plugins", "test_positions"),
+    *("test_playground", "test_bad_inputs", "test_store", "test_report", "test_cli", "test_measure_model"),
 )
 """Test files that take most time, the longest first."""
 
@@ -53,6 +58,12 @@ LONG_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest files first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the imported libraries from garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

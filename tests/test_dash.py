@@ -22,7 +22,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe
-from headscope.report import assembly
+from headscope.report import assembly, similar_heads
 from headscope.report.assembly import measured_statistics
 from headscope.report.blocks import Chart, HeadTable, Links, PageContent, TextBlock, TextTable
 from headscope.runs.column_metadata import statistic
@@ -251,6 +251,7 @@ CACHED_FUNCTIONS = (
         "charts_for_page",
         lambda context, page: (page, *context.models, context.selected_model),
     ),
+    (similar_heads, "plot_components", lambda run, components, model, marked=None: (run.name, model, marked)),
     (compare, "box_chart", lambda context, name: (name, *context.models)),
     (compare, "_layer_chart", lambda context, name: (name, *context.models)),
 )

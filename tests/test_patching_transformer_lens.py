@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 TOLERANCE = 1e-3
 """Of the logit difference between the two runs of a pair."""
-PAIRS, UNITS, POSITION_UNITS = 2, 24, 8
+PAIRS, UNITS, POSITION_UNITS = 2, 10, 6
 FUNCTIONS = {
     "z": lens.get_act_patch_attn_head_out_all_pos,
     "q": lens.get_act_patch_attn_head_q_all_pos,

@@ -259,6 +259,7 @@ except Interrupted:
 """
 
 
+@pytest.mark.slow
 def test_a_failed_start_of_ray_leaves_no_process() -> None:
     done = subprocess.run([sys.executable, "-c", FAILING_START], capture_output=True, text=True, check=False)
     assert "left: []" in done.stdout, done.stdout + done.stderr

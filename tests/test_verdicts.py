@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.report.verdicts import judge, judge_all
+from headscope.runs.aggregation import judge, judge_all
 from headscope.runs.synthetic import synthetic_run
 from probes.influence.analysis import tail_size, top_share_interval
 

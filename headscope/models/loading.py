@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -257,11 +258,21 @@ def cache_folder() -> Path:
     return Path(base).expanduser()
 
 
+def file_digest(file: Path) -> bytes:
+    """SHA-256 of a file. A process reads a file once, and again only after it has changed."""
+    status = file.stat()
+    return _digest_unchanged(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=256)
+def _digest_unchanged(file: Path, *_status: int) -> bytes:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
 def convert_gguf(gguf: Path) -> Path:
     """The safetensors folder of a GGUF file, named by the file's digest and converted on first use, atomically."""
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    target = cache_folder() / f"{gguf.stem}-{digest[:12]}-{CONVERSION_VERSION}"
+    target = cache_folder() / f"{gguf.stem}-{file_digest(gguf).hex()[:12]}-{CONVERSION_VERSION}"
     if (target / "config.json").is_file() and any(target.glob("*.safetensors")):
         return target
     shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Means over documents with 95 % confidence intervals, and helpers to form them.
+"""Means over documents with 95 % confidence intervals, helpers to form them, and verdicts on claims from them.
 
 With 30 or more documents the interval is a bias-corrected and accelerated bootstrap over documents (BCa, Efron 1987;
 2000 seeded draws), with three to 29 it is Student's t. One or two documents give no interval (NaN).
@@ -139,3 +139,26 @@ def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             keys = {"model": model["label"], "layer": layer, "kv_group": group, "member": heads}
             blocks.append(pd.DataFrame(keys))
     return pd.concat(blocks)
+
+
+# Verdicts on claims: an interval against a threshold that was written before the results were seen -------------------
+
+
+def judge(low: float, high: float, threshold: float = 0.0) -> str:
+    """Verdict on the claim that a quantity is above `threshold`, from its interval `low` to `high`.
+
+    "supported" if the whole interval is above the threshold, "not supported" if it is below, else "inconclusive". An
+    interval of NaN (too few documents) is inconclusive.
+    """
+    return "supported" if low > threshold else "not supported" if high < threshold else "inconclusive"
+
+
+def judge_below(low: float, high: float, threshold: float = 0.0) -> str:
+    """Verdict on the claim that a quantity is below `threshold`, as `judge` for one that is above it."""
+    return judge(-high, -low, -threshold)
+
+
+def judge_all(verdicts: Iterable[str]) -> str:
+    """Verdict on a claim of several parts: all must be supported, and one that is not supported refutes it."""
+    parts = {*verdicts}
+    return "not supported" if "not supported" in parts else parts.pop() if len(parts) == 1 else "inconclusive"

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ def synthetic_run(
     """
     config = {"models": list(models), "lengths": list(lengths), "docs": docs, "seed": seed, "layers": layers}
     config |= {"heads": heads, "groups": groups, "pairs": pairs, "probes": [*probes]}
+    shape = (layers, heads, groups, pairs, tuple(lengths), docs, seed)
+    tables = _synthetic_tables(tuple(models), *shape, tuple(probes), tuple(plugins.probes().values()))
+    with RunWriter.open(out, "synthetic", config) as writer:  # one cell, since each costs several writes to the disk
+        writer.add("all", tables)
+        return writer.commit(["all"], synthetic_manifest(models, layers, heads, groups))
+
+
+@lru_cache(maxsize=4)
+def _synthetic_tables(
+    models: tuple[str, ...],
+    layers: int,
+    heads: int,
+    groups: int,
+    pairs: int,
+    lengths: tuple[int, ...],
+    docs: int,
+    seed: int,
+    probes: tuple[str, ...],
+    _declared: tuple[plugins.Probe, ...],  # the tables depend on them
+) -> dict[str, pd.DataFrame]:
+    """The tables of these probes. Tests often write a run of the same ones, each to a folder of its own."""
     units = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
     units["kv_group"] = units["head"] // (heads // groups)
     units["growth"] = (np.arange(len(units)) * 0.618) % 1
@@ -86,9 +108,7 @@ def synthetic_run(
         for _, tables in cells:
             for name, columns in tables.items():
                 blocks.setdefault(name, []).append(pd.DataFrame(columns))
-    with RunWriter.open(out, "synthetic", config) as writer:  # one cell, since each costs several writes to the disk
-        writer.add("all", {name: pd.concat(frames, ignore_index=True) for name, frames in blocks.items()})
-        return writer.commit(["all"], synthetic_manifest(models, layers, heads, groups))
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in blocks.items()}
 
 
 def rope_frequencies(pairs: int, shift: float = 0.0) -> np.ndarray:

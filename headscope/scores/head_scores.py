@@ -1,7 +1,7 @@
-"""One score for every head of one model."""
+"""One score for every head of one model, and the match of a file's scores to the heads of a model."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,9 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.heads import HeadSet, format_head
 from headscope.runs.run_tables import RunTables
+
+if TYPE_CHECKING:
+    from headscope.attention.record import Geometry
 
 Reduction = Literal["max", "mean"]
 """How the scores of the query heads that share a key head become one score."""
@@ -101,3 +104,36 @@ def choose_model(run: RunTables, model: str | None) -> str:
     if model is not None and model not in run.models:
         raise BadInput(f"no model '{model}' in {run.name}. Use one of: {', '.join(run.models)}")
     return run.models[0] if model is None else model
+
+
+def match_heads(scores: HeadScores, geometry: "Geometry", label: str) -> pd.DataFrame:
+    """Columns layer, head, kv_group and score; a KV group's score goes to each of its query heads.
+
+    Heads that a file of selected heads does not name are left out. Raises BadInput for a layer or head that the model
+    does not have, and for the scores of a smaller model.
+    """
+    unit = "kv_group" if scores.per_group else "head"
+    heads = model_heads(geometry)
+    table = scores.table[["layer", "head", "score"]].rename(columns={"head": unit})
+    own_units = heads[["layer", unit]].drop_duplicates()
+    layers, units = int(table["layer"].max()) + 1, int(table[unit].max()) + 1
+    is_whole_model = scores.per_group or len(table) == layers * units > 1  # other files may select heads
+    if len(table.merge(own_units)) < len(table) or (is_whole_model and len(table) < len(own_units)):
+        noun, own = ("KV groups", geometry.kv_groups) if scores.per_group else ("heads", geometry.heads)
+        raise BadInput(
+            f"'{scores.source}' has scores of {layers} layers of {units} {noun}, but model '{label}' has "
+            f"{geometry.layers} layers of {own} {noun}. Give the scores of this model"
+        )
+    return heads.merge(table)
+
+
+def model_heads(geometry: "Geometry") -> pd.DataFrame:
+    """Every query head of a model: layer (its number), head, kv_group."""
+    return pd.DataFrame(
+        [
+            (number, head, geometry.kv_group(layer, head))
+            for layer, number in enumerate(geometry.layer_numbers)
+            for head in range(geometry.layer_heads[layer])
+        ],
+        columns=["layer", "head", "kv_group"],
+    )

@@ -1,7 +1,7 @@
 """Units of work of a study: cells, and the runners of probes that turn cells into table rows."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from headscope.forward.observe import Observer
     from headscope.positions.model import Model
+    from headscope.prompts.texts import TokenDocument
     from headscope.study.context import StudyContext
 
 
@@ -54,6 +55,13 @@ class Cell:
     def prerequisites(self) -> tuple[str, ...]:
         """Ids of cells of the same probe that must be stored first; `task.prerequisites`, where the task has some."""
         return getattr(self.task, "prerequisites", ())
+
+
+def document_of(cell: Cell, documents: Callable[[str], "Sequence[TokenDocument]"]) -> "tuple[TokenDocument, int]":
+    """The document that a cell's shared pass reads, and the length of the pass; `documents(label)` are the probe's."""
+    assert cell.model is not None
+    assert cell.text_pass is not None
+    return documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class ProbeRunner(Protocol):

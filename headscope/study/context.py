@@ -77,7 +77,8 @@ class StudyContext:
             device = pick_device(self.study.device)
             dtype = pick_dtype(self.study.dtype, device)
             self.input_digests[None]["dtype"] = str(dtype)  # "auto" may resolve differently on another machine
-            self._open = (spec.name, open_checkpoint(spec, self.study.device, self.study.dtype))
+            tokenizer = self._load_tokenizer(label)
+            self._open = (spec.name, open_checkpoint(spec, self.study.device, self.study.dtype, tokenizer))
         if label not in self._models:
             self._models[label] = Model(self._open[1], spec.scheme, self.schemes[label])
         return self._models[label]

@@ -36,11 +36,10 @@ def compute_digest(parts: DigestParts) -> str:
 
 
 def digest_files(files: Iterable[Path]) -> str:
-    """Digest of files and their names. Files are read in blocks."""
+    """Digest of files and their names."""
     digest = hashlib.sha256()
     for file in sorted(files):
-        with file.open("rb") as stream:
-            digest.update(f"{file.name} ".encode() + hashlib.file_digest(stream, "sha256").digest())
+        digest.update(f"{file.name} ".encode() + loading.file_digest(file))
     return digest.hexdigest()
 
 

@@ -15,8 +15,14 @@ import pandas as pd
 
 from headscope.report.blocks import FindingData, PaperClaim
 from headscope.report.text import format_percent
-from headscope.report.verdicts import judge, judge_all, judge_below
-from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
+from headscope.runs.aggregation import (
+    confidence_interval,
+    judge,
+    judge_all,
+    judge_below,
+    rank_correlations,
+    statistic_interval,
+)
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import latest_checkpoints, longest_ess_column

@@ -11,9 +11,9 @@ from headscope.forward.logit_attribution import LogitAttribution, attribute_logi
 from headscope.forward.observe import FinishedPass
 from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.positions.model import Model
-from headscope.prompts.texts import TokenDocument, load_token_documents
+from headscope.prompts.texts import load_token_documents
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.attribution.schema import AttributionOptions
@@ -40,17 +40,12 @@ class AttributionRunner:
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        document, length = self._document(cell)
+        document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "AttributionObserver":
-        document, length = self._document(cell)
+        document, length = document_of(cell, self.texts.documents)
         return AttributionObserver(model, ids, {"model": cell.model, "context_length": length, "doc": document.name})
-
-    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
-        return self.texts.documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class AttributionObserver(LogitAttribution):

@@ -8,8 +8,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Overview, Term
 from headscope.report.text import format_percent
-from headscope.report.verdicts import judge_below
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, plain_types
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge_below, plain_types
 from headscope.runs.run import Run
 from probes.budget import PROBE
 from probes.budget.analysis import answer_changes, best_order, cache_sizes, complete_curve, summaries

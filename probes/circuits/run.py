@@ -25,7 +25,7 @@ from headscope.prompts.texts import TokenDocument
 from headscope.report.text import to_visible_line
 from headscope.runs.arrow import Rows
 from headscope.scores import model_heads
-from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.circuits.schema import (
@@ -84,11 +84,11 @@ class CircuitsRunner:
                 yield length, number, f"{label}: {length} tokens, document {number}"
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        document, length = self._document(cell)
+        document, length = document_of(cell, self._documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "TextObserver":
-        document, length = self._document(cell)
+        document, length = document_of(cell, self._documents)
         assert cell.text_pass is not None
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         seed = self.context.seed + cell.text_pass.document
@@ -143,11 +143,6 @@ class CircuitsRunner:
 
     def _words(self) -> list[str]:
         return [*self.options.tokens, *(word for pair in self.options.pairs for word in pair.split(">"))]
-
-    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
-        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
         return self.texts.documents(label)

@@ -19,7 +19,7 @@ from headscope.report.blocks import FindingData
 from headscope.report.text import default_models
 from headscope.runs.column_metadata import statistic
 from probes.imported import PROBE
-from probes.imported.analysis import NAME, correlations
+from probes.imported.schema import NAME, correlations
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

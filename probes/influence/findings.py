@@ -11,8 +11,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, PaperClaim, Term
 from headscope.report.text import format_percent, head_mask
-from headscope.report.verdicts import judge
-from headscope.runs.aggregation import MIN_DOCUMENTS
+from headscope.runs.aggregation import MIN_DOCUMENTS, judge
 from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands

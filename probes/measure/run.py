@@ -17,8 +17,7 @@ from headscope.measures.attention_rows import with_row_sums
 from headscope.positions.model import Model
 from headscope.positions.rope_scaling import own_schedule_at_length
 from headscope.positions.schedule import Schedule, frequencies_by_layer
-from headscope.prompts.texts import TokenDocument
-from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.measure.schema import MeasureOptions
@@ -66,21 +65,16 @@ class MeasureRunner:
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        document, length = self._document(cell)
+        document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "MeasureObserver":
-        document, length = self._document(cell)
+        document, length = document_of(cell, self.texts.documents)
         assert cell.text_pass is not None
         rows = None if self.options.rows == "exact" or self.texts.is_prompt else self.options.rows
         seed = self.context.seed + cell.text_pass.document
         keys = {"model": cell.model, "context_length": length}
         return MeasureObserver(model, ids, self.options.tables, rows, seed, keys, document.name)
-
-    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
-        return self.texts.documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class MeasureObserver:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Overview, PaperClaim, Term
 from headscope.report.text import describe_ranks, format_percent, head_mask, heads_by_model
-from headscope.report.verdicts import judge
+from headscope.runs.aggregation import judge
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis

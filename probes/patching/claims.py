@@ -13,8 +13,7 @@ from scipy.special import stdtrit
 
 from headscope.report.blocks import Finding, FindingData
 from headscope.report.text import format_percent
-from headscope.report.verdicts import judge
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge
 from headscope.runs.run import Run
 from probes.patching import PROBE
 from probes.patching.analysis import SweepKey, exact_effects

@@ -19,7 +19,7 @@ from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from headscope.study.prompt import ProbeTexts
@@ -64,11 +64,11 @@ class PatternsRunner:
         return cells
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        document, length = self._document(cell)
+        document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "PatternsObserver":
-        document, length = self._document(cell)
+        document, length = document_of(cell, self.texts.documents)
         assert cell.model is not None
         assert cell.text_pass is not None
         count = length if self.texts.is_prompt else self.options.rows
@@ -79,11 +79,6 @@ class PatternsRunner:
         is_mapped = self.options.map and cell.text_pass.document == 0 and length == len(document.ids)
         maps = PooledMaps(model.geometry, length) if is_mapped else None
         return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document, maps)
-
-    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
-        assert cell.model is not None
-        assert cell.text_pass is not None
-        return self.texts.documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
 
 class PatternsObserver:

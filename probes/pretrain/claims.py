@@ -1,10 +1,10 @@
 """The paper's claims about models pretrained with AdaRoPE, tested on small models trained from random weights.
 
-Each claim is judged separately for every seed that has the models it needs: the whole 95 % confidence interval must be
-on one side of the threshold (`report.verdicts`). The verdict is "supported" or "not supported" if all seeds agree, else
-"inconclusive". The thresholds are ours; they were fixed before the first training was evaluated, and the statements
-name them. Intervals are percentile bootstraps over heads, resampled separately for each model; those of losses are over
-documents.
+Each claim is judged separately for every seed that has the models it needs: the whole 95 % confidence interval must
+be on one side of the threshold (`runs.aggregation`). The verdict is "supported" or "not supported" if all seeds
+agree, else "inconclusive". The thresholds are ours; they were fixed before the first training was evaluated, and the
+statements name them. Intervals are percentile bootstraps over heads, resampled separately for each model; those of
+losses are over documents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +14,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
-from headscope.report.verdicts import judge, judge_all, judge_below
-from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
+from headscope.runs.aggregation import (
+    confidence_interval,
+    judge,
+    judge_all,
+    judge_below,
+    rank_correlations,
+    statistic_interval,
+)
 from headscope.runs.run import Run
 from probes.pretrain.analysis import (
     LossesByTraining,

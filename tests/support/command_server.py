@@ -5,7 +5,7 @@ from pathlib import Path
 
 # Runs the study once, so that all is imported, then forks a command for each line.
 SERVER = """
-import os, sys
+import gc, os, sys
 import torch
 from headscope.cli import app as cli
 from headscope.cli import execute, print_result
@@ -17,6 +17,7 @@ os.dup2(2, 1)
 print_result(execute(read_study(sys.argv[1], {}), sys.argv[2], False, True), False)
 sys.stdout.flush()
 os.dup2(stdout, 1)
+gc.freeze()  # else every child copies what it inherited, to count references to it
 for line in sys.stdin:
     output, *arguments = line.split()
     child = os.fork()

@@ -1,5 +1,6 @@
 """Each piece of work in a child forked from this process, which has imported what all need, with a time limit."""
 
+import gc
 import os
 import pickle
 import time
@@ -15,6 +16,7 @@ LIMIT = 120.0
 
 def run_in_processes(work: Sequence[Callable[[], Any]], max_processes: int) -> Iterator[tuple[int, Any, float]]:
     """Yield (index, what the work returned or the exception that it died of, seconds) as each finishes."""
+    gc.freeze()  # else every child copies what it inherited, to count references to it
     waiting = list(enumerate(work))[::-1]
     running: dict[Connection, tuple[int, int, float]] = {}
     while waiting or running:
