@@ -196,7 +196,7 @@ def check_page(page: Page, path: str, width: int) -> None:
     assert page.locator("nav [aria-current=page]").get_attribute("href") == path
     assert page.locator("[data-title*='hare']").count() == 0, "plotly's upload button is back"
     page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)
-    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    violations = Axe().run(page).response["violations"]
     serious = [
         (item["id"], item["nodes"][0]["html"]) for item in violations if item["impact"] in ("serious", "critical")
     ]

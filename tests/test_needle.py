@@ -186,7 +186,7 @@ GRID = {"lengths": [320], "depths": 2}
 @pytest.fixture(scope="module")
 def shipped_grid(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All of our needles, hidden from the real model."""
-    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("found"), quiet=True, **{**GRID, "depths": [0.5]})
+    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("found"), quiet=True, **GRID)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
     ties = 0
     of_one = (run.needles["mode"] == mode) & (run.needles["needle"] == LITERAL_NEEDLES[0].name)
     cells = run.needles[of_one]
-    assert len(cells) == (1 if mode == "strict" else 2)
+    assert len(cells) == 2
     rows = run.retrieval[run.retrieval["needle"] == LITERAL_NEEDLES[0].name]
     rows = rows.set_index(["mode", "context_length", "depth"]).sort_index()
     for cell in cells.to_dict("records"):
@@ -236,7 +236,7 @@ def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
 @pytest.mark.model
 def test_smollm2_retrieves_shipped_needles_and_controls_score_zero(shipped_grid: Run) -> None:
     (summary,) = found_needles.retrieval_summary(shipped_grid).to_dict("records")
-    assert summary["trials"] == 6
+    assert summary["trials"] == 12
     assert summary["share"] >= 0.8
     assert summary["control"] <= 0.05
     assert summary["top"] > 0.5
