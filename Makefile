@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
-.PHONY: demo dash test check lint types bench docs site paper browser clean
+.PHONY: demo dash test check lint types bench docs site paper wheels browser clean
 
 demo: .venv/ready  ## measure the embedded model under four position schemes and write report.html
 	$(BIN)/headscope demo
@@ -36,6 +36,12 @@ docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tabl
 
 site: .venv/ready-dev  ## build the documentation site from docs/ into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheels: .venv/ready-dev  ## headscope and its larger example runs as two wheels in dist/
+	$(PIP) build twine
+	$(BIN)/python -m build
+	$(BIN)/python -m build --wheel --outdir dist examples
+	$(BIN)/twine check --strict dist/*
 
 check: lint types  ## lint, types, and the quick tests that need neither the real model nor a browser
 	$(BIN)/pytest -m 'not model and not browser and not slow'

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headscope.positions.model import Model, load
     from headscope.runs.run import Run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["AdaRoPE", "Model", "Run", "ablated", "attached", "capturing", "load", "run_study", "token_pair_logits"]
 
 _MODULES = {

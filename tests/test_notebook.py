@@ -1,9 +1,12 @@
 """Runs in a notebook: findings, charts and self-contained HTML; the example notebook runs."""
 
+import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import plotly.io as pio
 import pytest
 from nbclient import NotebookClient
 from playwright.sync_api import Browser
@@ -11,9 +14,12 @@ from playwright.sync_api import Browser
 from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import Chart
+from headscope.report.notebook import PLOTLY_MIME_TYPE, run_page
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
 
+MAX_BYTES = 300_000
+"""Largest output of one cell."""
 NOTEBOOK = Path(__file__).parents[1] / "headscope" / "examples" / "from-checkpoint-to-figure.ipynb"
 HOSTILE = '<b title="x">&amp;</b>'
 
@@ -84,6 +90,33 @@ def test_combined_runs_have_findings_too(run: Run, tmp_path: Path) -> None:
     assert {"later", "base"} <= {*findings["model"]}
 
 
+def test_jupyter_gets_figures_for_its_own_viewer_and_text_without_styles(run: Run) -> None:
+    outputs = [*run_page(run).outputs()]
+    figures = [output[PLOTLY_MIME_TYPE] for output in outputs if PLOTLY_MIME_TYPE in output]
+    assert [figure["layout"]["title"]["text"] for figure in figures] == [
+        block.figure.layout.title.text for block in run_page(run).sections[""] if isinstance(block, Chart)
+    ]
+    assert {figure["layout"]["template"]["layout"]["paper_bgcolor"] for figure in figures} == {"rgba(0,0,0,0)"}
+    text = "".join(output.get("text/html", "") for output in outputs)
+    assert "<b title" not in text, "labels are escaped"
+    assert "<style" not in text
+    assert "<script" not in text
+    assert all(finding in unescape(text) for finding in run.findings()["text"])
+    assert len(json.dumps(outputs)) < MAX_BYTES
+
+
+def test_frontends_without_a_viewer_get_a_self_contained_page(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[dict[str, str]] = []
+    chart = run.charts("loss")[0]
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: displayed.append(bundle))
+    for renderer, outputs in (("", 1), ("colab", 1), ("plotly_mimetype+notebook", 3), ("vscode", 3)):
+        displayed.clear()
+        monkeypatch.setattr(type(pio.renderers), "default", renderer)
+        chart._ipython_display_()
+        assert len(displayed) == outputs, renderer
+        assert displayed[0]["text/html"].startswith("<iframe srcdoc=") == (outputs == 1)
+
+
 @pytest.mark.browser
 def test_notebook_output_is_drawn_without_errors_or_requests(run: Run, chromium: Browser, tmp_path: Path) -> None:
     outputs = [displayed._repr_html_() for displayed in (run, run.head(0, 1), run.charts("loss")[0])]
@@ -130,13 +163,14 @@ def test_example_notebook_runs_from_checkpoint_to_figure(executed: tuple[Any, Pa
         if cell.cell_type == "code"
     }
     for last in ("run", "charts", "description"):
-        assert outputs[last]["text/html"].startswith("<iframe srcdoc="), last
-        assert "https://cdn" not in outputs[last]["text/html"]
+        (cell,) = (cell for cell in notebook.cells if cell.source.splitlines()[-1] == last)
+        assert any(PLOTLY_MIME_TYPE in output["data"] for output in cell.outputs), last
+        assert len(json.dumps(cell.outputs)) < MAX_BYTES, last
     assert "minus that of base" in outputs['findings[findings.topic == "Loss"]']["text/html"]
     (run,) = (Run.open(path.parent) for path in folder.glob("runs/*/run.json"))
     heads = run.heads[run.heads["model"] == "base"]
     best = heads.loc[heads["ess2_128"].idxmax()]
-    assert f"<Layer {best['layer']}, head {best['head']}: base: " in outputs["description"]["text/plain"]
+    assert f"Layer {best['layer']}, head {best['head']}: base" in outputs["description"]["text/plain"]
     assert (folder / "effective-length.pdf").read_bytes().startswith(b"%PDF")
 
 

@@ -1,6 +1,7 @@
-"""The runs in the package open, are undamaged, and come from the study files of their names."""
+"""The shipped runs open, are undamaged, come from the study files of their names, and belong to one package each."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,16 @@ def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_
     sentences = [lines[0], *(f"In {line}" for line in lines[1:])]
     assert len(sentences) == 13
     assert {*sentences} <= findings
+
+
+def test_every_shipped_run_belongs_to_one_of_the_two_packages() -> None:
+    root = EXAMPLES.parents[1]
+    headscope = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    examples = tomllib.loads((root / "examples" / "pyproject.toml").read_text(encoding="utf-8"))
+    left_out = headscope["tool"]["setuptools"]["exclude-package-data"]["headscope"]
+    larger = {path for path in RUNS if any((path / "run.json").match(pattern) for pattern in left_out)}
+    sources = examples["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {source: source.removeprefix("../") for source in sources} == sources
+    assert {(root / "examples" / source).resolve() for source in sources} == larger
+    assert headscope["project"]["version"] == examples["project"]["version"]
+    assert sum(file.stat().st_size for path in {*RUNS} - larger for file in path.iterdir()) < 7e6

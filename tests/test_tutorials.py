@@ -3,6 +3,8 @@
 import glob
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from configparser import ConfigParser
 from itertools import chain
@@ -11,9 +13,25 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("start", "effective-length", "retrieval-heads", "heads-for-a-prompt", "training-run")
+PAGES = (
+    "start",
+    "effective-length",
+    "retrieval-heads",
+    "heads-for-a-prompt",
+    "training-run",
+    "learn-adarope",
+    "kv-budget",
+    "cluster",
+)
 SMALLER = {
     "--docs 3": "--docs 1",
+    "--docs 4": "--docs 2",
+    "docs: 3": "docs: 1",
+    "--phase 256:4": "--phase 64:2",
+    "--draws 2 --shares 0.25,0.5,0.75": "--draws 1 --shares 0.5",
+    " --engine ray --workers 2": "",
+    "lengths: [256, 1024]": "lengths: [64]",
+    "lengths: [256], depths: 2, needles: 2": "lengths: [128], depths: 1, needles: 1",
     "docs=3": "docs=1",
     "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128, --depths 1 --needles 2 "
     "--ablate-top 4 --draws 1",
@@ -43,12 +61,11 @@ def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_pat
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": name}
     for language, file, content in blocks(name):
-        if file:
-            Path(file).write_text(content, encoding="utf-8")
-            continue
         for setting, smaller in SMALLER.items():
             content = content.replace(setting, smaller)
-        if language == "python":
+        if file:
+            Path(file).write_text(content, encoding="utf-8")
+        elif language == "python":
             exec(compile(content, f"{name}.md", "exec"), namespace)
         elif language == "console":
             for line in content.splitlines():
@@ -59,6 +76,17 @@ def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_pat
                 assert code == 0, f"{line}: {err}"
         else:
             assert language == "text", f"{name}.md has a block in {language}, which no test runs"
+
+
+@pytest.mark.slow
+def test_the_python_blocks_of_the_tutorials_pass_the_type_check(tmp_path):
+    modules = {name: "".join(code for language, file, code in blocks(name) if language == "python") for name in PAGES}
+    for name, code in modules.items():
+        (tmp_path / f"{name.replace('-', '_')}.py").write_text(code, encoding="utf-8")
+    files = sorted(str(file) for file in tmp_path.glob("*.py"))
+    command = [sys.executable, "-m", "mypy", "--config-file", "", "--ignore-missing-imports", *files]
+    result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_every_tutorial_is_tested():

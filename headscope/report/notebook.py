@@ -1,29 +1,86 @@
-"""Runs in a notebook: findings and charts, rendered with the report templates in an iframe.
+"""Runs in a notebook: findings and charts. The methods of `Run` call the functions here.
 
-Every output is self-contained: it needs no server and no network. The methods of `Run` call the functions here.
+Jupyter and VS Code have plotly's viewer, so they get text and figures, which follow the notebook's theme. Other
+frontends get a self-contained page in an iframe, with plotly.js. Neither needs a server or a network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from html import escape, unescape
-from typing import overload
+from typing import Any, overload
 
 import pandas as pd
+import plotly.io as pio
+from plotly.io.base_renderers import PlotlyRenderer
 
 from headscope.errors import BadInput, nearest
+from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly, html_page
 from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
 from headscope.report.text import default_model, head_mask, statistics_table
 from headscope.runs import summary
 from headscope.runs.run import Run
 
+PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
+Bundle = dict[str, Any]
+"""An output of a notebook by MIME type."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Texts, tables and charts in sections, as a notebook displays them. `facts` describe the selection, by name."""
+
+    title: str
+    introduction: str
+    facts: Mapping[str, str]
+    sections: Mapping[str, Sequence[Block]]
+
+    def html(self) -> str:
+        """A self-contained page in an iframe, which isolates its styles and scripts from the notebook."""
+        page = escape(html_page.render_page(self.title, self.introduction, self.facts, self.sections))
+        return (
+            f'<iframe srcdoc="{page}" title="{escape(self.title)}" style="width:100%;height:600px;border:0"></iframe>'
+        )
+
+    def outputs(self) -> Iterator[Bundle]:
+        """The page in parts: HTML without styles, and figures for plotly's viewer."""
+        template: Any = html_page.template_environment().get_template("notebook.html.jinja").module
+        yield {"text/html": template.opening(self.title, self.introduction, self.facts)}
+        for heading, blocks in self.sections.items():
+            if heading:
+                yield {"text/html": f"<h3>{escape(heading)}</h3>"}
+            for block in blocks:
+                if isinstance(block, Chart):
+                    yield _figure_bundle(block)
+                yield {"text/html": template.text(block)}
+
+    def display(self) -> None:
+        """Show the page in the notebook, in parts if plotly's default renderer says that there is a viewer."""
+        from IPython.display import display
+
+        names = pio.renderers.default.split("+")
+        has_viewer = any(isinstance(pio.renderers[name], PlotlyRenderer) for name in names if name)
+        for bundle in self.outputs() if has_viewer else [{"text/html": self.html()}]:
+            display({"text/plain": self.title, **bundle}, raw=True)
+
+
+def _figure_bundle(chart: Chart) -> Bundle:
+    figure = html_page.to_json_values(chart.figure.to_plotly_json())
+    return {PLOTLY_MIME_TYPE: {**figure, "config": GRAPH_CONFIG}, "text/plain": chart_title(chart)}
+
 
 @dataclass(frozen=True)
 class NotebookChart(Chart):
     """A chart that a notebook displays with its caption."""
 
+    def _page(self) -> Page:
+        return Page(chart_title(self), "", {}, {"": [self]})
+
+    def _ipython_display_(self) -> None:
+        self._page().display()
+
     def _repr_html_(self) -> str:
-        return page_iframe(chart_title(self), "", {}, {"": [self]})
+        return self._page().html()
 
 
 @dataclass(frozen=True)
@@ -60,20 +117,26 @@ class NotebookCharts(Sequence[NotebookChart]):
     def __repr__(self) -> str:
         return "\n".join([f"<{self.title}: {len(self)} charts>", *map(chart_title, self.charts)])
 
-    def _repr_html_(self) -> str:
+    def _page(self) -> Page:
         blocks = [block for block in self.blocks if not isinstance(block, Links)]  # links lead to pages of the app
-        return page_iframe(self.title, " ".join(self.sentences), {}, {"": blocks})
+        return Page(self.title, " ".join(self.sentences), {}, {"": blocks})
+
+    def _ipython_display_(self) -> None:
+        self._page().display()
+
+    def _repr_html_(self) -> str:
+        return self._page().html()
 
 
-def run_html(run: Run) -> str:
-    """The HTML representation of a run: overview charts and collapsed findings by topic."""
+def run_page(run: Run) -> Page:
+    """A run as a page: overview charts and collapsed findings by topic."""
     sections: dict[str, Sequence[Block]] = {"": [*assembly.overview_blocks(assembly.render_context(run))]}
     sections["Findings"] = [
         TextBlock([finding.text for finding in findings], topic, collapsed=True)
         for topic, findings in assembly.findings_by_topic(run).items()
     ]
     facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
-    return page_iframe(run.name, "", facts, {heading: blocks for heading, blocks in sections.items() if blocks})
+    return Page(run.name, "", facts, {heading: blocks for heading, blocks in sections.items() if blocks})
 
 
 def findings(run: Run) -> pd.DataFrame:
@@ -145,14 +208,6 @@ def to_latex(run: Run, statistics: Sequence[str], count: int, model: str | None)
 
 def _escape_latex(text: str) -> str:
     return "".join(f"\\{character}" if character in "&%$#_{}" else character for character in text)
-
-
-def page_iframe(
-    title: str, introduction: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Block]]
-) -> str:
-    """A self-contained page in an iframe, which isolates its styles and scripts from the notebook."""
-    page = escape(html_page.render_page(title, introduction, facts, sections))
-    return f'<iframe srcdoc="{page}" title="{escape(title)}" style="width:100%;height:600px;border:0"></iframe>'
 
 
 def chart_title(chart: Chart) -> str:

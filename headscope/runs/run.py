@@ -109,8 +109,11 @@ class Run(RunTables):
         """Download and open a run from the dataset repository ORG/NAME; `name` may be left out if it holds one run."""
         return cls.open(hub.fetch(repository, name, revision, token))
 
+    def _ipython_display_(self) -> None:
+        importlib.import_module(NOTEBOOK_MODULE).run_page(self).display()
+
     def _repr_html_(self) -> str:
-        html: str = importlib.import_module(NOTEBOOK_MODULE).run_html(self)
+        html: str = importlib.import_module(NOTEBOOK_MODULE).run_page(self).html()
         return html
 
 
