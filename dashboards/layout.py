@@ -88,7 +88,7 @@ def _select_link(run: Run, view: ViewState) -> list[Any]:
     """A link that selects the heads that pass the filters; none for an empty or a selected set."""
     heads = view.filter_heads(run.heads[run.heads["model"] == view.filter_model])
     shown_heads = frozenset(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
-    if not shown_heads or shown_heads == view.selected_heads:
+    if not shown_heads or format_heads(shown_heads) == format_heads(view.selected_heads):
         return []
     return [" ", html.A("Select these heads", href=view.link("", heads=format_heads(shown_heads)))]
 
