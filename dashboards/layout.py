@@ -12,7 +12,15 @@ from dashboards.navigation import OLD_PATHS, all_pages, navigation, navigation_s
 from dashboards.pages import Page, head
 from dashboards.run_store import current_store
 from dashboards.selection import selection_panel
-from dashboards.view_state import FILTER_PARAMETERS, TABLE_PARAMETERS, Query, ViewState, build_url, describe_statistic
+from dashboards.view_state import (
+    FILTER_PARAMETERS,
+    TABLE_PARAMETERS,
+    Query,
+    ViewState,
+    build_url,
+    describe_statistic,
+    format_heads,
+)
 from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import PageContent
@@ -72,8 +80,17 @@ def page_header(page: Page, run: Run, content: PageContent, view: ViewState) -> 
     parts += [html.P(note, className="notice", role="status") for note in notes]
     if view.has_filters:
         show_all = html.A("Show all", href=view.link("", *FILTER_PARAMETERS))
-        parts.append(html.P([_filter_summary(run, view), show_all], className="notice"))
+        parts.append(html.P([_filter_summary(run, view), show_all, *_select_link(run, view)], className="notice"))
     return parts + (selection_panel(run, view) if page.controls(run) else [])
+
+
+def _select_link(run: Run, view: ViewState) -> list[Any]:
+    """A link that selects the heads that pass the filters; none for an empty or a selected set."""
+    heads = view.filter_heads(run.heads[run.heads["model"] == view.filter_model])
+    shown_heads = frozenset(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
+    if not shown_heads or format_heads(shown_heads) == format_heads(view.selected_heads):
+        return []
+    return [" ", html.A("Select these heads", href=view.link("", heads=format_heads(shown_heads)))]
 
 
 def _filter_summary(run: Run, view: ViewState) -> str:

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plugins import Probe
 from headscope.report import assembly
-from headscope.report.blocks import Block, LazySequence, PageContent, TextBlock
+from headscope.report.blocks import PageContent, TextBlock, insert_findings
 from headscope.runs.run import Run
 
 
@@ -51,9 +50,7 @@ class ProbePage:
             TextBlock([finding.text for finding in findings], "" if topic == self.probe.title else topic)
             for topic, findings in assembly.probe_findings(run, self.probe).items()
         ]
-        sections: dict[str, Sequence[Block]] = {"": texts} if texts else {}
-        for heading, charts in assembly.probe_charts(context, self.probe).items():
-            sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
+        sections = insert_findings(assembly.probe_charts(context, self.probe), texts)
         if not any(sections.values()):
             hint = f" See {self.probe.explorer_tab}." if self.probe.explorer else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}

@@ -74,7 +74,7 @@ def components_chart(run: Run, model: str, marked: HeadIndex | None = None) -> I
 def plot_components(run: Run, components: Components, model: str, marked: HeadIndex | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
     figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
-    heads = run.heads.assign(role=strongest_roles(run))
+    heads = run.heads.assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
     for index, role in enumerate([NO_ROLE, *roles()]):
         members = points[points["role"] == role]

@@ -103,7 +103,6 @@ def _head_charts(context: RenderContext) -> Iterator[Chart]:
             "One cell per head; layer 0 is at the bottom. Direct contribution to the logit of the next token, minus "
             "the mean over the vocabulary.",
             describe_extremes(context.heads, STATISTIC_NAME, label),
-            half_width=True,
         )
     if len(labels) > 1:
         yield comparison_chart(context.heads, STATISTIC_NAME, labels[0])

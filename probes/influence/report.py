@@ -1,6 +1,6 @@
 """Charts of head influence for the report, and the app page of one model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,6 @@ from headscope.plots import learned_frequencies
 from headscope.plots.style import escape_label
 from headscope.plots.top_heads import plot_unit_bars
 from headscope.report.blocks import (
-    Block,
     Card,
     Chart,
     ChartGroup,
@@ -18,6 +17,7 @@ from headscope.report.blocks import (
     PageContent,
     RenderContext,
     TextBlock,
+    insert_findings,
 )
 from headscope.report.explorer_blocks import query_link
 from headscope.runs.column_metadata import capitalise, statistic, statistics
@@ -100,11 +100,9 @@ def page(context: RenderContext) -> PageContent:
         return PageContent(
             PROBE.title, "", {"": [TextBlock([f"This run has no influence sweep of {label}.{available}", advice])]}
         )
-    sections: dict[str, Sequence[Block]]
-    sections = {
-        "": [TextBlock([finding.text for finding in run.derived(_list_sweep_findings) if finding.model == label])]
-    }
-    sections |= {group.heading: LazySequence(group.charts) for model, group in _chart_groups(context) if model == label}
+    charts = {group.heading: LazySequence(group.charts) for model, group in _chart_groups(context) if model == label}
+    texts = [TextBlock([finding.text for finding in run.derived(_list_sweep_findings) if finding.model == label])]
+    sections = insert_findings(charts, texts)
     introduction = "Rise of the loss when one head or KV group is changed and all others are unchanged."
     return PageContent(f"{PROBE.title}: {label}", introduction, sections)
 

@@ -102,7 +102,6 @@ def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
             "One cell per head; layer 0 is at the bottom. Mean over sampled rows of the largest weight on a token "
             "that is neither the first nor within 32 tokens.",
             describe_extremes(context.heads, "far_weight", label),
-            half_width=True,
         )
     if len(labels) > 1:
         yield comparison_chart(context.heads, "far_weight", labels[0])
