@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import position_bin_edges, visible_bin_edges
-from headscope.measures.row_sampling import IntArray, count_visible_keys, log_spaced_rows, query_range, rows_in_chunk
+from headscope.measures.row_sampling import (
+    IntArray,
+    count_visible_keys,
+    items_per_tile,
+    log_spaced_rows,
+    query_range,
+    rows_in_chunk,
+)
 
 
 class BinnedRowMeans(ABC):
@@ -72,6 +79,10 @@ class BinnedRowMeans(ABC):
         return {name: column[exists].numpy() for name, column in columns.items()}
 
 
+ROWS_PER_LOSS_TILE = 32
+"""Rows of logits whose loss is computed at once: page faults of larger temporaries cost more than the arithmetic."""
+
+
 class LossByPosition:
     """Accumulates the loss of the predicted tokens 1..length-1 into log-spaced bins of position, in float64.
 
@@ -87,9 +98,13 @@ class LossByPosition:
 
     def update(self, logits: Tensor, targets: Tensor, first_position: int) -> None:
         """Add logits [n, vocabulary] and their target tokens [n], which start at position `first_position`."""
-        losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none").double().cpu()
+        size = items_per_tile(logits.device, ROWS_PER_LOSS_TILE, logits.shape[1])
+        tiles = zip(torch.split(logits, size), torch.split(targets, size), strict=True)
+        losses = torch.cat(
+            [nn.functional.cross_entropy(tile.float(), of_tile, reduction="none") for tile, of_tile in tiles]
+        )
         bins = torch.bucketize(torch.arange(first_position, first_position + len(targets)), self.edges)
-        self.sums.index_add_(0, bins, losses)
+        self.sums.index_add_(0, bins, losses.double().cpu())
         self.counts += torch.bincount(bins, minlength=len(self.edges))
 
     def merge(self, other: "LossByPosition") -> None:

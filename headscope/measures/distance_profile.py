@@ -21,7 +21,8 @@ from headscope.measures.row_sampling import (
 )
 
 DISTANCES_PER_OCTAVE = 4
-DISTANCES_PER_CHUNK = 8
+UNITS_PER_CHUNK, DISTANCES_PER_CHUNK = 16, 8
+"""Rotary planes of KV groups, and distances, whose shifted keys are in memory at once on a CPU."""
 
 
 def log_spaced_distances(length: int) -> Tensor:
@@ -41,7 +42,14 @@ def profile_sums(
     `visible_counts` [Lq] is the number of keys that each query sees, None for all up to its own. The sum is 0 for a
     distance that no query sees.
     """
-    (units, _, count), distances = q.shape[1:], to_numpy(distances)
+    size = items_per_tile(q.device, UNITS_PER_CHUNK, q[:, 0].numel())
+    units = zip(torch.split(q, size, 1), torch.split(k, size, 1), strict=True)
+    return torch.cat([_unit_profile_sums(*of_units, to_numpy(distances), visible_counts) for of_units in units])
+
+
+def _unit_profile_sums(q: Tensor, k: Tensor, distances: IntArray, visible_counts: Tensor | IntArray | None) -> Tensor:
+    """`profile_sums` of some units."""
+    units, _, count = q.shape[1:]
     query_positions = np.arange(k.shape[-1] - count, k.shape[-1])
     visible = query_positions + 1 if visible_counts is None else to_numpy(visible_counts)
     size = items_per_tile(q.device, DISTANCES_PER_CHUNK, 2 * units * count)
@@ -57,16 +65,16 @@ def _shift_keys_by_slices(
     k: Tensor, query_positions: IntArray, distances: IntArray, visible_counts: IntArray
 ) -> Tensor:
     """The key at each distance before each query, 0 if not visible: [2, G x F, Lq, D]."""
-    shifted = k.new_zeros(*k.shape[:2], len(query_positions), len(distances))
+    shifted = k.new_zeros(*k.shape[:2], len(distances), len(query_positions))
     for column, distance in enumerate(distances.tolist()):
         first = min(max(distance - int(query_positions[0]), 0), len(query_positions))
-        shifted[:, :, first:, column] = k[
+        shifted[:, :, column, first:] = k[
             ..., query_positions[0] + first - distance : query_positions[-1] + 1 - distance
         ]
         hidden = np.flatnonzero(visible_counts[first:] <= distance) + first
         if len(hidden):
-            shifted[:, :, torch.from_numpy(hidden), column] = 0
-    return shifted
+            shifted[:, :, column, torch.from_numpy(hidden)] = 0
+    return shifted.mT
 
 
 def _shift_keys_by_index(k: Tensor, query_positions: IntArray, distances: IntArray, visible_counts: IntArray) -> Tensor:

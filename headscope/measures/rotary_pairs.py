@@ -26,6 +26,8 @@ from headscope.measures.row_sampling import (
     to_numpy,
 )
 
+UNITS_PER_CHUNK = 8
+"""Rotary planes of KV groups contracted at once on a CPU, so that their running sums fit its cache."""
 QUERIES_PER_CHUNK = 4096
 """Queries contracted at once: memory O(QUERIES_PER_CHUNK x d) in addition to the running sums."""
 KEYS_PER_CHUNK = 2**14
@@ -80,6 +82,13 @@ def pair_moment_sums(q: Tensor, k: Tensor, visible_counts: Tensor | IntArray) ->
     `visible_counts` [Lq] is the number of keys that each query sees. Computed in float64, since the terms of
     (q_f.k_f)^2 cancel if q_f is nearly orthogonal to k_f.
     """
+    size = items_per_tile(q.device, UNITS_PER_CHUNK, q[:, 0].numel())
+    units = zip(torch.split(q, size, 1), torch.split(k, size, 1), strict=True)
+    return torch.cat([_unit_moment_sums(*of_units, visible_counts) for of_units in units], 1)
+
+
+def _unit_moment_sums(q: Tensor, k: Tensor, visible_counts: Tensor | IntArray) -> Tensor:
+    """`pair_moment_sums` of some units."""
     units, heads_per_group, count = q.shape[1:]
     start, size = k.shape[-1] - count, items_per_tile(q.device, QUERIES_PER_CHUNK, 12 * units * heads_per_group)
     hidden = np.arange(start, k.shape[-1]) - to_numpy(visible_counts)  # the last key that each query does not see

@@ -146,7 +146,8 @@ def read(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVI
     """Read the file back. Raises BadRun when it is missing or damaged; with its `digest`, whatever bit has changed."""
     data = read_bytes(file, digest, repair_advice)
     try:
-        return pq.read_table(pa.BufferReader(data)).unify_dictionaries()
+        # ParquetFile: read_table sets up a scan over several files, which takes longer than reading a small table.
+        return pq.ParquetFile(pa.BufferReader(data)).read().unify_dictionaries()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {repair_advice}") from error
 
