@@ -164,7 +164,7 @@ def test_example_notebook_runs_from_checkpoint_to_figure(executed: tuple[Any, Pa
     }
     for last in ("run", "charts", "description"):
         (cell,) = (cell for cell in notebook.cells if cell.source.splitlines()[-1] == last)
-        assert any(PLOTLY_MIME_TYPE in output["data"] for output in cell.outputs), last
+        assert any(PLOTLY_MIME_TYPE in output.get("data", {}) for output in cell.outputs), last
         assert len(json.dumps(cell.outputs)) < MAX_BYTES, last
     assert "minus that of base" in outputs['findings[findings.topic == "Loss"]']["text/html"]
     (run,) = (Run.open(path.parent) for path in folder.glob("runs/*/run.json"))
