@@ -40,7 +40,7 @@ def symmetric_colorbar(
     if is_clipped(low, limit) and low < 0:
         texts[0] = f"≤ {texts[0]}<br>min {format_value(low)}"
     if is_clipped(high, limit) and high > 0:
-        texts[-1] = f"≥ {texts[-1]}<br>max {format_value(high)}"
+        texts[-1] = f"<br>≥ {texts[-1]}<br>max {format_value(high)}"  # the empty line keeps the title above free
     return {"tickvals": ticks, "ticktext": [text.replace("-", "−") for text in texts]}
 
 
