@@ -178,7 +178,7 @@ def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client
         assert any(str(notice).startswith("Ignored, because this page has no such filter") for notice in notices)
         assert all(name in str(notices) for name in unused)
     if view.has_filters:
-        ((summary, link),) = [notice for notice in notices if isinstance(notice, list)]
+        ((summary, link, *_),) = [notice for notice in notices if isinstance(notice, list)]
         assert "of 24 heads shown: in layers 1 to 2, with role local in" in summary
         assert "in the set mine" in summary
         sets = "sets=mine%3A1.2_1.3_2.0_2.1"
@@ -524,7 +524,7 @@ def test_findings_of_a_model_exclude_models_whose_name_starts_the_same(tmp_path:
     synthetic_run(tmp_path, models=("yarn", "yarn without factor"), **TINY)
     with create_app(tmp_path).server.app_context():
         _, _, _, content = resolve_url("/influence", {"model": "yarn"})
-    (text,) = content.sections[""]
+    (text,) = content.sections["Findings"]
     assert text.sentences
     assert not any(sentence.startswith("yarn without") for sentence in text.sentences)
 
@@ -555,7 +555,7 @@ def test_a_run_without_models_is_shown_on_the_page_of_its_probe(tmp_path: Path):
     with create_app(tmp_path).server.app_context():
         page, run, view, content = resolve_url("/scaling", {})
         assert content.title == "Scaling theorems"
-        assert [type(block) for block in all_blocks(content)] == [TextBlock, Chart]
+        assert [type(block) for block in all_blocks(content)] == [Chart, TextBlock]
         assert control_names(build_controls(page, run, view)) == ["run"]
         overview = resolve_url("/", {})[3]
         assert overview.title == "Probes"
@@ -634,8 +634,8 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     controls = ("models", "layers", "role", "set")
     assert ([page.NAME for page in all_pages()][-3], page.controls(resolve_url("/", {})[1])) == ("Foreign", controls)
     assert (content.title, content.introduction) == ("Foreign matters", "What is foreign here.")
-    assert list(content.sections) == ["", "At home", "Abroad"]
-    assert [(text.heading, *text.sentences) for text in content.sections[""]] == [
+    assert list(content.sections) == ["At home", "Findings", "Abroad"]
+    assert [(text.heading, *text.sentences) for text in content.sections["Findings"]] == [
         ("", "There are 3 models."),
         ("Loss", "Foreign losses are like ours."),
     ]
@@ -674,7 +674,7 @@ def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], f
     install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="support.example_probes:failing"))
     with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
         resolve_url("/broken-matters", {})
-    assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home"]
+    assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home", "Findings"]
     for path, titles in before.items():
         assert set(titles) <= set(chart_titles(path))
 

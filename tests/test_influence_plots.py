@@ -164,15 +164,15 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     page = report.page(assembly.render_context(run, selected_model="learned"))
     assert page.title == "Head influence: learned"
     assert [*page.sections] == [
-        "",
         "Frequencies reset to the start of training, 1,024 tokens",
+        "Findings",
         "Temperature reset to the start of training, 1,024 tokens",
         "Frequencies and temperature reset to the start of training, 1,024 tokens",
     ]
-    (summary,) = page.sections[""]
+    (summary,) = page.sections["Findings"]
     assert len(summary.sentences) == 9
     assert all("learned" in sentence for sentence in summary.sentences)
-    titles = [chart.figure.layout.title.text for name, charts in page.sections.items() if name for chart in charts]
+    titles = [chart.figure.layout.title.text for name, charts in page.sections.items() if name != "Findings" for chart in charts]
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
     page_without_sweeps = report.page(assembly.render_context(run, selected_model="other"))
     (advice,) = page_without_sweeps.sections[""]
@@ -358,8 +358,8 @@ def test_bands_have_one_finding_per_kind_of_ablation(band_run: Run) -> None:
         "(one document) for layer 1, head 4.",
     ]
     assert [*report.page(assembly.render_context(band_run, selected_model="learned")).sections] == [
-        "",
         "Rotary pairs by band, 1,024 tokens",
+        "Findings",
     ]
 
 

@@ -44,7 +44,8 @@ def profile_sums(
     """
     size = items_per_tile(q.device, UNITS_PER_CHUNK, q[:, 0].numel())
     units = zip(torch.split(q, size, 1), torch.split(k, size, 1), strict=True)
-    return torch.cat([_unit_profile_sums(*of_units, to_numpy(distances), visible_counts) for of_units in units])
+    sums = [_unit_profile_sums(*of_units, to_numpy(distances), visible_counts) for of_units in units]
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
 def _unit_profile_sums(q: Tensor, k: Tensor, distances: IntArray, visible_counts: Tensor | IntArray | None) -> Tensor:

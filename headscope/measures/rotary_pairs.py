@@ -84,7 +84,8 @@ def pair_moment_sums(q: Tensor, k: Tensor, visible_counts: Tensor | IntArray) ->
     """
     size = items_per_tile(q.device, UNITS_PER_CHUNK, q[:, 0].numel())
     units = zip(torch.split(q, size, 1), torch.split(k, size, 1), strict=True)
-    return torch.cat([_unit_moment_sums(*of_units, visible_counts) for of_units in units], 1)
+    sums = [_unit_moment_sums(*of_units, visible_counts) for of_units in units]
+    return sums[0] if len(sums) == 1 else torch.cat(sums, 1)
 
 
 def _unit_moment_sums(q: Tensor, k: Tensor, visible_counts: Tensor | IntArray) -> Tensor:
