@@ -1,5 +1,6 @@
 """A page of the app in Python, as the code of its button "Copy as Python" opens it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from headscope.runs.run import Run
 
 
 class FiguresByTitle(dict[str, Any]):
-    """The plotly figures of a page by title."""
+    """The plotly figures of a page by title; figures of equal titles are "TITLE (1)", "TITLE (2)", ..."""
 
     def __missing__(self, title: str) -> Any:
         raise BadInput(f"this page has no figure {title!r}{nearest(title, self)}. It has: {'; '.join(self)}")
@@ -43,9 +44,13 @@ def open_view(folder: Path | str, address: str) -> PythonView:
     with server.app_context():
         _, run, view, content = resolve_url(path, parse_query(search))
         blocks = [block for section in content.sections.values() for block in section]
-    for block in blocks:
-        if isinstance(block, Chart | Card):
-            figures.setdefault(figure_title(block.figure), highlight_heads(block.figure, view.selected_heads))
+    charts = [block for block in blocks if isinstance(block, Chart | Card)]
+    counts, numbers = Counter(figure_title(block.figure) for block in charts), Counter[str]()
+    for block in charts:
+        title = figure_title(block.figure)
+        numbers[title] += 1
+        key = f"{title} ({numbers[title]})" if counts[title] > 1 else title
+        figures[key] = highlight_heads(block.figure, view.selected_heads)
     return PythonView(run, view.select_rows(view.filter_heads(run.heads)), figures)
 
 

@@ -32,6 +32,7 @@ PICTURES: dict[str, tuple[str, str, list[Place]]] = {
         "Denoising of the head output z, ioi: base",
         [(0.455, 0.783), (0.66, 0.817), (0.722, 0.183)],
     ),
+    "budget": ("budget", "base, 8,192 tokens: loss by share", [(0.22, 0.16), (0.42, 0.66), (0.95, 0.66)]),
     "training": (
         "from-scratch",
         "Effective length at 512 during training, by layer",

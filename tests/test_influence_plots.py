@@ -172,7 +172,12 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     (summary,) = page.sections["Findings"]
     assert len(summary.sentences) == 9
     assert all("learned" in sentence for sentence in summary.sentences)
-    titles = [chart.figure.layout.title.text for name, charts in page.sections.items() if name != "Findings" for chart in charts]
+    titles = [
+        chart.figure.layout.title.text
+        for name, charts in page.sections.items()
+        if name != "Findings"
+        for chart in charts
+    ]
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
     page_without_sweeps = report.page(assembly.render_context(run, selected_model="other"))
     (advice,) = page_without_sweeps.sections[""]

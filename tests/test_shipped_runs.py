@@ -82,12 +82,23 @@ def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_
     assert run.manifest["config"]["models"] == study.models
     assert sum(file.stat().st_size for file in path.iterdir()) < 2e6
     page = (Path(__file__).parents[1] / "docs" / "circuits.md").read_text(encoding="utf-8")
-    quoted = page.split("The findings in full:\n\n```text\n")[1].split("\n```")[0]
+    quoted = page.split("Some of the findings:\n\n```text\n")[1].split("\n```")[0]
     findings = {*run.findings()["text"]}
     lines = " ".join(quoted.split()).split(" In ")
     sentences = [lines[0], *(f"In {line}" for line in lines[1:])]
     assert len(sentences) == 13
     assert {*sentences} <= findings
+
+
+def test_the_budget_run_has_the_options_of_its_study_file_and_its_findings_are_quoted() -> None:
+    (path,) = (path for path in RUNS if "-budget-" in path.name)
+    run, study = Run.open(path), read_study(STUDY_FILES / "budget.yaml", {})
+    assert run.manifest["config"]["models"] == study.models
+    assert {*run.table("budget")["share"]} == {0.0, *study.probe_options["budget"].shares, 1.0}
+    page = (Path(__file__).parents[1] / "docs" / "budget.md").read_text(encoding="utf-8")
+    quoted = page.split("## What SmolLM2 can afford")[1].split("```text\n")[1].split("\n```")[0]
+    findings = [text for text in run.findings()["text"] if text in " ".join(quoted.split())]
+    assert len(" ".join(findings)) == len(" ".join(quoted.split()))
 
 
 def test_every_shipped_run_belongs_to_one_of_the_two_packages() -> None:

@@ -85,7 +85,9 @@ def test_the_python_blocks_of_the_tutorials_pass_the_type_check(tmp_path):
         module = tmp_path / f"tutorial_{name.replace('-', '_')}.py"
         module.write_text("# mypy: allow-untyped-defs, allow-untyped-calls\n" + code, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", *sorted(map(str, tmp_path.glob("*.py")))]
-    result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)  # the project's settings and cache
+    result = subprocess.run(
+        command, cwd=DOCS.parent, capture_output=True, text=True
+    )  # the project's settings and cache
     assert result.returncode in (0, 1), result.stderr
     assert [line for line in result.stdout.splitlines() if "tutorial_" in line.split(":")[0]] == []
 

@@ -282,7 +282,7 @@
   };
   // The progress of unfinished runs, while a page shows it.
   const showProgress = (sentences) => {
-    const list = document.getElementById("run-progress"), texts = sentences.length ? sentences : ["No run is unfinished any more."];
+    const list = document.getElementById("run-progress"), texts = sentences.length ? sentences : ["All runs are finished."];
     list?.replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
   };
   setInterval(() => {
@@ -313,7 +313,7 @@
     if (kind === "csv") downloadText(window.headscopeChartCsv(plot), "text/csv", `${fileName(plot)}.csv`);
     else window.Plotly.downloadImage(plot, { format: kind, filename: fileName(plot), scale: kind === "png" ? 2 : 1 });
   };
-  const copyText = (button, text) => navigator.clipboard.writeText(text).then(() => "Copied", () => "The browser forbids it").then((result) => {
+  const copyText = (button, text) => navigator.clipboard.writeText(text).then(() => "Copied", () => "The browser blocked copying").then((result) => {
     button.dataset.label ??= button.textContent;
     button.textContent = result;
     setTimeout(() => { button.textContent = button.dataset.label; }, 2000);

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, ResourceMissing, first_line
+from headscope.runs.notes import NOTES_FILE
 
 FILE_PATTERNS = ("*.json", "*.parquet", "*.safetensors")
-"""Files of a run that are shared: no code and no pickles."""
+"""Files of a run that are shared: no code and no pickles. Notes (`notes.json`) stay where they were written."""
 CARD = """---
 tags: [headscope]
 ---
@@ -27,7 +28,7 @@ def push(folder: Path, name: str, repository: str, private: bool = True, token: 
     from huggingface_hub import CommitOperationAdd, HfApi
 
     _check_repository(repository)
-    files = sorted(file for pattern in FILE_PATTERNS for file in folder.rglob(pattern))
+    files = sorted(file for pattern in FILE_PATTERNS for file in folder.rglob(pattern) if file.name != NOTES_FILE)
     operations = [CommitOperationAdd(f"{name}/{file.relative_to(folder).as_posix()}", file) for file in files]
     try:
         api = HfApi(token=token)

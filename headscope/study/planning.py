@@ -103,7 +103,7 @@ def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = No
         "speedup": round(local_seconds / distributed_seconds, 2) if distributed_seconds else 1.0,
         "bytes_of_a_worker": round(distributed.peak_bytes),
         "bytes_stored": round(sum(local.stored_bytes.get(job.probe, 0.0) for job in jobs)),
-        "from": "work items timed here" if timed_run is None else str(timed_run.path),
+        "from": "measurements on this machine" if timed_run is None else str(timed_run.path),
     }
 
 

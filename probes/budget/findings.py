@@ -68,7 +68,7 @@ def overview(run: Run) -> Overview | None:
 
 def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series) -> Finding:
     text = (
-        f"{model}, {length:,} tokens: in the order of the smallest area ({order_label(row['order'])}), "
+        f"{model}, {length:,} tokens: in the measured order of the smallest area ({order_label(row['order'])}), "
         f"{format_percent(row['largest_share'])} of the {int(settings['groups'])} KV groups can keep only "
         f"{describe_window(settings)} before the loss rises by more than {settings['bound']:g} nats per token"
         f"{format_share_interval(row, 'largest_share')}."

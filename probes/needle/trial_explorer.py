@@ -168,8 +168,8 @@ def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
         token = Token(visible, href=href, is_marked=len(step_copies) > 0)
         cells.append([f"{step + 1}", [token], [*_head_tokens(step_copies, copies)]])
     caption = (
-        "Answer tokens and the heads that copied them: their largest attention weight was on that needle token. Click "
-        "a token to see below what any head attends to there."
+        "Answer tokens and the heads that copied them: the largest attention weight of such a head is on that token in "
+        "the needle. Click a token to see below what any head attends to there."
     )
     yield passage_table(caption, ("step", "token", "copied by"), cells)
 
@@ -178,8 +178,12 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
     """The keys of the selected head at the selected answer token, in the prompt; without them, how to store them."""
     keys, prompts = (_rows_of_trial(run, name, trial) for name in ("needle_keys", "needle_prompts"))
     if keys is None or prompts is None or prompts.empty:
-        command = PROBE.example
-        yield TextBlock([f"This run does not store what heads attend to at answer tokens. To store it, run: {command}"])
+        yield TextBlock(
+            [
+                "This run was stored without what heads attend to at answer tokens. Repeat its command to store that, "
+                f"or look at fewer trials, for example: {PROBE.example}"
+            ]
+        )
         return
     notes: list[str] = []
     numbers = [step + 1 for step in steps["step"]]
