@@ -188,7 +188,7 @@ def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
     lens_run = run_study(build_study(content), tmp_path)
     doc = str(lens_run.top_keys["doc"].iloc[-1])
     (missing,) = why_here(lens_run, doc=doc)
-    command = missing.sentences[0].partition("To store it: headscope ")[2]
+    command = missing.sentences[0].partition("add its --out to: headscope ")[2]
     assert "--heads L3H1 --query-rows 7" in command
     code, _, err = request.getfixturevalue("headscope")(*shlex.split(command), "--out", str(tmp_path), "--quiet")
     assert code == 0, err
@@ -216,7 +216,7 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     assert any("still do once weights are multiplied by the norms of the values" in text for text in texts)
     groups = {group.heading: [*group.charts] for group in charts(assembly.render_context(run))}
     assert len(groups["Why heads attend where they do"]) == 4
-    assert len(groups["Do sinks count once values are weighed?"]) == 2
+    assert len(groups["Do sinks count in value-weighted attention?"]) == 2
     blocks = [*assembly.head_blocks(run, "base", 2, 1)]
     captions = " ".join(block.caption for block in blocks if hasattr(block, "caption"))
     assert "Rows in base whose logits are attributed" in captions

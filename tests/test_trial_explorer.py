@@ -106,7 +106,7 @@ def test_a_run_without_attended_keys_names_the_command(run: Run) -> None:
     tables = {name: facts for name, facts in run.manifest["tables"].items() if name != "needle_keys"}
     old = Run(run.path, {**run.manifest, "tables": tables})
     content = trials_page(replace(context, run=old), {})
-    assert "To store it, run: headscope needle" in str(content.sections[ATTENTION])
+    assert "for example: headscope needle" in str(content.sections[ATTENTION])
 
 
 def test_markup_and_right_to_left_text_are_shown_as_plain_text(run: Run) -> None:
