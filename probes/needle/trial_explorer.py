@@ -180,8 +180,8 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
     if keys is None or prompts is None or prompts.empty:
         yield TextBlock(
             [
-                "This run was stored without what heads attend to at answer tokens. Repeat its command to store that, or "
-                f"measure fewer trials, for example: {PROBE.example}"
+                "This run was stored without what heads attend to at answer tokens. Repeat its command to store that, "
+                f"or measure fewer trials, for example: {PROBE.example}"
             ]
         )
         return
