@@ -74,7 +74,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     Keywords are those of SHARED_KEYWORDS and the options of the probe.
     """
     from headscope.positions.model import load
-    from headscope.study.config import build_study
+    from headscope.study.config import build_study, refuse_texts_beside_prompt
     from headscope.study.progress import console_progress
     from headscope.study.runner import run_study as execute
 
@@ -85,6 +85,8 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
+        changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
+        refuse_texts_beside_prompt(plugins.load_part(probe, "options"), keywords, changed)
     in_memory_models = {}
     if {"models", "model"} & set(probe.takes):
         if model is None:

@@ -1,6 +1,8 @@
 """KV-cache budgets: scores, orders, losses and sizes equal independent computations, and the study resumes."""
 
 import json
+import logging
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import families
+from support.harness_tasks import write_colours
 from support.measure_laws import geometry_of, random_record
 from support.tiny_studies import StopsAfter, contents, save_checkpoint, save_texts
 
@@ -248,6 +251,66 @@ def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
     assert json.loads((run.path / "run.json").read_text())["seed"] == 0
 
 
+# Tasks of the lm-evaluation-harness --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def task_run(place: Path) -> tuple[Run, str]:
+    """A run that scores a task with prompts of more than 8 tokens, and its warnings."""
+    options = {"lengths": [64], "orders": ["random"], "draws": 1, "shares": [0.5], "prompts": []}
+    content = study(place, **options, tasks=[str(write_colours(place))])
+    del content["budget"]["count"]
+    log = logging.getLogger("headscope")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        warnings: list[str] = []
+        monkeypatch.setattr(log, "warning", lambda message, *values: warnings.append(message % values))
+        return run_study(build_study(content), place / "runs"), "\n".join(warnings)
+
+
+def test_task_scores_equal_the_harness_on_the_model_whose_heads_stream(task_run: tuple[Run, str], place: Path) -> None:
+    from headscope.tasks import harness
+
+    run, model = task_run[0], hs.load(str(place / "tiny"))
+    (task,) = harness.find_tasks([str(place / "colours.yaml")])
+    first = run.budget_orders[run.budget_orders["rank"] < 4]
+    heads = [
+        f"L{layer}H{head}"
+        for layer, group in zip(first["layer"], first["kv_group"], strict=True)
+        for head in range(group * 2, group * 2 + 2)
+    ]
+    every_head = [f"L{layer}H{head}" for layer in range(4) for head in range(4)]
+    for share, streaming in ((0.0, []), (0.5, heads), (1.0, every_head)):
+        with hs.ablated(model, streaming, "streaming:2+6") if streaming else nullcontext():
+            wrapped = harness.wrap_model(model.module, model.tokenizer, 64)
+            scores = [*harness.score_tasks(wrapped, harness.build_task(task, 64, None), None, None)]
+        expected = {score.metric: score.values for score in scores}
+        rows = run.budget_tasks[run.budget_tasks["share"] == share]
+        assert set(rows["metric"].astype(str)) == {"acc", "acc_norm", "brier_score"} & {
+            score.metric for score in scores if np.ndim(score.values[0]) == 0
+        }
+        for metric, values in rows.groupby("metric", observed=True)["score"]:
+            assert values.tolist() == pytest.approx(expected[str(metric)])
+
+
+def test_findings_give_the_change_of_a_task_with_its_interval_over_documents(task_run: tuple[Run, str]) -> None:
+    (text,) = [text for text in task_run[0].findings()["text"] if "colours acc, 5 documents" in text]
+    assert "of the KV groups stream, by order: random order" in text
+    assert "95 % confidence intervals over documents" in text
+    assert validate(task_run[0]) == []
+
+
+def test_metrics_without_a_value_per_document_and_windows_that_hide_nothing_are_named(place: Path) -> None:
+    options = {"lengths": [64], "orders": ["random"], "draws": 1, "shares": [0.5], "prompts": [], "recent": 60}
+    content = study(place, **options, tasks=[str(write_colours(place))], task_limit=2)
+    del content["budget"]["count"]
+    warnings: list[str] = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        log = logging.getLogger("headscope")
+        monkeypatch.setattr(log, "warning", lambda message, *values: warnings.append(message % values))
+        run_study(build_study(content), place / "runs")
+    assert "streaming changes nothing in task colours: its longest prompt has" in "\n".join(warnings)
+
+
 # Bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +345,7 @@ def score_files(place: Path) -> Path:
         ("must hold tab-separated numbers", "--orders file:text"),
         ("two values for L0H0", "--orders file:twice.json"),
         ("two orders are named 'other'", "--orders file:other,file:other.csv"),
+        ("'task_limit' is for tasks. Remove 'task_limit', or add tasks", "--task-limit 5"),
         ("1 document. Use at least --docs 2", "--docs 1 --orders far-mass"),
     ],
 )

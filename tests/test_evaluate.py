@@ -14,6 +14,7 @@ import yaml
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import manager
 from support.adapters import noisy
+from support.harness_tasks import QUESTIONS, write_colours, write_task
 from support.tiny_studies import save_checkpoint
 
 from headscope.errors import BadInput, Interrupted, ResourceMissing
@@ -25,16 +26,9 @@ from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner as study
 from headscope.study.config import build_study
-from probes.evaluate import harness, plots, report
+from headscope.tasks import harness
+from probes.evaluate import plots, report
 from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, summarise_heads
-
-QUESTIONS = (
-    ("The colour of grass is", ("green", "purple", "orange"), 0),
-    ("The colour of blood is", ("yellow", "red", "blue"), 1),
-    ("Snow is", ("black", "brown", "white"), 2),
-    ("A ripe banana is", ("yellow", "blue", "grey"), 0),
-    ("The sky on a clear day is", ("green", "blue", "pink"), 1),
-)
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `tiny`, a checkpoint, and two tasks: `colours.yaml`, questions, and `prose.yaml`, texts."""
     folder = tmp_path_factory.mktemp("evaluate")
     save_checkpoint(folder / "tiny")
-    rows = [{"question": question, "choices": choices, "answer": answer} for question, choices, answer in QUESTIONS]
-    texts = [{"text": " ".join(f"{question} {choices[answer]}." for question, choices, answer in QUESTIONS) * 30}] * 2
-    for name, lines in (("colours", rows), ("prose", texts)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    metrics = [{"metric": metric, "higher_is_better": True} for metric in ("acc", "acc_norm")]
-    write_task(
-        folder,
-        "colours",
-        output_type="multiple_choice",
-        doc_to_text="{{question}}",
-        doc_to_target="{{answer}}",
-        doc_to_choice="{{choices}}",
-        metric_list=[*metrics, {"metric": "brier_score", "higher_is_better": False}],
-    )
+    write_colours(folder)
+    text = " ".join(f"{question} {choices[answer]}." for question, choices, answer in QUESTIONS)
     write_task(
         folder,
         "prose",
+        [{"text": text * 30}] * 2,
         output_type="loglikelihood_rolling",
         doc_to_text="",
         doc_to_target="{{text}}",
         metric_list=[{"metric": "bits_per_byte"}],
     )
     return folder
-
-
-def write_task(folder: Path, name: str, **config: Any) -> None:
-    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": f"{folder}/{name}.jsonl"}, "test_split": "train"}
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **data, **config}))
 
 
 def study_content(folder: Path, **options: Any) -> dict[str, Any]:
@@ -245,8 +223,8 @@ def test_a_group_expands_to_its_generated_tasks() -> None:
 @pytest.mark.model
 def test_several_generated_tasks_can_be_built(smollm2: Model) -> None:
     """The harness imports the modules of its tasks again for each task."""
-    for write_task in harness.find_tasks(["niah_single_1", "ruler_vt"]):
-        assert len(harness.build_task(write_task, 1024, smollm2.tokenizer)) == 1
+    for task in harness.find_tasks(["niah_single_1", "ruler_vt"]):
+        assert len(harness.build_task(task, 1024, smollm2.tokenizer)) == 1
 
 
 def test_a_missing_standard_error_is_bootstrapped() -> None:

@@ -39,6 +39,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plots": {"errors", "bins", "heads", "runs"},
     "report": {"errors", "plugins", "heads", "runs", "plots"},
     "study": {"errors", "user_input", "model_spec", "plugins", "runs", "models", "positions", "forward", "prompts"},
+    "tasks": {"errors", "user_input", "positions", "study"},
     "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
     "plugin_api": {
         *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),

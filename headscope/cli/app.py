@@ -159,11 +159,18 @@ def dash(
         raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
     from dashboards.app import serve
     from headscope.model_spec import ModelSpec
+    from headscope.runs.run import Run, list_runs
     from headscope.study.config import parse_models
 
     models = parse_models(model or [])
     for spec in models.values():
         ModelSpec.parse(spec)
+    folder = path.parent if (path / "run.json").is_file() else path
+    if models and not any(isinstance(run, Run) for _, run in list_runs(folder)):
+        raise BadInput(
+            f"no finished run in '{directory}', and the playground opens beside one. Measure something first, for "
+            "example: headscope demo. Or leave the directory out, to open the shipped example"
+        )
     try:
         serve(path.resolve(), port, models, read_only or path.resolve().is_relative_to(EXAMPLES))
     except OSError as error:

@@ -165,7 +165,7 @@ def _takes_only_lists(annotation: Any) -> bool:
 def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
     from headscope.cli import execute, print_result
     from headscope.study.checkpoint_glob import expand_checkpoints
-    from headscope.study.config import parse_models, read_study
+    from headscope.study.config import parse_models, read_study, refuse_texts_beside_prompt
 
     file, config = values.get("study_file"), values["config"]
     for flag in ("text", "name", "checkpoints"):
@@ -178,6 +178,8 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     probe_values = {
         name: _option_value(field, values[name]) for name, field in options.items() if values[name] not in (None, [])
     }
+    texts = [flag for flag in ("text", "docs", "limit") if values.get(flag) is not None]
+    refuse_texts_beside_prompt(plugins.load_part(probe, "options"), probe_values, texts)
     models: dict[str, str] = {}
     if "model" in probe.takes:
         models = {"base": values["model"]} if values["model"] is not None else {}

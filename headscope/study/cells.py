@@ -149,5 +149,9 @@ def group_by_pass(cells: Iterable[tuple[str, Cell]], labels: Sequence[str]) -> l
 
 
 def pass_cost(length: int) -> float:
-    """Work of one forward pass over `length` tokens: a linear and a quadratic part, equal at 4,096 tokens."""
-    return length * (1 + length / 4096)
+    """Work of one forward pass over `length` tokens: a linear and a quadratic part, equal at 4,096 tokens.
+
+    A pass over fewer than 256 tokens takes about as long as one over 256.
+    """
+    tokens = max(length, 256)
+    return tokens * (1 + tokens / 4096)

@@ -5,7 +5,7 @@ with its own options below it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -99,6 +99,14 @@ class PromptOptions(MultilineOptions):
                 f"Remove '{min(unused)}'"
             )
         return self
+
+
+def refuse_texts_beside_prompt(options: type, values: Mapping[str, Any], texts: Sequence[str]) -> None:
+    """Raise BadInput if `values` of a probe's options hold a prompt and `texts` name settings of documents as well."""
+    if issubclass(options, PromptOptions) and texts and (values.get("prompt") or values.get("prompt_file")):
+        raise BadInput(
+            f"'{texts[0]}' has no effect with a prompt, which takes the place of documents. Remove one of them"
+        )
 
 
 def check_prompt(text: str) -> str:

@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+MIN_COMPLETED_SHARE, MIN_SECONDS = 0.02, 60
+"""The time left is estimated once this share is completed, or after this time."""
+
 
 class Progress(Protocol):
     """Receives the progress of a study, in units of cost."""
@@ -83,9 +86,11 @@ class ProgressLines:
 
     def _time_left_text(self) -> str:
         newly_completed = self._completed - self._completed_at_start
-        if newly_completed <= 0:
+        elapsed = time.monotonic() - self._start_time
+        is_too_early = newly_completed < MIN_COMPLETED_SHARE * self._total and elapsed < MIN_SECONDS
+        if newly_completed <= 0 or is_too_early:
             return ""
-        seconds = (time.monotonic() - self._start_time) * (self._total - self._completed) / newly_completed
+        seconds = elapsed * (self._total - self._completed) / newly_completed
         return f"  (about {seconds / 60:.0f} min left)" if seconds > 90 else f"  (about {seconds:.0f} s left)"
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.runs.aggregation import confidence_interval, mean_losses, plain_types
 from headscope.runs.run_tables import RunTables
-from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS
+from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS, TASKS
 
 CURVE_KEYS = ["model", "context_length", "order"]
 
@@ -33,6 +33,22 @@ def answer_changes(run: RunTables, column: str) -> pd.DataFrame:
     keys = ["model", "prompts", "pair"]
     changes = _changes(values.rename("value"), keys, subtract=column == "nll")
     return changes.reorder_levels(["model", "prompts", "order", "pair"])
+
+
+def task_scores(run: RunTables) -> pd.DataFrame:
+    """Scores on tasks of the harness by model, task (with its metric and filter), order, document (index) and share."""
+    rows = _rows(run, TASKS.name)
+    keys = ["model", "task", "document", "order", "draw", "share"]
+    values = rows.assign(task=_metric_names(rows)).astype({"score": "float64"}).set_index(keys)["score"].rename("value")
+    changes = _changes(values, ["model", "task", "document"], subtract=False)
+    return changes.reorder_levels(["model", "task", "order", "document"])
+
+
+def _metric_names(rows: pd.DataFrame) -> pd.Series:
+    """The name of each row's task and metric: "arc_easy acc", with a filter and the direction where they matter."""
+    filters = rows["filter"].where(rows["filter"] != "none", "").radd(" ").str.rstrip()
+    lower = np.where(rows["higher_is_better"], "", " (lower is better)")
+    return rows["task"] + " " + rows["metric"] + filters + lower
 
 
 def loss_changes_by_position(run: RunTables, model: str, context_length: int, order: str) -> pd.DataFrame:
@@ -77,6 +93,8 @@ def summaries(run: RunTables) -> pd.DataFrame:
             record = {"model": model, "context_length": length, "order": order, "n": len(rows)}
             for name, by_document in values.items():
                 record |= _mean_and_interval(name, by_document.dropna().to_numpy())
+            for end in ("largest_share_low", "largest_share_high"):
+                record[end] = float(np.clip(record[end], 0, 1))
             records.append(record)
     table = pd.DataFrame(records)
     return table.reindex(columns=[*table.columns, *({"area_vs_random", "area_vs_random_low"} - {*table.columns})])

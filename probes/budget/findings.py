@@ -1,6 +1,6 @@
 """Findings of the budget probe: the largest share within the bound, the best order against random, and the memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from headscope.report.text import format_percent
 from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge_below, plain_types
 from headscope.runs.run import Run
 from probes.budget import PROBE
-from probes.budget.analysis import answer_changes, best_order, cache_sizes, complete_curve, summaries
-from probes.budget.labels import describe_window, format_bytes, format_interval, format_share_interval, order_label
-from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS
+from probes.budget.analysis import answer_changes, best_order, cache_sizes, complete_curve, summaries, task_scores
+from probes.budget.labels import describe_window, format_bytes, format_interval, order_label
+from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS, TASKS
 
 GLOSSARY = (
     Term(
@@ -45,6 +45,8 @@ def findings(run: Run) -> Iterator[Finding]:
             yield _memory_finding(run, model, best, settings.loc[model])
     if ANSWERS.name in run.tables:
         yield from _answer_findings(run)
+    if TASKS.name in run.tables:
+        yield from _task_findings(run)
 
 
 def overview(run: Run) -> Overview | None:
@@ -71,7 +73,7 @@ def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series)
         f"{model}, {length:,} tokens: in the measured order of the smallest area ({order_label(row['order'])}), "
         f"{format_percent(row['largest_share'])} of the {int(settings['groups'])} KV groups can keep only "
         f"{describe_window(settings)} before the loss rises by more than {settings['bound']:g} nats per token"
-        f"{format_share_interval(row, 'largest_share')}."
+        f"{format_interval(row, 'largest_share', format_percent)}."
     )
     data = FindingData(row["largest_share"], row["largest_share_low"], row["largest_share_high"], int(row["n"]))
     return Finding(PROBE.title, text, model, data=data)
@@ -86,8 +88,8 @@ def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
     text = (
         f"{model}, {length:,} tokens: the order by {order_label(row['order'])} costs less than random orders: "
         f"{verdict}. The areas under their curves differ by {row['area_vs_random']:+.4f} nats per token"
-        f"{format_interval(row, 'area_vs_random', '+.4f')}. It was selected as the best of the measured orders, "
-        "so the difference is somewhat optimistic."
+        f"{format_interval(row, 'area_vs_random', '{:+.4f}'.format)}. It was selected as the best of the measured "
+        "orders, so the difference is somewhat optimistic."
     )
     data = FindingData(row["area_vs_random"], low, high, int(row["n"]))
     return Finding(PROBE.title, text, model, data=data)
@@ -109,23 +111,45 @@ def _memory_finding(run: Run, model: str, best: pd.Series, settings: pd.Series) 
 
 def _answer_findings(run: Run) -> Iterator[Finding]:
     """Right answers without streaming and with half of the KV groups streaming, in each order."""
-    changes = answer_changes(run, "success")
-    groups: Any = changes.groupby(["model", "prompts"], sort=False)
-    for (model, prompts), changes_of_set in groups:
-        block = complete_curve(changes_of_set)
-        middle = min(block.columns, key=lambda share: abs(share - 0.5))
-        parts = []
-        for order, rows in block.groupby("order", sort=False):
-            (low,), (high,) = confidence_interval((rows[middle] - rows[0.0]).to_numpy()[None])
-            interval = "" if np.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
-            change = (rows[middle] - rows[0.0]).mean()
-            parts.append(f"{order_label(order)} {format_percent(rows[middle].mean())}, change {change:+.2f}{interval}")
-        whole = format_percent(block.xs(block.index[0][2], level="order")[0.0].mean())
-        count = len(block.index.unique("pair"))
+    groups: Any = answer_changes(run, "success").groupby(["model", "prompts"], sort=False)
+    for (model, prompts), block in groups:
+        whole, changes, share, count = _scores_at_half(block, "pair", format_percent)
         yield Finding(
             PROBE.title,
             f"{model}, {prompts}, {count} prompts: {whole} of the answers are right without streaming. If "
-            f"{format_percent(middle)} of the KV groups stream, by order: {'; '.join(parts)}. In parentheses: 95 % "
-            "confidence intervals over prompts.",
+            f"{format_percent(share)} of the KV groups stream, by order: {changes}. In parentheses: 95 % confidence "
+            "intervals over prompts.",
             model,
         )
+
+
+def _task_findings(run: Run) -> Iterator[Finding]:
+    """Scores on tasks without streaming and with half of the KV groups streaming, in each order."""
+    groups: Any = task_scores(run).groupby(["model", "task"], sort=False)
+    for (model, task), block in groups:
+        whole, changes, share, count = _scores_at_half(block, "document", "{:.3f}".format)
+        yield Finding(
+            PROBE.title,
+            f"{model}, {task}, {count} documents: the score is {whole} without streaming. If {format_percent(share)} "
+            f"of the KV groups stream, by order: {changes}. In parentheses: 95 % confidence intervals over documents.",
+            model,
+        )
+
+
+def _scores_at_half(
+    scores: pd.DataFrame, item: str, format_score: Callable[[float], str]
+) -> tuple[str, str, float, int]:
+    """The mean score without streaming; those of each order at the share next to one half, with the change and its
+    confidence interval, paired by item; that share, and the number of items."""
+    block = complete_curve(scores)
+    middle = min(block.columns, key=lambda share: abs(share - 0.5))
+    parts = []
+    for order, rows in block.groupby("order", sort=False):
+        changes = (rows[middle] - rows[0.0]).to_numpy()
+        (low,), (high,) = confidence_interval(changes[None])
+        interval = "" if np.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
+        parts.append(
+            f"{order_label(order)} {format_score(rows[middle].mean())}, change {changes.mean():+.2f}{interval}"
+        )
+    whole = format_score(block.xs(block.index[0][2], level="order")[0.0].mean())
+    return whole, "; ".join(parts), float(middle), len(block.index.unique(item))

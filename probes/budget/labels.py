@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.report.text import format_percent
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import is_statistic, statistic
 from probes.budget.schema import EVERY_ORDER, RANDOM
@@ -35,17 +34,8 @@ def describe_window(settings: pd.Series) -> str:
     return f"the first {int(settings['sink']):,} and last {int(settings['recent']):,} tokens"
 
 
-def format_interval(row: Any, name: str, number_format: str) -> str:
+def format_interval(row: Any, name: str, format_value: Callable[[float], str]) -> str:
     """The 95 % confidence interval of a column, to follow its value, or why there is none."""
-    return _format_interval(row, name, f"{{:{number_format}}}".format)
-
-
-def format_share_interval(row: Any, name: str) -> str:
-    """`format_interval` of a share, clipped to 0 % to 100 %."""
-    return _format_interval(row, name, lambda share: format_percent(float(np.clip(share, 0, 1))))
-
-
-def _format_interval(row: Any, name: str, format_value: Callable[[float], str]) -> str:
     low, high = float(row[f"{name}_low"]), float(row[f"{name}_high"])
     if np.isnan(low):
         return f" (n = {int(row['n'])}, too few documents for an interval; {MIN_DOCUMENTS} are needed)"

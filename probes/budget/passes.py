@@ -1,6 +1,7 @@
 """Forward passes of the budget probe: scores of heads, losses and answers while some KV groups stream."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,14 +50,36 @@ def scores_and_losses(
 def answer(model: Model, pair: TokenPair, groups: GroupsByLayer, window: StreamingWindow) -> tuple[float, bool]:
     """Mean loss of the right answer's tokens after the clean prompt, and whether greedy decoding gives them all."""
     ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
-    with attached(model), evaluating(model), capturing(model) as layers, torch.no_grad():
-        _stream(model, layers, groups, window)
+    with streaming(model, groups, window):
         hidden = finite_hidden_states(model, ids)
         positions = slice(len(pair.clean) - 1, ids.shape[1] - 1)
         logits, targets = logits_and_targets(model, ids, hidden[:, positions], positions)
         refuse_non_finite(model, ids, logits)
         loss = token_losses(logits.float(), targets).mean()
     return float(loss), bool((logits.argmax(-1) == targets).all())
+
+
+@contextmanager
+def streaming(model: Model, groups: GroupsByLayer, window: StreamingWindow) -> Iterator[None]:
+    """Let these KV groups stream, with the position scheme and without gradients; leaving restores the model."""
+    with attached(model), evaluating(model), capturing(model) as layers, torch.no_grad():
+        _stream(model, layers, groups, window)
+        yield
+
+
+@contextmanager
+def noting_lengths(model: Model) -> Iterator[list[int]]:
+    """Yield a list that receives the number of input tokens of every forward pass."""
+    lengths: list[int] = []
+
+    def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        lengths.append((kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape[1])
+
+    hook = model.module.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield lengths
+    finally:
+        hook.remove()
 
 
 def _stream(model: Model, layers: CapturedLayers, groups: GroupsByLayer, window: StreamingWindow) -> None:

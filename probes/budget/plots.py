@@ -34,6 +34,16 @@ def plot_answer_curves(curves: pd.DataFrame, column: str, title: str) -> go.Figu
     return _label_share_axis(figure)
 
 
+def plot_task_curves(curves: pd.DataFrame, title: str) -> go.Figure:
+    """Score on a task by share of streaming KV groups, one line per order."""
+    if reason := style.missing_data_reason(curves, "order", "share", "mean"):
+        return style.empty_figure(title, reason)
+    figure = style.new_figure(title)
+    _add_curves(figure, curves, "%{x:.0%} stream: %{y:.3f}")
+    figure.update_yaxes(title_text="score on the task")
+    return _label_share_axis(figure)
+
+
 def plot_loss_by_position(changes: pd.DataFrame, title: str) -> go.Figure:
     """Change of the loss (nats/token) by position, one line per share; `changes` has index position, columns share."""
     if changes.empty:

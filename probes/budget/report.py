@@ -20,9 +20,10 @@ from probes.budget.analysis import (
     loss_changes,
     loss_changes_by_position,
     summaries,
+    task_scores,
 )
-from probes.budget.labels import describe_window, format_interval, format_share_interval, order_label
-from probes.budget.schema import ANSWERS, LOSS, SETTINGS
+from probes.budget.labels import describe_window, format_interval, order_label
+from probes.budget.schema import ANSWERS, LOSS, SETTINGS, TASKS
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -34,6 +35,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Orders compared", _tables(context))
     if ANSWERS.name in run.tables:
         yield ChartGroup(PROBE.title, "Answers by share of streaming KV groups", _answer_charts(context))
+    if TASKS.name in run.tables:
+        yield ChartGroup(PROBE.title, "Scores on tasks by share of streaming KV groups", _task_charts(context))
     yield ChartGroup(PROBE.title, "Size of the KV cache", _cache_charts(context))
 
 
@@ -52,7 +55,7 @@ def answers(context: RenderContext) -> Iterator[Card]:
         compact(figure),
         f"{format_percent(best['largest_share'])} of the {int(settings['groups'])} KV groups of {model} can stream "
         f"before the loss rises by more than {settings['bound']:g} nats per "
-        f"token{format_share_interval(best, 'largest_share')}.",
+        f"token{format_interval(best, 'largest_share', format_percent)}.",
         half_width=True,
         question="How much of the KV cache can stream?",
         href=query_link(PROBE.path),
@@ -98,9 +101,9 @@ def _tables(context: RenderContext) -> Iterator[TextTable]:
         for row in rows.to_dict("records"):
             has_difference = row["area_vs_random"] == row["area_vs_random"]
             difference = f"{row['area_vs_random']:+.4f}" if has_difference else "–"
-            interval = format_interval(row, "area_vs_random", "+.4f") if has_difference else ""
-            share = f"{format_percent(row['largest_share'])}{format_share_interval(row, 'largest_share')}"
-            area = f"{row['area']:.4f}{format_interval(row, 'area', '.4f')}"
+            interval = format_interval(row, "area_vs_random", "{:+.4f}".format) if has_difference else ""
+            share = f"{format_percent(row['largest_share'])}{format_interval(row, 'largest_share', format_percent)}"
+            area = f"{row['area']:.4f}{format_interval(row, 'area', '{:.4f}'.format)}"
             body.append([order_label(row["order"]), area, f"{difference}{interval}", share])
         yield TextTable(
             f"{model}, {length:,} tokens. Area: mean change of the loss over all shares, in nats per token; lower "
@@ -123,6 +126,18 @@ def _answer_charts(context: RenderContext) -> Iterator[Chart]:
                 "right if greedy decoding gives exactly its tokens.",
                 half_width=True,
             )
+
+
+def _task_charts(context: RenderContext) -> Iterator[Chart]:
+    table = curves(task_scores(context.run))
+    groups: Any = table[table["model"].isin(list(context.models))].groupby(["model", "task"], sort=False)
+    for (model, task), part in groups:
+        yield Chart(
+            plots.plot_task_curves(part, f"{model}, {task}: score by share"),
+            f"Means over {part['n'].max()} documents of the task, bands: 95 % confidence intervals over documents. "
+            "The lm-evaluation-harness builds the prompts and scores the answers.",
+            half_width=True,
+        )
 
 
 def _cache_charts(context: RenderContext) -> Iterator[Chart]:

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput, UnsupportedModel
@@ -38,9 +39,14 @@ from probes.budget.schema import (
     RANDOM,
     SCORES,
     SETTINGS,
+    TASKS,
     BudgetOptions,
     order_name,
 )
+
+if TYPE_CHECKING:
+    from headscope.tasks.harness import Score
+    from headscope.tasks.task_set import TaskSet
 
 log = logging.getLogger("headscope")
 
@@ -52,12 +58,13 @@ SHORT_PROMPT_TOKENS = 32
 
 @dataclass(frozen=True)
 class BudgetTask:
-    """One step: scores (and the loss without streaming), orders, all (everything streams), losses or answers.
+    """One step: scores (and the loss without streaming), orders, all (everything streams), losses, answers or tasks.
 
-    `order` and `draw` are those of losses and answers; `half` is that of the documents that are judged.
+    `order` and `draw` are those of losses, answers and tasks; `half` is that of the documents that are judged.
+    `prompts` is a set of prompts, or the name of a task.
     """
 
-    step: Literal["scores", "orders", "all", "losses", "answers"]
+    step: Literal["scores", "orders", "all", "losses", "answers", "tasks"]
     length: int = 0
     document: int = 0
     order: str = EVERY_ORDER
@@ -88,6 +95,7 @@ class BudgetRunner:
                 "--docs 2"
             )
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self._tasks = self._find_tasks()
         if max(options.lengths) <= options.sink + options.recent:
             log.warning(
                 "streaming hides no token of %d: the window has %d + %d. Use longer texts, or a smaller --sink and "
@@ -116,6 +124,7 @@ class BudgetRunner:
             "all": self._loss_rows,
             "losses": self._loss_rows,
             "answers": self._answer_rows,
+            "tasks": self._task_rows,
         }[cell.task.step]
         return step(cell.model, cell.task, model)
 
@@ -146,17 +155,25 @@ class BudgetRunner:
                 name = f"order {order}, draw {draw}, {place(length, n)}"
                 needs = (orders[self._half(n)].id,)
                 yield cell(name, len(self._shares) * cost, step="losses", **task, prerequisites=needs)
+        last_half = max(orders)  # needles lie in the documents of this half
         for source in options.prompts:
-            count = len(self._pair_set(label, source))
-            cost = count * pass_cost(longest if source in SETS_OF_ANY_LENGTH else SHORT_PROMPT_TOKENS)
-            name = self._pair_set(label, source).name
-            yield cell(f"answers to {name}", 2 * cost, step="answers", prompts=source)
-            half = max(orders)  # needles lie in the documents of this half
+            pairs = self._pair_set(label, source)
+            cost = len(pairs) * pass_cost(longest if source in SETS_OF_ANY_LENGTH else SHORT_PROMPT_TOKENS)
+            yield cell(f"answers to {pairs.name}", 2 * cost, step="answers", prompts=source)
             for order, draw in self._orders():
-                task = {"order": order, "draw": draw, "half": half, "prompts": source}
-                name_of_cell = f"answers to {name}, order {order}, draw {draw}"
-                needs = (orders[half].id,)
-                yield cell(name_of_cell, len(self._shares) * cost, step="answers", **task, prerequisites=needs)
+                task = {"order": order, "draw": draw, "half": last_half, "prompts": source}
+                name, needs = f"answers to {pairs.name}, order {order}, draw {draw}", (orders[last_half].id,)
+                yield cell(name, len(self._shares) * cost, step="answers", **task, prerequisites=needs)
+        tasks = self._tasks
+        for harness_task in tasks or ():
+            assert tasks is not None
+            cost = tasks.cost(harness_task, longest, options.task_limit)
+            task = {"length": longest, "prompts": harness_task.name}
+            yield cell(f"task {harness_task.name}", 2 * cost, step="tasks", **task)
+            for order, draw in self._orders():
+                choice = {"order": order, "draw": draw, "half": last_half, "prerequisites": (orders[last_half].id,)}
+                name = f"task {harness_task.name}, order {order}, draw {draw}"
+                yield cell(name, len(self._shares) * cost, step="tasks", **task, **choice)
 
     # Rows of each step ---------------------------------------------------------------------------------------------
 
@@ -209,15 +226,25 @@ class BudgetRunner:
     def _answer_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
         """The answers to a set of prompts at every share of an order, or at 0 and 1."""
         pairs, rows = self._pair_set(label, task.prompts), []
-        shares = self._streaming_groups(label, task, model)
-        if task.order == EVERY_ORDER:
-            shares = {0.0: {}, **shares}
-        for share, groups in shares.items():
+        for share, groups in self._streaming_groups(label, task, model, with_none=True).items():
             for index, name in enumerate(pairs.pair_names):
                 nll, success = passes.answer(model, pairs.build(index), groups, self.options.window)
                 rows.append({"pair": name, "share": share, "nll": nll, "success": success})
         keys: dict[str, Any] = {"model": label, "prompts": pairs.name, "order": task.order, "draw": task.draw}
         return {ANSWERS.name: pd.DataFrame(rows).assign(**keys)}
+
+    def _task_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+        """The scores on a task of the harness at every share of an order, or at 0 and 1."""
+        assert self._tasks is not None
+        harness_task, blocks = self._tasks[task.prompts], []
+        for share, groups in self._streaming_groups(label, task, model, with_none=True).items():
+            with passes.streaming(model, groups, self.options.window), passes.noting_lengths(model) as lengths:
+                scores = self._tasks.scores(model, label, harness_task, task.length, self.options.task_limit)
+            blocks += [_score_by_document(score).assign(share=share) for score in scores if _has_document_scores(score)]
+        if task.order == EVERY_ORDER:
+            self._warn_about_task(harness_task.name, scores, max(lengths))
+        keys: dict[str, Any] = {"model": label, "context_length": task.length, "order": task.order, "draw": task.draw}
+        return {TASKS.name: pd.concat(blocks).assign(**keys)} if blocks else {}
 
     # Orders --------------------------------------------------------------------------------------------------------
 
@@ -250,12 +277,20 @@ class BudgetRunner:
             scores = self._fixed[order].by_head(label, model.geometry)
         return rank_groups(scores, self.options.reduction)
 
-    def _streaming_groups(self, label: str, task: BudgetTask, model: Model) -> dict[float, passes.GroupsByLayer]:
-        """The streaming KV groups by share, for the order of a task; all of them at share 1 for every order."""
+    def _streaming_groups(
+        self, label: str, task: BudgetTask, model: Model, with_none: bool = False
+    ) -> dict[float, passes.GroupsByLayer]:
+        """The streaming KV groups by share, for the order of a task.
+
+        For every order: all of them at share 1 and, `with_none`, none at share 0.
+        """
         if task.order == EVERY_ORDER:
             geometry = model.geometry
             counts = zip(geometry.layer_numbers, geometry.layer_kv_groups, strict=True)
-            return {1.0: {number: tuple(range(groups)) for number, groups in counts}}
+            everything: dict[float, passes.GroupsByLayer] = {
+                1.0: {number: tuple(range(groups)) for number, groups in counts}
+            }
+            return {0.0: {}, **everything} if with_none else everything
         ranks = self.context.read_stored(f"budget/{task.prerequisites[0]}", ORDERS.name)
         ranks = ranks[(ranks["order"] == task.order) & (ranks["draw"] == task.draw)]
         return {share: lowest_groups(ranks, streaming_count(share, len(ranks))) for share in self._shares}
@@ -279,6 +314,27 @@ class BudgetRunner:
     def _documents(self, label: str) -> list[TokenDocument]:
         """The documents of every length: those that are long enough for the longest."""
         return self.context.documents(label, max(self.options.lengths))
+
+    def _find_tasks(self) -> "TaskSet | None":
+        options = self.options
+        if not options.tasks:
+            return None
+        from headscope.tasks.task_set import TaskSet  # the harness is an extra
+
+        return TaskSet(options.tasks, [max(options.lengths)], options.trust_task_code, self.context)
+
+    def _warn_about_task(self, name: str, scores: "Sequence[Score]", longest: int) -> None:
+        """Warn of metrics that cannot be compared by document, and of prompts that streaming does not change."""
+        for score in scores:
+            if not _has_document_scores(score):
+                log.warning("metric %s of task %s is not a mean over documents, so it is left out", score.metric, name)
+        window = self.options.window
+        if longest <= window.sink + window.recent:
+            log.warning(
+                "streaming changes nothing in task %s: its longest prompt has %d tokens, the window %d + %d. Use a "
+                "smaller --sink and --recent, or a task with longer prompts",
+                *(name, longest, window.sink, window.recent),
+            )
 
     def _warn_of_measured_documents(self, label: str) -> None:
         names = {document.name for document in self._documents(label)}
@@ -312,3 +368,16 @@ class BudgetRunner:
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
+
+
+def _has_document_scores(score: "Score") -> bool:
+    """Whether a score of the harness is the mean of one number per document."""
+    return all(isinstance(value, int | float) for value in score.values) and bool(
+        np.isclose(np.mean(score.values), score.score)
+    )
+
+
+def _score_by_document(score: "Score") -> pd.DataFrame:
+    columns = {"document": range(len(score.values)), "score": np.asarray(score.values, np.float64)}
+    keys = {name: getattr(score, name) for name in ("task", "metric", "filter", "higher_is_better")}
+    return pd.DataFrame(columns).assign(**keys)

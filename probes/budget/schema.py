@@ -50,6 +50,15 @@ class BudgetOptions(Options):
         "greater-than, or a JSON lines file of prompt pairs, of which the clean prompts are used",
     )
     count: int = Field(16, ge=1, le=1_000_000, description="number of prompts of a generated set")
+    tasks: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="also score tasks of the lm-evaluation-harness, by name or file (.yaml), at the longest length; "
+        "needs the extra eval",
+    )
+    task_limit: int | None = Field(None, ge=2, description="maximum number of documents per task; default: all")
+    trust_task_code: bool = Field(
+        False, description="run the Python code that your own task files name, and their templates without a sandbox"
+    )
     cache_lengths: Lengths = Field(
         default=[8192, 32768, 131072], description="further context lengths for the size of the KV cache"
     )
@@ -87,6 +96,8 @@ class BudgetOptions(Options):
             raise ValueError("'draws' is for the order random. Remove 'draws', or add random to orders")
         if "count" in self.model_fields_set and not self.prompts:
             raise ValueError("'count' is for prompts. Remove 'count', or add prompts")
+        if "task_limit" in self.model_fields_set and not self.tasks:
+            raise ValueError("'task_limit' is for tasks. Remove 'task_limit', or add tasks")
         return self
 
     @property
@@ -181,6 +192,23 @@ ANSWERS = Table(
         Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
     ),
 )
+TASKS = Table(
+    "budget_tasks",
+    "scores on tasks of the lm-evaluation-harness while a share of the KV groups streams, document by document",
+    (
+        MODEL,
+        key("task", "label", "", "name of the task in the harness", None),
+        LENGTH,
+        key("metric", "label", "", "name of the metric in the harness; match, for tasks generated to a length", None),
+        key("filter", "label", "", "filter that the harness applied to an answer before scoring it", None),
+        key("document", "index32", "", "number of the document within the task, from 0", 0),
+        ORDER_OR_EVERY,
+        DRAW,
+        SHARE,
+        Column("score", "value", "", "the metric of this document, in the unit of the metric"),
+        Column("higher_is_better", "flag", "", "whether a higher score is better"),
+    ),
+)
 CACHE = Table(
     "budget_cache",
     "size of the KV cache of one sequence, computed from geometry and dtype: 2 x head_dim x bytes per value x kept "
@@ -209,4 +237,4 @@ SETTINGS = Table(
         Column("reduction", "label", "", "how the scores of the query heads of a KV group became one: max or mean"),
     ),
 )
-TABLES = (SCORES, ORDERS, LOSS, ANSWERS, CACHE, SETTINGS)
+TABLES = (SCORES, ORDERS, LOSS, ANSWERS, TASKS, CACHE, SETTINGS)

@@ -11,7 +11,18 @@ from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 from probes.budget.orders import UNIT, rank_groups, streaming_count
-from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, MEASURED_ORDERS, ORDERS, RANDOM, SCORES, SETTINGS
+from probes.budget.schema import (
+    ANSWERS,
+    CACHE,
+    EVERY_ORDER,
+    LOSS,
+    MEASURED_ORDERS,
+    ORDERS,
+    RANDOM,
+    SCORES,
+    SETTINGS,
+    TASKS,
+)
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 DRAWS = 2
@@ -59,6 +70,12 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
     answers = pd.DataFrame(rows).assign(model=model, prompts="induction")
     answers["nll"] = 0.5 + 3 * answers["share"] + rng.uniform(0, 0.5, len(answers))
     yield "answers", {ANSWERS.name: answers.assign(success=answers["nll"] < 1.8)}
+    rows = [
+        {"order": order, "draw": draw, "share": share, "document": document, "score": rng.random() > share / 2}
+        for (order, draw, share), document in product(_curve_points(orders), range(6))
+    ]
+    keys = {"task": "arc_easy", "metric": "acc", "filter": "none", "higher_is_better": True}
+    yield "tasks", {TASKS.name: pd.DataFrame(rows).assign(model=model, context_length=max(sizes.lengths), **keys)}
 
 
 def _curve_points(orders: list[tuple[str, int]]) -> list[tuple[str, int, float]]:

@@ -30,6 +30,7 @@ from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
 from probes.circuits.schema import (
     ALL_OTHERS,
+    MIN_FAR_LENGTH,
     QK_COMPONENTS,
     QK_PAIRS,
     QK_ROWS,
@@ -63,6 +64,7 @@ class CircuitsRunner:
     def cells(self) -> list[Cell]:
         options, cells = self.options, []
         for label in self.context.labels:
+            self._check_rows(label)
             if TEXT_PARTS & {*options.parts}:
                 for length, number, name in self._texts(label):
                     text_pass = TextPass.over(self._documents(label)[number].ids[:length], number)
@@ -76,6 +78,20 @@ class CircuitsRunner:
             for length, number, name in self._texts(label) if options.heads else ():
                 cells.append(Cell(f"{name}, heads", label, 4 * pass_cost(length), _HeadsTask(length, number)))
         return cells
+
+    def _check_rows(self, label: str) -> None:
+        """Refuse rows beyond a text, and texts in which no row is a far row, before any weight is read."""
+        shortest, rows = min(self.texts.lengths(label)), self.options.query_rows
+        if rows and max(rows) >= shortest:
+            raise BadInput(
+                f"query row {max(rows)} is beyond the text, whose {shortest} tokens have rows 0 to {shortest - 1}. Use "
+                "smaller query_rows"
+            )
+        if self.options.heads and not rows and shortest < MIN_FAR_LENGTH:
+            raise BadInput(
+                f"the text has {shortest} tokens: no row sees a key 32 or more tokens back that is not the first. Use "
+                f"at least {MIN_FAR_LENGTH} tokens, or give the rows with query_rows"
+            )
 
     def _texts(self, label: str) -> Iterator[tuple[int, int, str]]:
         """Length, number of the document, and a name of each text."""

@@ -82,7 +82,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of one task, over `documents` documents."""
+    """One metric of one task, over `documents` documents; `values` is what the harness aggregates, one per document."""
 
     task: str
     metric: str
@@ -91,6 +91,7 @@ class Score:
     stderr: float
     documents: int
     higher_is_better: bool
+    values: tuple[Any, ...]
 
 
 def find_tasks(specs: list[str], trust_task_code: bool = False) -> list[Task]:
@@ -180,6 +181,7 @@ def score_tasks(harness_model: LM, tasks: Mapping[str, Any], limit: int | None, 
                 error,
                 len(samples),
                 bool(output["higher_is_better"][name].get(metric, True)),
+                tuple(samples),
             )
 
 
