@@ -580,6 +580,7 @@ OTHERS = [
     case(2, "cannot be accessed", "dash", "~no-such-user/runs"),
     case(2, "cannot be accessed", "dash", LONG, name="dash long"),
     case(2, "less than or equal to 65535", "dash", "--port", "70000"),
+    case(2, "no finished run in", "dash", "{place}/texts", "--model", "{place}/tiny"),
     case(2, "greater than or equal to 64", "bench", "--length", "3"),
     case(2, "greater than or equal to 1", "bench", "--repeats", "0"),
     case(2, "Missing argument", "report"),
@@ -678,6 +679,15 @@ INTERFACES = [
         for address in ("127.0.0.1:1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1:99999999", "ray://127.0.0.1:1", ":1")
     ),
     run(2, "are not steps of one training", "--checkpoints", "{place}/family-*"),
+    *(
+        case(2, f"'{flag}' has no effect with a prompt", command, *TINY[:2], "--prompt", "w1 w2", f"--{flag}", value)
+        for command, flag, value in (
+            ("patterns", "docs", 2),
+            ("run", "text", "file:{place}/texts/*.txt"),
+            ("attribution", "limit", 1),
+            ("circuits", "docs", 1),
+        )
+    ),
     case(2, "is blank. Give some text", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/blank.txt"),
     case(2, "has more than 1,024 tokens", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/long.txt"),
 ]

@@ -255,8 +255,12 @@ def test_bad_options_are_refused(place: Path, message: str, options: dict[str, A
     [
         ("no head L9H0", {"heads": ["L9H0"]}),
         ("'unheard-of' is not a word", {"tokens": ["unheard-of"]}),
+        ("query row 48 is beyond the text, whose 48 tokens have rows 0 to 47", {"query_rows": [3, 48]}),
+        ("the text has 3 tokens: no row sees a key 32 or more tokens back", {"prompt": "w1 w2 w3", "lengths": None}),
     ],
 )
 def test_heads_and_words_that_do_not_exist_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
+    content = study(place, **options)
+    content["circuits"] = {name: value for name, value in content["circuits"].items() if value is not None}
     with pytest.raises(BadInput, match=message):
-        run_study(build_study(study(place, **options)), place / "refused")
+        run_study(build_study(content), place / "refused")
