@@ -36,6 +36,7 @@ OTHER_MEANINGS = {
         *("probes/ablation/schema.py", "probes/patching/run.py"),
     ],
     "patterns": ["headscope/measures/top_keys.py"],
+    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/synthetic.py"],
     "window": ["headscope/attention/record.py"],
 }
 """Files where the name of a probe means something else."""
