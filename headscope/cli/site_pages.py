@@ -7,7 +7,7 @@ baselines; a link that needs them becomes plain text.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -76,6 +76,7 @@ class SitePages:
         self._pages = [page for page in navigation.all_pages() if _has_content(page, run)]
         self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
+        self._find_target = cache(self._target)  # the same links stand on hundreds of pages
         self._app = Flask(__name__)
         self._app.config["RUN_STORE"] = SingleRunStore(run)
 
@@ -158,17 +159,21 @@ class SitePages:
 
     def _file_link(self, link: Link, model: str) -> Link:
         """The link to a file, from the view of `model`; without a target if the site has no such file."""
-        query = {name: values[-1] for name, values in parse_qs(urlsplit(link.href).query).items()}
-        path = urlsplit(link.href).path
+        return Link(link.text, self._find_target(link.href, model))
+
+    def _target(self, href: str, model: str) -> str:
+        """The file that an address of the app leads to, from the view of `model`; "" if the site has no such file."""
+        query = {name: values[-1] for name, values in parse_qs(urlsplit(href).query).items()}
+        path = urlsplit(href).path
         if not path.startswith("/") or query.keys() - SUPPORTED_PARAMETERS:
-            return Link(link.text, "")
+            return ""
         if path.startswith(f"{head.PATH}/"):
             layer, number = parse_head(path.removeprefix(f"{head.PATH}/"), self.run)
             path = f"{head.PATH}/{layer}.{number}"
         candidates = [Address(path, query.get("stat", "")), Address(path), *self._addresses.get(path, [])]
         file = next((address.file for address in candidates if address.file in self._files), "")
         other = query.get("model", model)
-        return Link(link.text, f"{file}#model={quote(other)}" if file and other != model else file)
+        return f"{file}#model={quote(other)}" if file and other != model else file
 
 
 def _has_content(page: Page, run: Run) -> bool:
