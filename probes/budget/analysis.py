@@ -22,7 +22,10 @@ def loss_changes(run: RunTables) -> pd.DataFrame:
 
     Random orders are averaged over draws. A share that another run measured is NaN, see `complete_curve`.
     """
-    losses = mean_losses(_rows(run, LOSS.name), ["model", "context_length", "doc", "order", "draw", "share"])
+    rows = _rows(run, LOSS.name)
+    losses = mean_losses(rows, ["model", "context_length", "doc", "order", "draw", "share"]).loc[
+        [*rows["model"].unique()]
+    ]
     return _changes(losses.rename("value"), ["model", "context_length", "doc"]).reorder_levels([*CURVE_KEYS, "doc"])
 
 
@@ -127,7 +130,7 @@ def _changes(values: pd.Series, keys: list[str], subtract: bool = True) -> pd.Da
     Draws are averaged; with `subtract`, the value at share 0 is subtracted.
     """
     means = values.groupby([*keys, "order", "share"], sort=False).mean()
-    table = means.unstack("share")
+    table = means.unstack("share").reindex(means.index.droplevel("share").unique())  # unstack sorts the models
     ends = table.xs(EVERY_ORDER, level="order")
     table = table.drop(EVERY_ORDER, level="order") if len(table.index.unique("order")) > 1 else table
     index = table.reset_index("order").index

@@ -15,7 +15,7 @@ def plot_loss_curves(curves: pd.DataFrame, bound: float, title: str) -> go.Figur
     if reason := style.missing_data_reason(curves, "order", "share", "mean"):
         return style.empty_figure(title, reason)
     figure = style.new_figure(title)
-    _add_curves(figure, curves, "%{x:.0%} stream: %{y:+.4f} nats/token")
+    _add_curves(figure, curves, "%{x:.1%} stream: %{y:+.4f} nats/token")
     line = {"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}
     figure.add_hline(y=bound, line=line, annotation_text=f"bound {bound:g}")
     figure.update_yaxes(title_text="change of the loss (nats/token)")
@@ -28,7 +28,7 @@ def plot_answer_curves(curves: pd.DataFrame, column: str, title: str) -> go.Figu
         return style.empty_figure(title, reason)
     figure = style.new_figure(title)
     is_loss = column == "nll"
-    _add_curves(figure, curves, f"%{{x:.0%}} stream: %{{y:{'+.3f} nats/token' if is_loss else '.0%}'}")
+    _add_curves(figure, curves, f"%{{x:.1%}} stream: %{{y:{'+.3f} nats/token' if is_loss else '.0%}'}")
     axis = {"title_text": "change of the answer's loss (nats/token)"} if is_loss else {"title_text": "right answers"}
     figure.update_yaxes(**axis, **({} if is_loss else {"tickformat": ".0%", "range": [-0.03, 1.03]}))
     return _label_share_axis(figure)
@@ -39,7 +39,7 @@ def plot_task_curves(curves: pd.DataFrame, title: str) -> go.Figure:
     if reason := style.missing_data_reason(curves, "order", "share", "mean"):
         return style.empty_figure(title, reason)
     figure = style.new_figure(title)
-    _add_curves(figure, curves, "%{x:.0%} stream: %{y:.3f}")
+    _add_curves(figure, curves, "%{x:.1%} stream: %{y:.3f}")
     figure.update_yaxes(title_text="score on the task")
     return _label_share_axis(figure)
 
@@ -55,9 +55,9 @@ def plot_loss_by_position(changes: pd.DataFrame, title: str) -> go.Figure:
             x=changes.index,
             y=changes[share],
             mode="lines",
-            name=f"{share:.0%}",
+            name=_share_name(share),
             line={"color": colour},
-            hovertemplate=f"up to position %{{x:,}}: %{{y:+.4f}} nats/token<extra>{share:.0%} stream</extra>",
+            hovertemplate=f"up to position %{{x:,}}: %{{y:+.4f}} nats/token<extra>{_share_name(share)} stream</extra>",
         )
     figure.update_xaxes(title_text="position (tokens, end of bin)", **axes.log_axis(changes.index))
     figure.update_yaxes(title_text="change of the loss (nats/token)")
@@ -76,9 +76,9 @@ def plot_cache_sizes(sizes: pd.DataFrame, title: str) -> go.Figure:
             x=line["context_length"],
             y=line["cache_bytes"] / MIB,
             mode="lines+markers",
-            name=f"{share:.0%}",
+            name=_share_name(share),
             line={"color": colour},
-            hovertemplate=f"%{{x:,}} tokens: %{{y:.4g}} MiB<extra>{share:.0%} stream</extra>",
+            hovertemplate=f"%{{x:,}} tokens: %{{y:.4g}} MiB<extra>{_share_name(share)} stream</extra>",
         )
     figure.update_xaxes(title_text="context length (tokens)", **axes.length_axis(sizes["context_length"]))
     figure.update_yaxes(title_text="KV cache (MiB)", **axes.log_axis(sizes["cache_bytes"] / MIB))
@@ -91,6 +91,10 @@ def _add_curves(figure: go.Figure, curves: pd.DataFrame, hover: str) -> None:
     for label, line_style in style.model_styles(names).items():
         line = names[names["model"] == label].set_index("share").sort_index()
         style.add_line_with_band(figure, line[["mean", "low", "high"]], line_style, hover)
+
+
+def _share_name(share: float) -> str:
+    return f"{100 * share:.3g} %"
 
 
 def _labels(curves: pd.DataFrame) -> list[str]:
