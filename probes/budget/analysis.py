@@ -130,7 +130,7 @@ def _changes(values: pd.Series, keys: list[str], subtract: bool = True) -> pd.Da
     Draws are averaged; with `subtract`, the value at share 0 is subtracted.
     """
     means = values.groupby([*keys, "order", "share"], sort=False).mean()
-    table = means.unstack("share").reindex(means.index.droplevel("share").unique())  # unstack sorts the models
+    table = means.unstack("share").reindex(means.index.droplevel(["share"]).unique())  # unstack sorts the models
     ends = table.xs(EVERY_ORDER, level="order")
     table = table.drop(EVERY_ORDER, level="order") if len(table.index.unique("order")) > 1 else table
     index = table.reset_index("order").index
