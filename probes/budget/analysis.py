@@ -130,7 +130,8 @@ def _changes(values: pd.Series, keys: list[str], subtract: bool = True) -> pd.Da
     Draws are averaged; with `subtract`, the value at share 0 is subtracted.
     """
     means = values.groupby([*keys, "order", "share"], sort=False).mean()
-    table = means.unstack("share").reindex(means.index.droplevel(["share"]).unique())  # unstack sorts the models
+    models_in_order = pd.MultiIndex.from_frame(means.reset_index()[[*keys, "order"]].drop_duplicates())
+    table = means.unstack("share").reindex(models_in_order)  # unstack sorts
     ends = table.xs(EVERY_ORDER, level="order")
     table = table.drop(EVERY_ORDER, level="order") if len(table.index.unique("order")) > 1 else table
     index = table.reset_index("order").index
