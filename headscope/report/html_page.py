@@ -26,7 +26,7 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.text import evenly_spaced, head_mask, statistics_table
+from headscope.report.text import head_mask, join_words, statistics_table
 from headscope.runs import columns, summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
 from headscope.runs.columns import all_tables
@@ -73,6 +73,14 @@ def _convert_write_errors(out: Path) -> Iterator[None]:
         raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with --out") from error
 
 
+def _title(models: Sequence[str]) -> str:
+    """The title of a report, with up to four models by name."""
+    if not models:
+        return "Probes"
+    named = list(models) if len(models) <= 4 else [*models[:3], f"{len(models) - 3} others"]
+    return f"Attention heads of {join_words(named)}"
+
+
 def render_report(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
     run = combine_runs(runs)
@@ -83,7 +91,7 @@ def render_report(runs: Sequence[Run]) -> str:
     }
     page = template_environment().get_template("report.html.jinja")
     return page.render(
-        title=f"Attention heads of {', '.join(evenly_spaced(run.models, 3))}" if run.models else "Probes",
+        title=_title(run.models),
         run=run,
         provenance=[provenance(stored) for stored in runs],
         models=run.manifest["models"],

@@ -42,7 +42,7 @@ def findings(run: Run) -> Iterator[Finding]:
         if RANDOM in set(rows["order"]) and best["order"] != RANDOM:
             yield _comparison_finding(model, length, best)
         if length == table.loc[table["model"] == model, "context_length"].max():
-            yield _memory_finding(run, model, best, settings.loc[model])
+            yield from _memory_finding(run, model, best, settings.loc[model])
     if ANSWERS.name in run.tables:
         yield from _answer_findings(run)
     if TASKS.name in run.tables:
@@ -69,8 +69,11 @@ def overview(run: Run) -> Overview | None:
 
 
 def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series) -> Finding:
+    order = "random orders"
+    if row["order"] != RANDOM:
+        order = f"the measured order of the smallest area ({order_label(row['order'])})"
     text = (
-        f"{model}, {length:,} tokens: in the measured order of the smallest area ({order_label(row['order'])}), "
+        f"{model}, {length:,} tokens: in {order}, "
         f"{format_percent(row['largest_share'])} of the {int(settings['groups'])} KV groups can keep only "
         f"{describe_window(settings)} before the loss rises by more than {settings['bound']:g} nats per token"
         f"{format_interval(row, 'largest_share', format_percent)}."
@@ -95,18 +98,21 @@ def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
     return Finding(PROBE.title, text, model, data=data)
 
 
-def _memory_finding(run: Run, model: str, best: pd.Series, settings: pd.Series) -> Finding:
-    """The size of the KV cache at the measured share nearest to the largest one, at the longest length."""
+def _memory_finding(run: Run, model: str, best: pd.Series, settings: pd.Series) -> Iterator[Finding]:
+    """The size of the KV cache at the measured share nearest to the largest one, at the longest length, if any group
+    can stream."""
     sizes = run.derived(cache_sizes)
     rows = sizes[(sizes["model"] == model) & (sizes["order"] == best["order"])]
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     row = rows.iloc[int((rows["share"] - best["largest_share"]).abs().argmin())]
+    if row["share"] == 0:
+        return
     text = (
         f"{model}: if {format_percent(row['share'])} of the KV groups stream, the KV cache of "
         f"{int(row['context_length']):,} tokens takes {format_bytes(row['cache_bytes'])} instead of "
         f"{format_bytes(row['full_bytes'])} (computed)."
     )
-    return Finding(PROBE.title, text, model, data=FindingData(row["cache_bytes"]))
+    yield Finding(PROBE.title, text, model, data=FindingData(row["cache_bytes"]))
 
 
 def _answer_findings(run: Run) -> Iterator[Finding]:
