@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
+from headscope.plots import style
+
 MAX_MARKS = 24
 """Cells with a mark; the largest values."""
 MAX_COLUMNS = 16
@@ -54,20 +56,18 @@ def mark_clipped_cells(
 
     A matrix with many columns has only room for an arrow: up for a value above the scale, down for one below.
     """
-    trace = figure.data[0]
+    x, y = figure.data[0].x, figure.data[0].y
     rows, columns = np.nonzero(np.abs(np.nan_to_num(grid)) > limit * (1 + 1e-9))
     largest = np.argsort(-np.abs(grid[rows, columns]), kind="stable")[:MAX_MARKS]
+    marks = []
     for row, column in zip(rows[largest], columns[largest], strict=True):
         value = float(grid[row, column])
         arrow = "▲" if value > 0 else "▼"
         text = arrow if grid.shape[1] > MAX_COLUMNS else format_value(value).replace("-", "−")
-        figure.add_annotation(
-            x=trace.x[column],
-            y=trace.y[row],
-            text=f'<span style="color:#ffffff">{text}</span>',  # the app colours other annotations like its text
-            showarrow=False,
-            font_size=10,
-        )
+        text = f'<span style="color:#ffffff">{text}</span>'  # the app colours other annotations like its text
+        mark = {"x": x[column], "y": y[row], "text": text, "showarrow": False, "font": {"size": 10}}
+        marks.append(mark)
+    style.add_annotations(figure, marks)
     return figure
 
 

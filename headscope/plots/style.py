@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -266,6 +266,11 @@ def set_metadata(figure: go.Figure, **metadata: object) -> go.Figure:
     return figure
 
 
+def add_annotations(figure: go.Figure, annotations: Iterable[Mapping[str, object]]) -> None:
+    """Add annotations at once: plotly checks all of a figure's annotations again whenever one is added."""
+    figure.layout.annotations = [*figure.layout.annotations, *annotations]
+
+
 def unit_suffix(unit: str) -> str:
     """The unit with a leading space, or ""."""
     return f" {unit}" if unit else ""
@@ -276,8 +281,8 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
     if len(bounds := curve[["low", "high"]].dropna()):
         add_band(figure, bounds, model_style)
     figure.add_scatter(
-        x=curve.index,
-        y=curve["mean"],
+        x=curve.index.to_numpy(),
+        y=curve["mean"].to_numpy(),
         mode="lines+markers",
         marker={"size": 5, "symbol": model_style.symbol},
         line={"color": model_style.colour, "dash": model_style.dash},
@@ -290,9 +295,10 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
 def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, **panel_position: int) -> None:
     """Add a band from column `low` to column `high` of `bounds` against its index."""
     edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": model_style.name}
-    figure.add_scatter(x=bounds.index, y=bounds["low"], **edge, **panel_position)
+    x = bounds.index.to_numpy()
+    figure.add_scatter(x=x, y=bounds["low"].to_numpy(), **edge, **panel_position)
     figure.add_scatter(
-        x=bounds.index, y=bounds["high"], fill="tonexty", fillcolor=model_style.band_colour, **edge, **panel_position
+        x=x, y=bounds["high"].to_numpy(), fill="tonexty", fillcolor=model_style.band_colour, **edge, **panel_position
     )
 
 

@@ -74,7 +74,7 @@ def components_chart(run: Run, model: str, marked: HeadIndex | None = None) -> I
 def plot_components(run: Run, components: Components, model: str, marked: HeadIndex | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
     figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
-    heads = run.heads.assign(role=run.derived(strongest_roles))
+    heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
     for index, role in enumerate([NO_ROLE, *roles()]):
         members = points[points["role"] == role]
@@ -83,8 +83,8 @@ def plot_components(run: Run, components: Components, model: str, marked: HeadIn
     if marked is not None:
         at = points[(points["layer"] == marked[0]) & (points["head"] == marked[1])]
         figure.add_scatter(
-            x=at["x"],
-            y=at["y"],
+            x=at["x"].to_numpy(),
+            y=at["y"].to_numpy(),
             mode="markers+text",
             text=[f"L{marked[0]}H{marked[1]}"] * len(at),
             textposition="top center",
@@ -104,8 +104,8 @@ def _add_role(figure: go.Figure, members: pd.DataFrame, role: str, index: int) -
     colour = "rgba(128,128,128,0.45)" if role == NO_ROLE else style.PALETTE[number % len(style.PALETTE)]
     symbol = "circle" if role == NO_ROLE else style.MARKER_SYMBOLS[number // len(style.PALETTE)]
     figure.add_scatter(
-        x=members["x"],
-        y=members["y"],
+        x=members["x"].to_numpy(),
+        y=members["y"].to_numpy(),
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 8, "line": MARKER_OUTLINE},
         customdata=members[HEAD_COLUMNS].to_numpy(),

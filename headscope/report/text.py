@@ -106,7 +106,8 @@ def head_mask(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
 def describe_ranks(heads: pd.DataFrame, statistic_name: str, layer: int, head: int) -> str:
     """The rank of a head by a statistic in each model, highest first: "2 of 270 in base (0.91)"; "" without values."""
     ranks = []
-    for label, rows in heads_by_model(heads, statistic_name):
+    columns = ["model", "layer", "head", statistic_name]
+    for label, rows in heads_by_model(heads[columns] if statistic_name in heads else heads, statistic_name):
         values = rows.set_index(["layer", "head"])[statistic_name]
         if (layer, head) in values.index:
             value = float(values.loc[(layer, head)])

@@ -69,6 +69,7 @@ class ColumnName:
         return f"{self.stem}{length}{'_diff' if self.is_difference else ''}"
 
 
+@cache
 def parse_column(name: str) -> ColumnName:
     """Split the name of a column into its parts."""
     match = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high))?", name)
@@ -105,10 +106,12 @@ def statistic(name: str) -> Statistic:
 
 def columns_by_length(names: Iterable[str], stem: str) -> list[str]:
     """The columns of a statistic at each context length, shortest first."""
-    columns = [name for name in names if parse_column(name).stem == stem and parse_column(name).value_column == name]
-    return sorted(
-        (name for name in columns if parse_column(name).length), key=lambda name: parse_column(name).length or 0
-    )
+    lengths = {
+        name: parts.length
+        for name in names
+        if (parts := parse_column(name)).stem == stem and parts.length and parts.value_column == name
+    }
+    return sorted(lengths, key=lengths.__getitem__)
 
 
 def format_number(value: float) -> str:

@@ -1,6 +1,7 @@
 """Findings, charts and glossary of direct logit attribution."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import pandas as pd
 
@@ -82,17 +83,24 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The contribution of one head by position."""
-    if "attribution" not in run.tables:
-        return
+    if "attribution" in run.tables:
+        yield from _position_chart(run, tuple(default_models_with(run, model)), layer, head)
+
+
+@lru_cache(8)
+def _position_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Sequence[Chart]:
+    """The chart of a head by position, if the head has rows; cached: it does not depend on the selected model."""
     rows = run.table("attribution")
     rows = rows[head_mask(rows, layer, head)]
-    if len(rows):
-        yield Chart(
-            plots.plot_by_position(rows, default_models_with(run, model), layer, head),
-            "Direct contribution, without effects through later layers: above zero the head makes the next token more "
-            "likely. The band is the 95 % confidence interval over documents, shown for three or more.",
-            half_width=True,
-        )
+    if rows.empty:
+        return []
+    chart = Chart(
+        plots.plot_by_position(rows, [*models], layer, head),
+        "Direct contribution, without effects through later layers: above zero the head makes the next token more "
+        "likely. The band is the 95 % confidence interval over documents, shown for three or more.",
+        half_width=True,
+    )
+    return [chart]
 
 
 def _head_charts(context: RenderContext) -> Iterator[Chart]:

@@ -150,7 +150,14 @@ def measured_effective_length(columns: Iterable[str]) -> str | None:
 
 
 def strongest_inputs(run: RunTables) -> pd.DataFrame:
-    """For each head and input, the earlier head of the largest score: the rows of `head_composition`, with `excess`."""
+    """For each head and input, the earlier head of the largest score: the rows of `head_composition`, with `excess`.
+
+    Cached: do not modify it.
+    """
+    return run.derived(_compute_strongest_inputs)
+
+
+def _compute_strongest_inputs(run: RunTables) -> pd.DataFrame:
     rows = plain_types(run.table("head_composition"))
     rows = rows.assign(excess=rows["score"] - rows["baseline"])
     best = rows.groupby([*HEAD_KEYS, "input"], observed=True)["excess"].idxmax()

@@ -1,6 +1,7 @@
 """Report of the detectors probe: charts, findings, glossary and terminal overview."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import pandas as pd
 
@@ -54,22 +55,34 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The scores of one head, under every model and by context length."""
     if "detectors" not in run.tables:
         return
-    rows = run.table("detectors")
-    rows = rows[head_mask(rows, layer, head)]
+    rows = _head_rows(run, layer, head)
     if rows.empty:
         return
-    yield Chart(
-        plots.plot_head_scores(rows, default_models_with(run, model), layer, head),
-        "Mean weight on each kind of key, on a repeated random token sequence, in the longest context. Horizontal "
-        "marks: chance, the score of uniform weights. Error bars: 95 % confidence interval over sequences.",
-        half_width=True,
-    )
+    yield _scores_chart(run, tuple(default_models_with(run, model)), layer, head)
     if rows["context_length"].nunique() > 1:
         yield Chart(
             plots.plot_scores_by_length(rows, model, layer, head),
             "A constant line means that the head attends to this kind of key at any distance.",
             half_width=True,
         )
+
+
+@lru_cache(8)
+def _head_rows(run: Run, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows of the table `detectors`, of all models; cached, because a page needs them several times."""
+    rows = run.table("detectors")
+    return rows[head_mask(rows, layer, head)]
+
+
+@lru_cache(8)
+def _scores_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Chart:
+    """The scores of one head under these models, cached: it does not depend on the selected model."""
+    return Chart(
+        plots.plot_head_scores(_head_rows(run, layer, head), [*models], layer, head),
+        "Mean weight on each kind of key, on a repeated random token sequence, in the longest context. Horizontal "
+        "marks: chance, the score of uniform weights. Error bars: 95 % confidence interval over sequences.",
+        half_width=True,
+    )
 
 
 def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
@@ -113,8 +126,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The kind of key with most of the head's weight, compared with chance."""
     if "detectors" not in run.tables:
         return
-    rows = run.table("detectors")
-    rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)]
+    rows = _head_rows(run, layer, head)
+    rows = rows[rows["model"] == model]
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     if rows.empty:
         return

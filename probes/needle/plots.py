@@ -118,10 +118,8 @@ def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: i
     rows = retrieval[is_head & retrieval["success"] & (retrieval["mode"] == "strict")]
     if rows.empty:
         return style.empty_figure(title, "no successful trial of this model")
-    scores, trials = (
-        rows.pivot_table(index="depth", columns="context_length", values="score", aggfunc=aggregate)
-        for aggregate in ("mean", "size")
-    )
+    cells = rows.groupby(["depth", "context_length"])["score"].agg(["mean", "size"])
+    scores, trials = (cells[name].unstack() for name in ("mean", "size"))
     hover = "score %{z:.3f} over %{customdata:.0f} trials"
     figure = _length_depth_heatmap(title, scores, trials.to_numpy(), hover)
     return figure.update_traces(colorbar={"title": {"text": "score"}})

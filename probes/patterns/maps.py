@@ -193,31 +193,19 @@ def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap],
     figure.update_xaxes(showticklabels=False, title_standoff=22)
     figure.update_yaxes(title_standoff=40)
     positions = np.linspace(0, pooled_map.length - 1, TICKS + 1).round().astype(int).tolist()
+    ticks: list[dict[str, object]] = []
     for index in range(panel_count):
         row_col = style.panel_row_col(index, range(panel_count))
         number = "" if index == 0 else index + 1
         label = {"showarrow": False, "font": {"size": 11, "color": style.TEXT_COLOUR}, "name": "tick"}
         for position in positions:
             if index + 3 >= panel_count:
-                figure.add_annotation(
-                    x=position,
-                    y=0,
-                    xref=f"x{number}",
-                    yref=f"y{number} domain",
-                    yanchor="top",
-                    text=f"{position:,}",
-                    **label,
-                )
+                place = {"x": position, "y": 0, "xref": f"x{number}", "yref": f"y{number} domain", "yanchor": "top"}
+                ticks.append({**place, "text": f"{position:,}", **label})
             if row_col["col"] == 1:
-                figure.add_annotation(
-                    x=0,
-                    y=position,
-                    xref=f"x{number} domain",
-                    yref=f"y{number}",
-                    xanchor="right",
-                    text=f"{position:,} ",
-                    **label,
-                )
+                place = {"x": 0, "y": position, "xref": f"x{number} domain", "yref": f"y{number}", "xanchor": "right"}
+                ticks.append({**place, "text": f"{position:,} ", **label})
+    style.add_annotations(figure, ticks)
 
 
 def _block_texts(run: RunTables, pooled_map: AttentionMap) -> list[str]:
