@@ -348,6 +348,7 @@ def score_files(place: Path) -> Path:
         ("two values for L0H0", "--orders file:twice.json"),
         ("two orders are named 'other'", "--orders file:other,file:other.csv"),
         ("'task_limit' is for tasks. Remove 'task_limit', or add tasks", "--task-limit 5"),
+        ("'trust_task_code' is for tasks", "--trust-task-code"),
         ("1 document. Use at least --docs 2", "--docs 1 --orders far-mass"),
     ],
 )

@@ -178,8 +178,9 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     probe_values = {
         name: _option_value(field, values[name]) for name, field in options.items() if values[name] not in (None, [])
     }
-    texts = [flag for flag in ("text", "docs", "limit") if values.get(flag) is not None]
-    refuse_texts_beside_prompt(plugins.load_part(probe, "options"), probe_values, texts)
+    if not (file or config):  # other probes of a study file may read documents
+        texts = [flag for flag in ("text", "docs", "limit") if values.get(flag) is not None]
+        refuse_texts_beside_prompt(plugins.load_part(probe, "options"), probe_values, texts)
     models: dict[str, str] = {}
     if "model" in probe.takes:
         models = {"base": values["model"]} if values["model"] is not None else {}

@@ -77,7 +77,6 @@ class SitePages:
         self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
         self._find_target = cache(self._target)  # the same links stand on hundreds of pages
-        self._find_head = cache(lambda identifier: parse_head(identifier, run))
         self._app = Flask(__name__)
         self._app.config["RUN_STORE"] = SingleRunStore(run)
 
@@ -169,7 +168,7 @@ class SitePages:
         if not path.startswith("/") or query.keys() - SUPPORTED_PARAMETERS:
             return ""
         if path.startswith(f"{head.PATH}/"):
-            layer, number = self._find_head(path.removeprefix(f"{head.PATH}/"))
+            layer, number = parse_head(path.removeprefix(f"{head.PATH}/"), self.run)
             path = f"{head.PATH}/{layer}.{number}"
         candidates = [Address(path, query.get("stat", "")), Address(path), *self._addresses.get(path, [])]
         file = next((address.file for address in candidates if address.file in self._files), "")

@@ -101,6 +101,16 @@ VISIBLE = key(
     "4 bins per octave from 16 [ours]",
     16,
 )
+TASK = key("task", "label", "", "name of the task in the harness", None)
+METRIC = key(
+    "metric",
+    "label",
+    "",
+    "name of the metric in the harness; match, for tasks generated to a context length: fraction of the expected "
+    "strings in the answer, ignoring case",
+    None,
+)
+FILTER = key("filter", "label", "", "filter that the harness applied to an answer before scoring it", None)
 DISTANCE = key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 per octave [ours]")
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -39,7 +39,7 @@ class TaskSet:
         for task in self:
             self._record_input(task)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Task]:
         return iter(self._tasks.values())
 
     def __getitem__(self, name: str) -> Task:

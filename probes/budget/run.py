@@ -164,10 +164,9 @@ class BudgetRunner:
                 task = {"order": order, "draw": draw, "half": last_half, "prompts": source}
                 name, needs = f"answers to {pairs.name}, order {order}, draw {draw}", (orders[last_half].id,)
                 yield cell(name, len(self._shares) * cost, step="answers", **task, prerequisites=needs)
-        tasks = self._tasks
-        for harness_task in tasks or ():
-            assert tasks is not None
-            cost = tasks.cost(harness_task, longest, options.task_limit)
+        for harness_task in self._tasks or ():
+            assert self._tasks is not None
+            cost = self._tasks.cost(harness_task, longest, options.task_limit)
             task = {"length": longest, "prompts": harness_task.name}
             yield cell(f"task {harness_task.name}", 2 * cost, step="tasks", **task)
             for order, draw in self._orders():
@@ -372,9 +371,9 @@ class BudgetRunner:
 
 def _has_document_scores(score: "Score") -> bool:
     """Whether a score of the harness is the mean of one number per document."""
-    return all(isinstance(value, int | float) for value in score.values) and bool(
-        np.isclose(np.mean(score.values), score.score)
-    )
+    is_number = all(isinstance(value, int | float) for value in score.values)
+    # A score that is not a number is one by document too: storing it fails, leaving it out would hide it.
+    return is_number and bool(np.isclose(np.mean(score.values), score.score, equal_nan=True))
 
 
 def _score_by_document(score: "Score") -> pd.DataFrame:

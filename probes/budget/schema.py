@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.runs.columns import DOC, FILTER, GROUP, HEAD, LAYER, LENGTH, METRIC, MODEL, TASK, Column, Table, key
 from headscope.streaming import StreamingWindow
 from headscope.study.config import Lengths, Options
 
@@ -96,8 +96,8 @@ class BudgetOptions(Options):
             raise ValueError("'draws' is for the order random. Remove 'draws', or add random to orders")
         if "count" in self.model_fields_set and not self.prompts:
             raise ValueError("'count' is for prompts. Remove 'count', or add prompts")
-        if "task_limit" in self.model_fields_set and not self.tasks:
-            raise ValueError("'task_limit' is for tasks. Remove 'task_limit', or add tasks")
+        if not self.tasks and (unused := {"task_limit", "trust_task_code"} & self.model_fields_set):
+            raise ValueError(f"'{min(unused)}' is for tasks. Remove '{min(unused)}', or add tasks")
         return self
 
     @property
@@ -197,10 +197,10 @@ TASKS = Table(
     "scores on tasks of the lm-evaluation-harness while a share of the KV groups streams, document by document",
     (
         MODEL,
-        key("task", "label", "", "name of the task in the harness", None),
+        TASK,
         LENGTH,
-        key("metric", "label", "", "name of the metric in the harness; match, for tasks generated to a length", None),
-        key("filter", "label", "", "filter that the harness applied to an answer before scoring it", None),
+        METRIC,
+        FILTER,
         key("document", "index32", "", "number of the document within the task, from 0", 0),
         ORDER_OR_EVERY,
         DRAW,

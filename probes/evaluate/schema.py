@@ -7,7 +7,7 @@ import pandas as pd
 from pydantic import Field, field_validator
 
 from headscope.runs.arrow import Rows
-from headscope.runs.columns import LENGTH, MODEL, Column, Table, key
+from headscope.runs.columns import FILTER, LENGTH, METRIC, MODEL, TASK, Column, Table
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import Options
 
@@ -59,17 +59,10 @@ TASKS = Table(
     "scores of each model on tasks of the lm-evaluation-harness",
     (
         MODEL,
-        key("task", "label", "", "name of the task in the harness", None),
+        TASK,
         LENGTH,
-        key(
-            "metric",
-            "label",
-            "",
-            "name of the metric in the harness; match, for tasks generated to a context length: fraction of the "
-            "expected strings in the answer, ignoring case",
-            None,
-        ),
-        key("filter", "label", "", "filter that the harness applied to an answer before scoring it", None),
+        METRIC,
+        FILTER,
         Column("score", "value", "", "the metric over all documents, in the unit of the metric"),
         Column(
             "stderr",
