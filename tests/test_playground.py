@@ -16,7 +16,7 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from dash._utils import to_json
 from flask import Flask
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from werkzeug.serving import make_server
@@ -432,6 +432,37 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     page.locator("#playground-all-heads").scroll_into_view_if_needed()
     expect(page.locator("#playground-all-heads .main-svg").first).to_be_visible()
     check_display(page)
+
+
+@pytest.mark.browser
+def test_a_head_chosen_while_a_layer_loads_stays_chosen(page: Page) -> None:
+    expect.set_options(timeout=60_000)
+    run_prompt(page, PROMPT)
+    title = page.locator("#attention-title")
+    expect(title).to_contain_text(re.compile("Attention of L[01]H"))
+    page.locator("#attention-heads button").nth(0).click()
+    expect(title).to_contain_text("H0: base")
+    other = "1" if "L0" in title.inner_text() else "0"
+    held: list[Route] = []
+    pattern = "**/_dash-update-component**"
+    page.route(
+        pattern,
+        lambda route: (
+            held.append(route) if "playground-layer" in (route.request.post_data or "") else route.continue_()
+        ),
+    )
+    page.locator("#playground-layer").click()
+    page.get_by_role("option", name=other, exact=True).click()
+    for _ in range(500):
+        if held:
+            break
+        page.wait_for_timeout(20)
+    assert held
+    page.locator("#attention-heads button").nth(3).click()
+    for route in held:
+        route.continue_()
+    page.unroute(pattern)
+    expect(title).to_contain_text(f"L{other}H3: base")
 
 
 @pytest.mark.browser

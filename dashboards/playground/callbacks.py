@@ -127,9 +127,9 @@ def _register_prompt(app: Dash) -> None:
             token_components(reading),
             next_token_table(readings),
             layers,
-            layer if layer in layers else layers[0],
+            no_update if layer in layers else layers[0],  # as in `attend`: a choice made meanwhile must stay
             options,
-            next_token if next_token in reading.next_texts else options[0]["value"],
+            no_update if next_token in reading.next_texts else options[0]["value"],
         )
 
 
@@ -168,7 +168,8 @@ def _register_results(app: Dash) -> None:
             return step, notice(reason), no_update, no_update
         heads = [str(number) for number in range(len(weights))]
         picture = attention_picture(weights, data, model, int(layer))
-        return step | {"picture": picture}, None, heads, head if head in heads else "0"
+        # A head clicked meanwhile must stay chosen, so the choice is written only where the layer lacks that head.
+        return step | {"picture": picture}, None, heads, no_update if head in heads else "0"
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-all-heads", "children"),

@@ -89,10 +89,7 @@ def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: S
     """Plot the number of heads with each role by training step: one panel per role, one line per training run."""
     title = "Heads with a role during training"
     rows = _with_training_steps(heads, training_steps)
-    counts = {
-        role: rows.assign(has_role=heads_with_role(rows, role)).groupby(["training", "step"])["has_role"].sum()
-        for role in roles
-    }
+    counts = {role: heads_with_role(rows, role).groupby([rows["training"], rows["step"]]).sum() for role in roles}
     counts = {role: count for role, count in counts.items() if count.any()}
     if not counts:
         return style.empty_figure(title, "no head has a role at any step")
@@ -126,7 +123,7 @@ def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles
     """
     title = "Heads with each role by layer"
     rows = _with_training_steps(heads, training_steps)
-    rows = rows.assign(**{role: heads_with_role(rows, role) for role in roles})
+    rows = rows[["training", "step", "layer"]].join(pd.DataFrame({role: heads_with_role(rows, role) for role in roles}))
     present = [role for role in roles if rows[role].any()]
     if not present:
         return style.empty_figure(title, "no head has a role at any step")
@@ -172,7 +169,7 @@ def role_onsets(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequen
     rows = _with_training_steps(heads, training_steps).sort_values("step", kind="stable")
     onsets = []
     for role in roles:
-        role_rows = rows.assign(has_role=heads_with_role(rows, role))
+        role_rows = rows[["training", "layer", "head", "step"]].assign(has_role=heads_with_role(rows, role))
         for (training, layer, head), head_rows in role_rows.groupby(["training", "layer", "head"]):
             has_role = head_rows["has_role"].to_numpy()
             if has_role[-1]:
