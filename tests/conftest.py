@@ -94,8 +94,9 @@ def no_shipped_probe_fails() -> Iterator[None]:
     messages = {*plugins.reported_problems(), *warnings_recorded.messages}  # of fixtures of wider scope, too
     plugins._reported.clear()
     warnings_recorded.messages.clear()
-    shipped = tuple(f"probe '{entry.name}': " for entry in entry_points(group=plugins.GROUP))
-    assert not {message for message in messages if message.startswith(shipped)}
+    if messages:  # listing the entry points reads the metadata of every installed package
+        shipped = tuple(f"probe '{entry.name}': " for entry in entry_points(group=plugins.GROUP))
+        assert not {message for message in messages if message.startswith(shipped)}
 
 
 @pytest.fixture(name="headscope")

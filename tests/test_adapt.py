@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = character_tokenizer()
     corpus = [torch.tensor(tokenizer(file.read_text())["input_ids"]) for file in sorted(folder.glob("texts/*.txt"))]
     optimizer, rng = torch.optim.AdamW(module.parameters(), 3e-3), random.Random(0)
-    for _ in range(400):
+    for _ in range(200):
         starts = [(rng.choice(corpus), rng.randrange(6_000 - NATIVE)) for _ in range(16)]
         batch = torch.stack([ids[at : at + NATIVE] for ids, at in starts])
         loss = module(batch, labels=batch).loss

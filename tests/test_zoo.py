@@ -54,18 +54,22 @@ def test_no_model_type_is_measured_wrongly_or_raises(verdicts: dict[str, Verdict
     assert not {name: verdict.reason for name, verdict in verdicts.items() if verdict.kind in ("WRONG", "TRACEBACK")}
 
 
+@pytest.mark.slow
 def test_at_least_150_causal_types_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
     assert len(hub_coverage.correct_types(of(verdicts, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))) >= MIN_CORRECT_CAUSAL_TYPES
 
 
+@pytest.mark.slow
 def test_passing_types_cover_98_percent_of_hub_checkpoints(verdicts: dict[str, Verdict]) -> None:
     assert hub_coverage.checkpoint_share(hub_coverage.correct_types(verdicts)) >= MIN_CHECKPOINT_SHARE
 
 
+@pytest.mark.slow
 def test_text_models_of_at_least_10_vision_language_types_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
     assert len(hub_coverage.correct_types(of(verdicts, command.VISION))) >= MIN_CORRECT_VISION_TYPES
 
 
+@pytest.mark.slow
 def test_config_variants_of_passing_families_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
     variants = of(verdicts, command.variant_checks())
     right, families = hub_coverage.correct_types(variants), hub_coverage.correct_types(verdicts)
@@ -73,12 +77,14 @@ def test_config_variants_of_passing_families_pass_all_checks(verdicts: dict[str,
     assert {name for name in variants if name not in right and name.partition(", ")[0] in families} == REFUSED_VARIANTS
 
 
+@pytest.mark.slow
 def test_each_kind_of_attention_decodes_with_a_cache_and_runs_in_bfloat16(verdicts: dict[str, Verdict]) -> None:
     uses = of(verdicts, command.usage_checks())
     assert len(uses) == 2 * len(decoding_and_bf16.KINDS)
     assert not {name: verdict.reason for name, verdict in uses.items() if verdict.kind != "right"}
 
 
+@pytest.mark.slow
 def test_docs_contain_the_current_table_of_families(verdicts: dict[str, Verdict]) -> None:
     assert table.stored(ROOT / "docs" / "models.md") == table.markdown(of(verdicts, command.TYPES)), "run `make docs`"
 
