@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
+from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import compare_with_baseline
 
@@ -28,11 +29,12 @@ def plot_matrix(
     stat = statistic(statistic_name)
     title = f"{stat.title}: {style.escape_label(model)}"
     if reason := style.missing_data_reason(heads, "model", statistic_name) or style.missing_data_reason(
-        heads[heads["model"] == model], statistic_name
+        heads.loc[heads["model"] == model, [statistic_name]], statistic_name
     ):
         return style.empty_figure(title, reason)
+    heads, scale_heads = heads[[*HEAD_KEYS, statistic_name]], heads if scale_heads is None else scale_heads
     grid = _layer_head_grid(heads[heads["model"] == model], statistic_name)
-    all_values = (heads if scale_heads is None else scale_heads)[statistic_name].to_numpy(dtype=np.float64)
+    all_values = scale_heads[statistic_name].to_numpy(dtype=np.float64)
     bar = _colorbar(statistic_name, all_values)
     figure = _new_heatmap(
         title, heads, model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}"
@@ -87,7 +89,7 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str, scale_heads: p
     title = f"{stat.title} of every head"
     if reason := style.missing_data_reason(heads, "model", statistic_name):
         return style.empty_figure(title, reason)
-    measured_heads = heads[heads["model"].isin(heads.dropna(subset=[statistic_name])["model"])]
+    measured_heads = heads[heads["model"].isin(heads.loc[heads[statistic_name].notna(), "model"])]
     styles = style.model_styles(measured_heads)
     figure = style.panel_figure(title, [model_style.name for model_style in styles.values()], columns=4, height=250)
     for index, (label, model_style) in enumerate(styles.items()):

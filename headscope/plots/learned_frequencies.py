@@ -1,5 +1,7 @@
 """Learned rotary frequencies, and their change against the initialisation and the checkpoint's frequencies."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -28,18 +30,22 @@ def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv
         return style.empty_figure(title, "this KV group was not measured")
     figure = style.stacked_figure(title, 460)
     columns = {"base": "log_theta_base", "initialisation": "log_theta_init", "learned": "log_theta"}
+    traces: list[dict[str, Any]] = []
     for index, (label, column) in enumerate(columns.items()):
-        line_settings = {
-            "x": rows["pair"],
+        line_settings: dict[str, Any] = {
+            "type": "scatter",
+            "x": rows["pair"].to_numpy(),
             "mode": "lines",
             "line": {"color": style.PALETTE[(7, 1, 0)[index]], "dash": style.LINE_DASHES[(2, 1, 0)[index]]},
             "name": label,
             "legendgroup": label,
+            "hovertemplate": f"pair %{{x}}: %{{y:.3f}}<extra>{label}</extra>",
         }
         values = rows[column].where(np.isfinite(rows[column]))
-        hover = f"pair %{{x}}: %{{y:.3f}}<extra>{label}</extra>"
-        figure.add_scatter(y=values / np.log(10), showlegend=False, hovertemplate=hover, row=1, col=1, **line_settings)
-        figure.add_scatter(y=values - rows["log_theta_base"], hovertemplate=hover, row=2, col=1, **line_settings)
+        upper = {"y": (values / np.log(10)).to_numpy(), "showlegend": False}
+        lower = {"y": (values - rows["log_theta_base"]).to_numpy()}
+        traces += [line_settings | upper, line_settings | lower]
+    figure.add_traces(traces, rows=[1, 2] * len(columns), cols=[1, 1] * len(columns))
     figure.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
     figure.update_yaxes(title_text="ln θ relative to base", row=2, col=1)
     figure.update_xaxes(title_text="rotary pair f, highest frequency first", row=2, col=1)

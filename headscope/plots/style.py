@@ -243,7 +243,7 @@ def missing_data_reason(frame: pd.DataFrame, *required_columns: str) -> str:
     """Why `frame` cannot be plotted: missing columns or no data; "" if it can."""
     if missing := [name for name in required_columns if name not in frame]:
         return f"not measured: {escape_label(', '.join(missing))}"
-    return "" if len(frame.dropna(subset=list(required_columns))) else "no data to plot"
+    return "" if len(frame[list(required_columns)].dropna()) else "no data to plot"
 
 
 def declare_head_points(figure: go.Figure) -> go.Figure:
@@ -280,26 +280,34 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
     """Add column `mean` of `curve` against its index, with a band from `low` to `high` where these are finite."""
     if len(bounds := curve[["low", "high"]].dropna()):
         add_band(figure, bounds, model_style)
-    figure.add_scatter(
-        x=curve.index.to_numpy(),
-        y=curve["mean"].to_numpy(),
-        mode="lines+markers",
-        marker={"size": 5, "symbol": model_style.symbol},
-        line={"color": model_style.colour, "dash": model_style.dash},
-        name=model_style.name,
-        legendgroup=model_style.name,
-        hovertemplate=f"{hover}<extra>{model_style.name}</extra>",
-    )
+    line = {
+        "type": "scatter",
+        "x": curve.index.to_numpy(),
+        "y": curve["mean"].to_numpy(),
+        "mode": "lines+markers",
+        "marker": {"size": 5, "symbol": model_style.symbol},
+        "line": {"color": model_style.colour, "dash": model_style.dash},
+        "name": model_style.name,
+        "legendgroup": model_style.name,
+        "hovertemplate": f"{hover}<extra>{model_style.name}</extra>",
+    }
+    figure.add_traces([line])  # half the time of `add_scatter`, which checks each trace twice
 
 
 def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, **panel_position: int) -> None:
     """Add a band from column `low` to column `high` of `bounds` against its index."""
-    edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": model_style.name}
-    x = bounds.index.to_numpy()
-    figure.add_scatter(x=x, y=bounds["low"].to_numpy(), **edge, **panel_position)
-    figure.add_scatter(
-        x=x, y=bounds["high"].to_numpy(), fill="tonexty", fillcolor=model_style.band_colour, **edge, **panel_position
-    )
+    edge = {
+        "type": "scatter",
+        "x": bounds.index.to_numpy(),
+        "mode": "lines",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": model_style.name,
+    }
+    low = {**edge, "y": bounds["low"].to_numpy()}
+    high = {**edge, "y": bounds["high"].to_numpy(), "fill": "tonexty", "fillcolor": model_style.band_colour}
+    figure.add_traces([low, high], **{f"{name}s": [place] * 2 for name, place in panel_position.items()})
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:

@@ -4,6 +4,7 @@ See `headscope.runs.head_profiles` for profiles and their principal components.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -73,15 +74,9 @@ def components_chart(run: Run, model: str, marked: HeadIndex | None = None) -> I
 
 def plot_components(run: Run, components: Components, model: str, marked: HeadIndex | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
-    figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
-    heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
-    points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
-    for index, role in enumerate([NO_ROLE, *roles()]):
-        members = points[points["role"] == role]
-        if len(members):
-            _add_role(figure, members, role, index)
+    figure = go.Figure(_unmarked_components(run, components, model))
     if marked is not None:
-        at = points[(points["layer"] == marked[0]) & (points["head"] == marked[1])]
+        at = components.coordinates.reindex([(model, *marked)]).dropna()
         figure.add_scatter(
             x=at["x"].to_numpy(),
             y=at["y"].to_numpy(),
@@ -93,25 +88,37 @@ def plot_components(run: Run, components: Components, model: str, marked: HeadIn
             hoverinfo="skip",
             showlegend=False,
         )
+    return figure
+
+
+@lru_cache(8)
+def _unmarked_components(run: Run, components: Components, model: str) -> go.Figure:
+    """The figure without a marked head, cached: the pages of all heads of a model show it."""
+    figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
+    heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
+    points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
+    role_points = [(index, role, points[points["role"] == role]) for index, role in enumerate([NO_ROLE, *roles()])]
+    figure.add_traces([_role_trace(members, role, index) for index, role, members in role_points if len(members)])
     first, second = (f"component {axis + 1} ({100 * components.shares[axis]:.0f} % of the variance)" for axis in (0, 1))
     figure.update_xaxes(title_text=first).update_yaxes(title_text=second)
     style.set_metadata(figure, model=style.escape_label(model))
     return style.set_top_margin(style.declare_head_points(figure), TOP_MARGIN)
 
 
-def _add_role(figure: go.Figure, members: pd.DataFrame, role: str, index: int) -> None:
+def _role_trace(members: pd.DataFrame, role: str, index: int) -> dict[str, object]:
     number = index - 1
     colour = "rgba(128,128,128,0.45)" if role == NO_ROLE else style.PALETTE[number % len(style.PALETTE)]
     symbol = "circle" if role == NO_ROLE else style.MARKER_SYMBOLS[number // len(style.PALETTE)]
-    figure.add_scatter(
-        x=members["x"].to_numpy(),
-        y=members["y"].to_numpy(),
-        mode="markers",
-        marker={"color": colour, "symbol": symbol, "size": 8, "line": MARKER_OUTLINE},
-        customdata=members[HEAD_COLUMNS].to_numpy(),
-        name=role,
-        hovertemplate=f"layer %{{customdata[0]}}, head %{{customdata[1]}}<extra>{role}</extra>",
-    )
+    return {
+        "type": "scatter",
+        "x": members["x"].to_numpy(),
+        "y": members["y"].to_numpy(),
+        "mode": "markers",
+        "marker": {"color": colour, "symbol": symbol, "size": 8, "line": MARKER_OUTLINE},
+        "customdata": members[HEAD_COLUMNS].to_numpy(),
+        "name": role,
+        "hovertemplate": f"layer %{{customdata[0]}}, head %{{customdata[1]}}<extra>{role}</extra>",
+    }
 
 
 def _describe_loadings(components: Components, axis: int) -> str:

@@ -103,7 +103,7 @@ def profile_distances(run: Run, model: str, layer: int, head: int) -> pd.Series:
     return distances.sort_values(kind="stable")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Components:
     """The first two principal components of the profiles.
 
