@@ -218,16 +218,24 @@ def parse_head(identifier: str, run: Run) -> Head:
 
     Raises BadInput for any other text, and for a head that the run does not have.
     """
-    heads = run.heads
     try:
-        layer, number, is_group = parse_unit(identifier)
+        unit = parse_unit(identifier)
     except ValueError as error:
         raise BadInput(str(error)) from error
-    rows = heads[(heads["layer"] == layer) & (heads["kv_group" if is_group else "head"] == number)]
-    if rows.empty:
+    layer, number, is_group = unit
+    head = run.derived(_first_heads).get(unit)
+    if head is None:
         noun = "KV group" if is_group else "head"
         raise BadInput(f"this run has no {noun} {number} in layer {layer}. Choose one on the page /heads")
-    return layer, int(rows["head"].min())
+    return layer, head
+
+
+def _first_heads(run: Run) -> dict[tuple[int, int, bool], int]:
+    """The head of every (layer, head, False), and the first head of every (layer, KV group, True)."""
+    units = run.heads[["layer", "head", "kv_group"]].drop_duplicates().sort_values("head", ascending=False)
+    rows = [*units.itertuples(index=False, name=None)]
+    heads = {(layer, head, False): head for layer, head, _ in rows}
+    return heads | {(layer, group, True): head for layer, head, group in rows}
 
 
 def parse_heads(text: str) -> HeadSet:

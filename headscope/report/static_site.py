@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -56,6 +57,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     template = template_environment().get_template("site_page.html.jinja")
     root = "../" * site_page.path.count("/")
     figures: dict[Markup, int] = {}
+    encoded: dict[int, Markup] = {}  # by identity: several models may show one figure
     contents = list(site_page.content_by_model.values())
     headings = dict.fromkeys(heading for content in contents for heading in content.sections)
     introductions = [
@@ -65,7 +67,8 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     sections = {"": _merge_models(introductions)} if any(introductions) else {}
     for heading in headings:
         blocks = [
-            [_block_html(block, figures, root) for block in content.sections.get(heading, ())] for content in contents
+            [_block_html(block, figures, encoded, root) for block in content.sections.get(heading, ())]
+            for content in contents
         ]
         sections[heading] = sections.get(heading, {}) | _merge_models(blocks)
     return template.render(
@@ -95,15 +98,21 @@ def _merge_models(blocks_by_model: Sequence[Sequence[Markup]]) -> dict[Markup, s
     }
 
 
-def _block_html(block: Block, figure_indices: dict[Markup, int], root: str) -> Markup:
+def _block_html(block: Block, figure_indices: dict[Markup, int], encoded: dict[int, Markup], root: str) -> Markup:
     index = 0
     if isinstance(block, Chart):
-        figure = to_json_values(block.figure.to_plotly_json())
-        if figure["layout"].get("template") == _plotly_template():
-            del figure["layout"]["template"]  # the pages share it
-        index = figure_indices.setdefault(to_script_json(figure), len(figure_indices))
+        text = encoded.get(id(block.figure)) or encoded.setdefault(id(block.figure), _figure_json(block.figure))
+        index = figure_indices.setdefault(text, len(figure_indices))
     html: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, index, root)  # type: ignore[attr-defined]
     return html
+
+
+def _figure_json(figure: go.Figure) -> Markup:
+    """The figure without its template, which the pages share."""
+    values = to_json_values(figure.to_plotly_json())
+    if values["layout"].get("template") == _plotly_template():
+        del values["layout"]["template"]
+    return to_script_json(values)
 
 
 @cache

@@ -2,12 +2,14 @@
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from headscope.plots.highlight import HeadIndex
 from headscope.report.blocks import TextTable
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
@@ -103,16 +105,25 @@ def head_mask(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
     return (heads["layer"] == layer) & (heads["head"] == head)
 
 
-def describe_ranks(heads: pd.DataFrame, statistic_name: str, layer: int, head: int) -> str:
+def describe_ranks(run: Run, statistic_name: str, layer: int, head: int, models: Collection[str] | None = None) -> str:
     """The rank of a head by a statistic in each model, highest first: "2 of 270 in base (0.91)"; "" without values."""
-    ranks = []
-    columns = ["model", "layer", "head", statistic_name]
-    for label, rows in heads_by_model(heads[columns] if statistic_name in heads else heads, statistic_name):
-        values = rows.set_index(["layer", "head"])[statistic_name]
-        if (layer, head) in values.index:
-            value = float(values.loc[(layer, head)])
-            ranks.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({format_number(value)})")
-    return ", ".join(ranks)
+    ranks = _ranks(run, statistic_name).get((layer, head), {})
+    return ", ".join(text for model, text in ranks.items() if models is None or model in models)
+
+
+@lru_cache(16)
+def _ranks(run: Run, statistic_name: str) -> dict[HeadIndex, dict[str, str]]:
+    """The rank of every head in each model as text; cached, because the pages of all heads need it."""
+    texts: dict[HeadIndex, dict[str, str]] = {}
+    if statistic_name not in run.heads:
+        return texts
+    heads = run.heads[["model", "layer", "head", statistic_name]]
+    for model, rows in heads_by_model(heads, statistic_name):
+        ranks = rows[statistic_name].rank(ascending=False, method="min").astype(int)
+        for layer, head, value, rank in zip(rows["layer"], rows["head"], rows[statistic_name], ranks, strict=True):
+            text = f"{rank} of {len(rows)} in {model} ({format_number(value)})"
+            texts.setdefault((layer, head), {})[model] = text
+    return texts
 
 
 def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:

@@ -43,18 +43,26 @@ def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
 
     Of two roles of the same rank, the one of the larger statistic comes first.
     """
-    heads = run.heads[run.heads["model"] == model]
-    is_head = (heads["layer"] == layer) & (heads["head"] == head)
-    held_roles = []
-    for name in measured_roles(heads):
-        role = roles()[name]
-        if not role.order_by or not heads_with_role(heads[is_head], name).any():
-            continue
-        values = heads[role.order_by].astype("float64")
-        value = float(values[is_head].iloc[0])
-        rank = int((values < value if role.ascending else values > value).sum()) + 1
-        held_roles.append(HeadRole(name, role.order_by, value, rank, int(values.notna().sum())))
-    return sorted(held_roles, key=lambda role: (role.rank, -role.value))
+    return run.derived(_roles_by_head).get((model, layer, head), [])
+
+
+def _roles_by_head(run: Run) -> dict[tuple[str, int, int], list[HeadRole]]:
+    roles_by_head: dict[tuple[str, int, int], list[HeadRole]] = {}
+    for model, heads in run.heads.groupby("model", observed=True):
+        for name in measured_roles(heads):
+            role = roles()[name]
+            if not role.order_by:
+                continue
+            values = heads[role.order_by].astype("float64")
+            ranks, measured = values.rank(ascending=role.ascending, method="min"), int(values.notna().sum())
+            with_role = heads_with_role(heads, name)
+            members = heads.loc[with_role, ["layer", "head"]].assign(value=values, rank=ranks)
+            for layer, head, value, rank in members.itertuples(index=False, name=None):
+                held_role = HeadRole(name, role.order_by, value, int(rank), measured)
+                roles_by_head.setdefault((str(model), layer, head), []).append(held_role)
+    for held_roles in roles_by_head.values():
+        held_roles.sort(key=lambda role: (role.rank, -role.value))
+    return roles_by_head
 
 
 def strongest_roles(run: Run) -> pd.Series:

@@ -71,7 +71,7 @@ def _document_count(run: Run, table: str, label: str) -> int:
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The head's rank by direct logit attribution."""
-    if STATISTIC_NAME in run.heads and (ranks := describe_ranks(run.heads, STATISTIC_NAME, layer, head)):
+    if ranks := describe_ranks(run, STATISTIC_NAME, layer, head):
         yield f"Rank by {statistic(STATISTIC_NAME).label}: {ranks}."
 
 

@@ -193,7 +193,7 @@ def _list_paths(paths: pd.DataFrame) -> str:
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The head's rank by copying score, and the earlier heads that it composes with most."""
-    if "ov_copying" in run.heads and (ranks := describe_ranks(run.heads, "ov_copying", layer, head)):
+    if ranks := describe_ranks(run, "ov_copying", layer, head):
         yield f"Rank by OV copying score: {ranks}."
     if "head_composition" in run.tables:
         best = strongest_inputs(run)

@@ -12,12 +12,16 @@ from probes.detectors.analysis import KIND_COLUMNS
 def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame:
     """Mean `score` over sequences with its interval (`low`, `high`) and mean `chance`, by model, kind and group
     columns."""
-    records = []
-    for names, group in rows.groupby(["model", "kind", *group_columns], observed=True):
-        scores = group["score"].to_numpy(np.float64)
-        (low,), (high,) = confidence_interval(scores[None]).clip(0, 1)
-        records.append((*names, scores.mean(), low, high, group["chance"].mean()))
-    return pd.DataFrame(records, columns=["model", "kind", *group_columns, "score", "low", "high", "chance"])
+    names = ["model", "kind", *group_columns]
+    rows = rows.sort_values(names, kind="stable").astype({"score": np.float64})
+    groups = rows.groupby(names, observed=True)
+    means = groups[["score", "chance"]].mean().reset_index()
+    means[["low", "high"]] = np.nan
+    sizes = groups.size().to_numpy()
+    for size in set(sizes.tolist()):  # groups of the same number of sequences have their intervals computed at once
+        scores = rows["score"].to_numpy(np.float64)[np.repeat(sizes == size, sizes)].reshape(-1, size)
+        means.loc[sizes == size, ["low", "high"]] = confidence_interval(scores).clip(0, 1).T
+    return means
 
 
 def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
@@ -55,10 +59,13 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
     return figure.update_layout(barmode="group")
 
 
-def plot_scores_by_length(rows: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
-    """One line per kind over the context lengths of one model, with the confidence interval over sequences."""
+def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:
+    """One line per kind over the context lengths of one model, with the confidence interval over sequences.
+
+    `means` are those of one head, of all models (`mean_over_sequences`).
+    """
     title = f"Detector scores by context length: {style.escape_label(model)}"
-    means = mean_over_sequences(rows[rows["model"] == model], "context_length")
+    means = means[means["model"] == model]
     if means.empty:
         return style.empty_figure(title, "no data to plot")
     figure = style.new_figure(title)

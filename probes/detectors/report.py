@@ -61,7 +61,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     yield _scores_chart(run, tuple(default_models_with(run, model)), layer, head)
     if rows["context_length"].nunique() > 1:
         yield Chart(
-            plots.plot_scores_by_length(rows, model, layer, head),
+            plots.plot_scores_by_length(_means_by_length(run, layer, head), model),
             "A constant line means that the head attends to this kind of key at any distance.",
             half_width=True,
         )
@@ -72,6 +72,12 @@ def _head_rows(run: Run, layer: int, head: int) -> pd.DataFrame:
     """The head's rows of the table `detectors`, of all models; cached, because a page needs them several times."""
     rows = run.table("detectors")
     return rows[head_mask(rows, layer, head)]
+
+
+@lru_cache(8)
+def _means_by_length(run: Run, layer: int, head: int) -> pd.DataFrame:
+    """The head's mean scores by context length, of all models; cached like `_head_rows`."""
+    return plots.mean_over_sequences(_head_rows(run, layer, head), "context_length")
 
 
 @lru_cache(8)

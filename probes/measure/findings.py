@@ -128,8 +128,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
         f"{parse_column(name).length:,} tokens{growth}, with {format_percent(row['sink_mass'])} of its weight on the "
         f"first token and {format_percent(row['local_mass'])} on the last 32."
     )
-    compared = run.heads[run.heads["model"].isin(default_models_with(run, model))]
-    yield f"Rank by effective length: {describe_ranks(compared, name, layer, head)}."
+    yield f"Rank by effective length: {describe_ranks(run, name, layer, head, default_models_with(run, model))}."
 
 
 def _heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:

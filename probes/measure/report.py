@@ -109,9 +109,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if "positions" in run.tables:
         rows = run.heads[head_mask(run.heads, layer, head)]
         yield Chart(
-            learned_frequencies.plot_learned_frequencies(
-                run.positions, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0
-            ),
+            _cached_frequency_plot(run, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0),
             "Frequencies of the KV group: of the checkpoint, at the start of learning, and now.",
             half_width=True,
         )
@@ -126,6 +124,12 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
 def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, table: str, layer: int, head: int) -> go.Figure:
     """A figure of one head under these models, cached: it does not depend on the selected model."""
     return plot(_head_rows(run, models, table, layer, head), layer, head)
+
+
+@lru_cache(16)
+def _cached_frequency_plot(run: Run, model: str, layer: int, kv_group: int) -> go.Figure:
+    """The learned frequencies of a KV group, cached: its heads show the same."""
+    return learned_frequencies.plot_learned_frequencies(run.positions, model, layer, kv_group)
 
 
 def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:

@@ -179,7 +179,7 @@ def _score_sentences(run: Run, rows: pd.DataFrame, model: str, layer: int, head:
         low, high = row["retrieval_low"], row["retrieval_high"]
         interval = "" if math.isnan(low) else f" ({analysis.format_share_interval({'low': low, 'high': high})})"
         yield f"It copies {format_percent(row['retrieval'])} of the hidden fact{interval}{comparison}."
-    if ranks := describe_ranks(run.heads, "retrieval", layer, head):
+    if ranks := describe_ranks(run, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {ranks}."
 
 
