@@ -272,6 +272,17 @@ def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
     assert " in 1 run" in err
 
 
+@pytest.mark.parametrize("command", ["needle", "run", "bench", "bundle", "ls"])
+def test_help_ends_with_the_common_options_and_shows_no_type_for_flags(headscope, command):
+    code, text, _ = headscope(command, "--help")
+    assert code == 0
+    assert "bool" not in text
+    assert "[default: ]" not in text
+    *_, last_group = text.split("╭─ ")
+    assert last_group.startswith("Common options ")
+    assert "--help" in last_group
+
+
 def test_help_loads_without_torch():
     script = """
 import sys

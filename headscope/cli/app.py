@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, EXAMPLES, Json, Out, PlaygroundModels, Quiet
+from headscope.cli.flags import EXAMPLE, EXAMPLES, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
 
@@ -102,7 +102,7 @@ def _global_options(
 ) -> None: ...
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def demo(
     out: Out = Path("runs"),
     report: Annotated[Path, typer.Option("--report", help="HTML file to write the report to.")] = Path("report.html"),
@@ -130,7 +130,7 @@ def demo(
     )
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def dash(
     directory: Annotated[
         Path,
@@ -178,16 +178,16 @@ def dash(
         raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories. Several are compared.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories. Several are compared.")],
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained HTML report of one or several runs."""
     _write_report(runs, out)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def join(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
     out: Out = Path("runs"),
@@ -202,11 +202,11 @@ def join(
     print(f"Run: {join_runs([Run.open(path) for path in runs], out, name).path}")
 
 
-app.command()(bundle.bundle)
-app.command()(export.export)
+app.command(cls=GroupedCommand)(bundle.bundle)
+app.command(cls=GroupedCommand)(export.export)
 
 
-@app.command("ls")
+@app.command("ls", cls=GroupedCommand)
 def list_runs(
     directory: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs"),
     as_json: Json = False,
@@ -252,9 +252,9 @@ def list_runs(
             print_line(bold(path.name), "  cannot be read: ", run)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def validate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.")],
 ) -> None:
     """Check run directories: digests, row counts, column types, value ranges, duplicate keys."""
     from headscope.runs.run import Run
@@ -273,9 +273,9 @@ def _count_runs(runs: list[Path]) -> str:
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
-app.command()(plan.plan)
-app.command()(bench.command())
-app.command()(selfcheck.selfcheck)
+app.command(cls=GroupedCommand)(plan.plan)
+app.command(cls=GroupedCommand)(bench.command())
+app.command(cls=GroupedCommand)(selfcheck.selfcheck)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ MAX_PROCESSES = 8
 
 
 def bundle(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories. Several are combined.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories. Several are combined.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; an older bundle there is replaced.")] = Path(
         "site"
     ),

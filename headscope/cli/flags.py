@@ -1,9 +1,11 @@
 """Flags that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer._click.core import Context
+from typer.core import TyperCommand
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
@@ -102,3 +104,22 @@ Gpus = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the same study where it was interrupted.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+COMMON = {
+    *("name", "out", "config", "device", "dtype", "seed", "engine", "address", "workers", "gpus_per_worker"),
+    *("resume", "as_json", "quiet", "help"),
+}
+"""Names of the parameters that mean the same in every command."""
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help ends with the common options, and shows no type for flags that take no value."""
+
+    def get_params(self, ctx: Context) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+            if param.name in COMMON:
+                param.rich_help_panel = "Common options"  # type: ignore[attr-defined]  # of options and arguments
+        return params

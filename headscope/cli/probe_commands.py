@@ -51,7 +51,7 @@ def build_command(probe: Probe) -> Command:
     call.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     example = f"\n\n[bold]{probe.example}[/bold]" if probe.example else ""
-    app.command(probe.command_name, help=f"{probe.summary}{example}")(call)
+    app.command(probe.command_name, cls=flags.GroupedCommand, help=f"{probe.summary}{example}")(call)
     return typer.main.get_command(app)
 
 
@@ -90,7 +90,7 @@ def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
         spellings.append(spellings[0].removesuffix("s"))
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     spellings += typing.cast(list[str], extra.get("flags", []))
-    description = f"{_capitalized(field.description or '')}{choices(field)}."
+    description = f"{_capitalized(field.description or '')}."
     list_hint = " Repeat the flag, or separate values by commas." if is_list else ""
     help_text = f"{description}{list_hint}{_default_text(field)}".replace("[", "\\[")
     if bool in _plain_types(field.annotation):
