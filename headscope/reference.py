@@ -132,9 +132,9 @@ def _commands() -> list[str]:
         for parameter in command.params:
             argument = parameter.param_type_name == "argument"
             flag = (parameter.metavar or parameter.name.upper()) if argument else ", ".join(parameter.opts)
-            help_text = getattr(parameter, "help", "") or ""
-            if not argument and "|" in (parameter.metavar or ""):
-                help_text += f" Choices: {', '.join(parameter.metavar.split('|'))}."
+            help_text, metavar = getattr(parameter, "help", "") or "", parameter.metavar or ""
+            if not argument and "|" in metavar:
+                help_text += f" Choices: {', '.join(metavar.split('|'))}."
             rows.append(f"| `{flag}` | {_plain(help_text)} |")
         parts.append(f"### headscope {name}\n\n{_plain(inspect.cleandoc(command.help or ''))}\n\n" + "\n".join(rows))
     return parts
