@@ -26,7 +26,7 @@ def bench(
         typer.Option("--lens-length", min=0, help="Tokens for the comparison with transformer-lens; 0 skips it."),
     ] = 1024,
     dashboard: Annotated[bool, typer.Option("--dash", help="Time the dashboard instead.")] = False,
-    engine: Annotated[
+    compare_workers: Annotated[
         bool, typer.Option("--engine", help="Compare Ray workers with one process on the same study instead.")
     ] = False,
     compare: Annotated[
@@ -62,7 +62,7 @@ def bench(
         from headscope.report.terminal import print_line, print_table
 
         probes = {name: n for name, n in longest.items() if n}
-        for table in _tables(model, length, repeats, lens_length, probes, engine):
+        for table in _tables(model, length, repeats, lens_length, probes, compare_workers):
             rows += table
             if not as_json:
                 bounded = comparison.add_bounds(table)
