@@ -6,6 +6,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenizer
@@ -201,8 +202,8 @@ def test_values_that_are_not_finite_are_refused(folder: FilePath, tmp_path: File
 
 
 def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: Run) -> None:
-    paths = analysis.path_effects(verified)
-    assert paths.groupby(["model", "method"]).size().to_dict() == {
+    paths = pd.concat([sweep.assign(model=key[0]) for key, sweep in analysis.sweeps(verified)])
+    assert paths.groupby(["model", "method"], observed=True).size().to_dict() == {
         (model, method): count
         for model in ("base", "yarn")
         for method, count in (("estimate", ALL_PATHS - 12), ("exact", 12))

@@ -4,46 +4,71 @@ Every mean is over the pairs whose metric differs enough between the clean and t
 exact if it was patched, else as estimated.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from headscope.runs.aggregation import confidence_interval, plain_types
+from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run_tables import RunTables
-from probes.patching.analysis import adjusted_p_values, order_of_models, t_test
-from probes.patching.paths.schema import PATH_ESTIMATES, PATH_KEYS, PATHS
+from probes.patching.analysis import adjusted_p_values, t_test
+from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATH_KEYS, PATHS, THROUGH
 
 SWEEP_KEYS = ["model", "prompts", "metric", "direction", "norms"]
 """Keys of one sweep over paths."""
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
+*PLACES, _ = PATH_COLUMNS
+"""The layers and heads of a path; its last column is `through`."""
+MAX_PLACES = 1 << 15
+"""More than there are layers or heads: they are stored in 16 bits."""
+SORTED_THROUGH = sorted(THROUGH)
 SweepKey = tuple[str, str, str, str, str]
 """(model, prompts, metric, direction, norms)."""
 
 
-def path_effects(run: RunTables) -> pd.DataFrame:
-    """One row per path of every sweep: `effect` (mean over pairs), `low` and `high` (95 % interval), `pairs`, `method`,
+def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
+    """The sweeps of a run in the order of its models; see `sweeps_of_model`."""
+    return [sweep for model in run.models for sweep in sweeps_of_model(run, model)]
+
+
+@lru_cache(8)
+def sweeps_of_model(run: RunTables, model: str) -> list[tuple[SweepKey, pd.DataFrame]]:
+    """The sweeps of a model with one row per path, in the order of the path's columns.
+
+    Columns: those of `PATH_COLUMNS`, `effect` (mean over pairs), `low` and `high` (95 % interval), `pairs`, `method`,
     `estimate`, `p` and `p_adjusted` (two-sided t-test of 0; Benjamini-Hochberg over all paths of the sweep, those that
     were only estimated with p = 1, because the estimates selected the others).
 
     An interval and p are NaN for estimates and below three pairs; `estimate` is NaN for a path without one.
     """
-    keys = [*SWEEP_KEYS, *PATH_COLUMNS]
-    exact, estimated = _exact_effects(run), _estimates(run)
-    paths = estimated.merge(exact, how="outer", on=keys, suffixes=("_estimated", ""))
-    paths = paths.astype({name: int for name in PATH_COLUMNS if name != "through"})
+    exact, estimated = (_rows_by_sweep(run, table, model) for table in (PATHS.name, PATH_ESTIMATES.name))
+    keys = sorted({*exact, *estimated})
+    return [(key, _path_effects(exact.get(key), estimated.get(key))) for key in keys]
+
+
+def _rows_by_sweep(run: RunTables, table: str, model: str) -> dict[SweepKey, pd.DataFrame]:
+    if table not in run.tables:
+        return {}
+    rows = run.table(table)
+    is_counted = rows["model"] == model
+    if "is_normalised" in rows:
+        is_counted &= rows["is_normalised"]
+    groups: Any = rows[is_counted].groupby(SWEEP_KEYS, sort=False, observed=True)
+    return dict(iter(groups))
+
+
+def _path_effects(exact_rows: pd.DataFrame | None, estimate_rows: pd.DataFrame | None) -> pd.DataFrame:
+    """One row per path of a sweep; there may be millions of estimates, so paths are joined by one number each."""
+    exact, estimated = _exact_effects(exact_rows), _estimates(estimate_rows)
+    paths = estimated.join(exact, how="outer", lsuffix="_estimated").sort_index()
     is_exact = paths["effect"].notna()
-    paths["method"] = np.where(is_exact, "exact", "estimate")
+    paths["method"] = pd.Categorical.from_codes(is_exact.to_numpy().astype(np.int8), pd.Index(["estimate", "exact"]))
     paths["effect"] = paths["effect"].fillna(paths["estimate"])
     paths["pairs"] = paths["pairs"].fillna(paths.pop("pairs_estimated")).astype(int)
-    paths["p_adjusted"] = paths.groupby(SWEEP_KEYS, sort=False)["p"].transform(adjusted_p_values)
-    return paths.sort_values(keys, key=order_of_models(run), ignore_index=True)
-
-
-def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
-    """The sweeps of a run with their `path_effects`, in the order of the run's models."""
-    groups: Any = run.derived(path_effects).groupby(SWEEP_KEYS, sort=False)
-    return [(key, paths.reset_index(drop=True)) for key, paths in groups]
+    paths["p_adjusted"] = adjusted_p_values(paths["p"])
+    return _path_columns(paths.index.to_numpy()).join(paths.reset_index(drop=True))
 
 
 def decisive_paths(paths: pd.DataFrame) -> pd.DataFrame:
@@ -58,34 +83,41 @@ def strongest_paths(paths: pd.DataFrame, count: int) -> pd.DataFrame:
     return decisive.loc[decisive["effect"].abs().sort_values(ascending=False, kind="stable").index[:count]]
 
 
-def _exact_effects(run: RunTables) -> pd.DataFrame:
-    """Mean effect, interval, p and pairs of every patched path."""
-    columns = [*SWEEP_KEYS, *PATH_COLUMNS, "effect", "low", "high", "p", "pairs"]
-    rows = plain_types(run.table(PATHS.name)) if PATHS.name in run.tables else pd.DataFrame()
-    rows = rows[rows["is_normalised"]] if len(rows) else rows
-    if rows.empty:
-        return _empty(columns)
-    blocks = []
-    groups: Any = rows.groupby(SWEEP_KEYS, sort=False)
-    for key, block in groups:
-        table = block.pivot_table(index=PATH_COLUMNS, columns="pair", values="effect")
-        values = table.to_numpy(dtype=np.float64)
-        low, high = confidence_interval(values)
-        results = {"effect": values.mean(axis=1), "low": low, "high": high, "p": t_test(values)}
-        frame = pd.DataFrame({**results, "pairs": values.shape[1]}, index=table.index).reset_index()
-        blocks.append(frame.assign(**dict(zip(SWEEP_KEYS, key, strict=True))))
-    return pd.concat(blocks, ignore_index=True)[columns]
+def _exact_effects(rows: pd.DataFrame | None) -> pd.DataFrame:
+    """Mean effect, interval, p and pairs of every patched path of a sweep, by path number."""
+    if rows is None:
+        return pd.DataFrame(columns=["effect", "low", "high", "p", "pairs"], dtype=np.float64)
+    numbered = pd.DataFrame({"path": _path_numbers(rows), "pair": rows["pair"].astype("str"), "effect": rows["effect"]})
+    table = numbered.pivot_table(index="path", columns="pair", values="effect")
+    values = table.to_numpy(dtype=np.float64)
+    low, high = confidence_interval(values)
+    results = {"effect": values.mean(axis=1), "low": low, "high": high, "p": t_test(values)}
+    return pd.DataFrame({**results, "pairs": values.shape[1]}, index=table.index)
 
 
-def _estimates(run: RunTables) -> pd.DataFrame:
-    """The mean estimate of every path."""
-    columns = [*SWEEP_KEYS, *PATH_COLUMNS, "estimate", "pairs"]
-    if PATH_ESTIMATES.name not in run.tables:
-        return _empty(columns)
-    return plain_types(run.table(PATH_ESTIMATES.name)).rename(columns={"effect": "estimate"})[columns]
+def _estimates(rows: pd.DataFrame | None) -> pd.DataFrame:
+    """The mean estimate of every path of a sweep, and its pairs, by path number."""
+    if rows is None:
+        return pd.DataFrame(columns=["estimate", "pairs"], dtype=np.float64)
+    columns = {"estimate": rows["effect"].to_numpy(np.float64), "pairs": rows["pairs"].to_numpy()}
+    return pd.DataFrame(columns, index=_path_numbers(rows))
 
 
-def _empty(columns: list[str]) -> pd.DataFrame:
-    """An empty frame with the types of these columns."""
-    numbers = {*PATH_COLUMNS, "effect", "low", "high", "p", "pairs", "estimate"} - {"through"}
-    return pd.DataFrame({name: pd.Series(dtype=float if name in numbers else "str") for name in columns})
+def _path_numbers(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """A number per path, in the order of the path's columns."""
+    numbers = np.zeros(len(rows), np.int64)
+    for name in PLACES:
+        numbers = numbers * MAX_PLACES + rows[name].to_numpy(np.int64) - LOGITS
+    through = rows["through"].cat
+    places = np.array([SORTED_THROUGH.index(name) for name in through.categories], np.int64)
+    return np.asarray(numbers * len(SORTED_THROUGH) + places[through.codes.to_numpy()])
+
+
+def _path_columns(numbers: npt.NDArray[np.int64]) -> pd.DataFrame:
+    """The columns of the paths of these numbers."""
+    numbers, through = np.divmod(numbers, len(SORTED_THROUGH))
+    columns: dict[str, Any] = {"through": pd.Categorical.from_codes(through, pd.Index(SORTED_THROUGH))}
+    for name in reversed(PLACES):
+        numbers, place = np.divmod(numbers, MAX_PLACES)
+        columns[name] = place + LOGITS
+    return pd.DataFrame({name: columns[name] for name in PATH_COLUMNS})

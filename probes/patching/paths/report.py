@@ -10,7 +10,7 @@ from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.run import Run
 from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
 from probes.patching.paths import PROBE, plots
-from probes.patching.paths.analysis import SweepKey, decisive_paths, strongest_paths, sweeps
+from probes.patching.paths.analysis import SweepKey, decisive_paths, strongest_paths, sweeps, sweeps_of_model
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
 
 TABLE_ROWS = 15
@@ -37,16 +37,15 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The graph of the strongest paths, the strongest paths as a table, and the agreement of estimates."""
     if not _has_paths(context.run):
         return
-    for key, paths in context.run.derived(sweeps):
-        if key[0] == context.selected_model:
-            yield ChartGroup(PROBE.title, f"{describe_path_sweep(key)}, {key[1]}", _sweep_charts(key, paths))
+    for key, paths in sweeps_of_model(context.run, context.selected_model):
+        yield ChartGroup(PROBE.title, f"{describe_path_sweep(key)}, {key[1]}", _sweep_charts(key, paths))
 
 
 def findings(run: Run) -> Iterator[Finding]:
     """The paths of largest effect of each sweep, and the agreement of estimates."""
     if not _has_paths(run):
         return
-    for key, paths in run.derived(sweeps):
+    for key, paths in sweeps(run):
         yield _sweep_finding(key, paths)
         both = _with_both(paths)
         if len(both) > 2:
@@ -66,9 +65,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The strongest path from a head and the strongest to it, in every sweep of a model."""
     if not _has_paths(run):
         return
-    for key, paths in run.derived(sweeps):
-        if key[0] != model:
-            continue
+    for key, paths in sweeps_of_model(run, model):
         for end, direction in (("sender", "from"), ("receiver", "to")):
             own = paths[(paths[f"{end}_layer"] == layer) & (paths[f"{end}_head"] == head)]
             for _, path in strongest_paths(own, 1).iterrows():
@@ -83,7 +80,7 @@ def overview(run: Run) -> Overview | None:
     if not _has_paths(run):
         return None
     records = []
-    for key, paths in run.derived(sweeps):
+    for key, paths in sweeps(run):
         strongest = strongest_paths(paths, 1).iloc[0]
         records.append(
             {
