@@ -89,6 +89,7 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str, scale_heads: p
     title = f"{stat.title} of every head"
     if reason := style.missing_data_reason(heads, "model", statistic_name):
         return style.empty_figure(title, reason)
+    heads = heads[[*HEAD_KEYS, statistic_name]]
     measured_heads = heads[heads["model"].isin(heads.loc[heads[statistic_name].notna(), "model"])]
     styles = style.model_styles(measured_heads)
     figure = style.panel_figure(title, [model_style.name for model_style in styles.values()], columns=4, height=250)

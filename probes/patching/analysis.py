@@ -200,10 +200,11 @@ def agreement_of(units: pd.DataFrame) -> tuple[float, int, int]:
 
 def position_effects(run: RunTables, key: SweepKey, pair: str) -> pd.DataFrame:
     """Effects of every unit at every single position of one pair; exact if patched, else estimated. Empty without."""
-    rows = plain_types(run.table(PATCHING.name))
+    rows = run.table(PATCHING.name)
+    rows = rows[rows["position"] != ALL_POSITIONS]
     for name, value in zip([*SWEEP_KEYS, "pair"], [*key, pair], strict=True):
         rows = rows[rows[name] == value]
-    rows = rows[rows["position"] != ALL_POSITIONS]
+    rows = plain_types(rows)
     exact = rows[rows["method"] == "exact"]
     return exact if len(exact) else rows
 
