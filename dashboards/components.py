@@ -132,6 +132,8 @@ def _text_component(block: TextBlock, view: ViewState, block_id: str) -> html.Di
     if not block.collapsed and len(items) > MAX_SENTENCES:
         more = html.Summary(f"{len(items) - VISIBLE_SENTENCES} more sentences")
         parts = [html.Ul(items[:VISIBLE_SENTENCES]), html.Details([more, html.Ul(items[VISIBLE_SENTENCES:])])]
+    if block.command:
+        parts.append(html.Pre(html.Code(block.command)))
     if block.links:
         parts.append(_links_component(block.links, view, block_id))
     if block.collapsed:

@@ -369,7 +369,7 @@ def test_without_a_model_the_page_names_the_command(runs: Path) -> None:
         command = page.missing_command(run)
     assert command.startswith("headscope dash --model ")
     (text,) = content.sections[""]
-    assert text.sentences == [f"The playground needs a model. Start the app with: {command}"]
+    assert (text.sentences, text.command) == (["The playground needs a model. Start the app with:"], command)
     assert not [name for name in app.callback_map if "playground" in name]
 
 

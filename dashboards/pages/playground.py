@@ -33,7 +33,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     """The playground, or the command that starts the app with models."""
     if not access.has_worker():
         return PageContent(
-            NAME, "", {"": [TextBlock([f"The playground needs a model. Start the app with: {COMMAND}"])]}
+            NAME, "", {"": [TextBlock(["The playground needs a model. Start the app with:"], command=COMMAND)]}
         )
     block = PlaygroundBlock(
         ["A saved page has no playground."],

@@ -115,5 +115,5 @@ def has_tables(probe: Probe, run: Run) -> bool:
 
 
 def _missing_tables_page(probe: Probe) -> PageContent:
-    text = TextBlock([f"These runs have no table of this probe. Start a run that has: {probe.command_line}"])
+    text = TextBlock(["These runs have no table of this probe. Measure one with:"], command=probe.command_line)
     return PageContent(probe.title, probe.summary, {"": [text]})

@@ -174,12 +174,16 @@ class Links:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Sentences with an optional heading and links. A collapsed block first shows only its heading."""
+    """Sentences with an optional heading, links and a command to type.
+
+    A collapsed block first shows only its heading.
+    """
 
     sentences: Sequence[str]
     heading: str = ""
     links: Links | None = None
     collapsed: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True)
