@@ -437,7 +437,7 @@ def test_a_page_without_its_tables_names_the_command_that_makes_them(client, pat
         (text,) = all_blocks(content)
         assert control_names(build_controls(page, run, view)) == ["run"]
     assert isinstance(text, TextBlock)
-    assert text.sentences[0].endswith(f"headscope {path[1:]}")
+    assert text.command == f"headscope {path[1:]}"
 
 
 def test_the_table_of_heads_shows_changes_from_the_baseline(client):
