@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import small_runs
 
@@ -19,7 +19,6 @@ from dashboards.layout import empty_page, resolve_url
 from headscope.cli import app as cli
 from headscope.errors import BadRun, CannotWrite
 from headscope.report import write_report
-from headscope.runs import arrow
 from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
@@ -55,14 +54,6 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return int(ended.value.code or 0), streams.out, streams.err
 
     return run
-
-
-def json_of(content: Path | bytes) -> Any:
-    """What a JSON file holds, or a complaint."""
-    try:
-        return json.loads(content if isinstance(content, bytes) else content.read_bytes())
-    except ValueError as error:
-        return error
 
 
 def flips(run: Path, seed: int, count: int) -> Iterator[str]:
@@ -159,7 +150,7 @@ def test_a_missing_table_is_reported_by_file(copy: Path) -> None:
 
 def rewritten(run: Path, table: pa.Table) -> Run:
     """The run with another table nll, of which its run.json knows."""
-    arrow.write(run / "nll.parquet", table)
+    pq.write_table(table, run / "nll.parquet")
     facts = json.loads((run / "run.json").read_text())
     facts["tables"]["nll"] = {"rows": table.num_rows, "sha256": sha256(run / "nll.parquet")}
     write_manifest(run, facts)
@@ -317,18 +308,16 @@ def test_folders_that_only_look_like_unfinished_runs_are_ignored(tmp_path: Path)
 def test_flipped_bits_of_finished_cells_are_detected_before_resuming(tmp_path: Path) -> None:
     partial = small_runs.interrupted(tmp_path / "runs")
     chance = random.Random(0)
-    files = sorted(file for file in (partial / "cells").rglob("*") if file.is_file())
-    assert {file.name for file in files} == {"nll.parquet", "distance.parquet", "digests.json"}
+    files = sorted((partial / "cells").iterdir())
     for turn in range(60):
         file = files[turn % len(files)]
         good = file.read_bytes()
-        at, bit = chance.randrange(len(good)), chance.randrange(8)
+        # Half of the turns spoil the first line, which names the tables.
+        at, bit = chance.randrange(good.index(b"\n") + 1 if turn % 4 < 2 else len(good)), chance.randrange(8)
         file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
-        if file.suffix == ".json" and json_of(file) == json_of(good):
-            continue  # a bit of white space
         with pytest.raises(BadRun, match=r"\. Delete .* and add --resume to measure it again") as refusal:
             small_runs.study(tmp_path / "runs", resume=True)
-        assert str(file.parent) in str(refusal.value)
+        assert str(file) in str(refusal.value)
         assert "\n" not in str(refusal.value)
         file.write_bytes(good)
     assert small_runs.contents(small_runs.study(tmp_path / "runs", resume=True)) == small_runs.contents(

@@ -79,10 +79,17 @@ def check_footer(file: Path, rows: int) -> None:
         raise BadRun(f"{file} is damaged: it has {stored:,} rows instead of {rows:,}. {REPAIR_ADVICE}")
 
 
-def write(file: Path, table: pa.Table) -> None:
-    """Write the file; the same table gives the same bytes."""
-    with _open_writer(file, table.schema) as writer:
+def to_bytes(table: pa.Table) -> bytes:
+    """The table as an Arrow stream, which is faster to write and read than parquet."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def from_bytes(data: bytes) -> pa.Table:
+    """The table that `to_bytes` wrote."""
+    return pa.ipc.open_stream(data).read_all()
 
 
 def write_merged(file: Path, table: Table, cells: Iterable[pa.Table]) -> int:

@@ -1,6 +1,9 @@
 """Writes a run cell by cell and commits it by one rename.
 
-An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one folder per finished cell.
+An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished cell. The
+file of a cell is one line, then its tables one after the other. The line is the sha256 of its rest and, as JSON, the
+length in bytes and the sha256 of each table.
+
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
 
@@ -11,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -25,15 +29,13 @@ from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
-from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
+from headscope.runs.io import fsync, read_json, sha256, write_json
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import PLAN_FILE, Run, combine_runs
 from headscope.signals import uninterrupted
 
 MAX_NAME_BYTES = 255
 """Longest file name in bytes."""
-DIGEST_FILE = "digests.json"
-"""File in a cell's folder with the sha256 of each of its tables."""
 WRITER_KEYS = ("models", "tables", "files", "format_version", "started", "finished", "digest")
 """Entries of run.json that the combined run writes itself; the others are kept per part."""
 
@@ -157,25 +159,23 @@ class RunWriter:
     def is_done(self, cell_id: str) -> bool:
         """Whether this cell is stored. Raises BadRun if it is damaged."""
         cell = self._cell(cell_id)
-        if cell.is_dir():
-            for file, digest in _table_digests(cell).items():
-                read_bytes(file, digest, _repair_advice(cell))
-        return cell.is_dir()
+        if cell.exists():
+            for part in _stored_parts(cell).values():
+                part.read()
+        return cell.exists()
 
     def read_stored(self, cell_id: str, table: str) -> pd.DataFrame:
         """The rows that a finished cell added to a table. Raises BadRun if they are missing or damaged."""
-        cell = self._cell(cell_id)
-        file = cell / f"{table}.parquet"
-        frame: pd.DataFrame = arrow.read(file, _table_digests(cell).get(file), _repair_advice(cell)).to_pandas()
+        frame: pd.DataFrame = _stored_parts(self._cell(cell_id))[table].read_table().to_pandas()
         return frame
 
     def stored_tables(self, cell_id: str) -> list[str]:
         """Names of the tables that a finished cell added rows to."""
-        return [file.stem for file in _table_digests(self._cell(cell_id))]
+        return [*_stored_parts(self._cell(cell_id))]
 
     def size(self, cell_id: str) -> int:
-        """Size of a finished cell's tables in bytes."""
-        return sum(file.stat().st_size for file in _table_digests(self._cell(cell_id)))
+        """Size of a finished cell in bytes."""
+        return self._cell(cell_id).stat().st_size
 
     def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
         """Store the rows of one finished cell, all or nothing.
@@ -183,14 +183,11 @@ class RunWriter:
         Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
         unknown columns, NaN, a key out of range. Raises CannotWrite if the disk is full.
         """
-        ready = {name: to_arrow(all_tables()[name], rows) for name, rows in tables.items()}
+        parts = {name: arrow.to_bytes(to_arrow(all_tables()[name], rows)) for name, rows in tables.items()}
+        header = json.dumps({name: [len(data), _digest(data)] for name, data in parts.items()}).encode()
         staging = self.partial_path / "staging"
         with _convert_write_errors(self.final_path.parent, staging):
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir()
-            for name, table in ready.items():
-                _write_table(staging / f"{name}.parquet", table)
-            write_json(staging / DIGEST_FILE, {name: sha256(staging / f"{name}.parquet") for name in ready})
+            staging.write_bytes(b"".join([_digest(header).encode(), b" ", header, b"\n", *parts.values()]))
             fsync(staging)
             os.rename(staging, self._cell(cell_id))
             fsync(self.cells_folder)
@@ -201,7 +198,7 @@ class RunWriter:
         `manifest` holds the other entries of run.json (models, versions, seed, hardware, timings). Raises ValueError
         for a cell that was never added and CannotWrite if the disk is full; the cells are then kept.
         """
-        if missing := [cell for cell in cell_ids if not self._cell(cell).is_dir()]:
+        if missing := [cell for cell in cell_ids if not self._cell(cell).exists()]:
             raise ValueError(f"cell {missing[0]!r} was never added")
         build = self.partial_path / "commit"
         with uninterrupted():
@@ -221,15 +218,12 @@ class RunWriter:
 
     def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
         facts = {}
-        digests = {cell: _table_digests(cell) for cell in cells}
+        parts_of_cells = [_stored_parts(cell) for cell in cells]
         for name, table in all_tables().items():
-            files = [
-                (cell, file, digest) for cell in cells for file, digest in digests[cell].items() if file.stem == name
-            ]
-            if files:
+            parts = [parts[name] for parts in parts_of_cells if name in parts]
+            if parts:
                 target = build / f"{name}.parquet"
-                cell_tables = (arrow.read(file, digest, _repair_advice(cell)) for cell, file, digest in files)
-                rows = arrow.write_merged(target, table, cell_tables)
+                rows = arrow.write_merged(target, table, (part.read_table() for part in parts))
                 fsync(target)
                 facts[name] = {"rows": rows, "sha256": sha256(target)}
         extra_files = {}
@@ -257,6 +251,7 @@ def _convert_write_errors(out: Path, scratch: Path | None = None) -> Iterator[No
     except OSError as error:
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
+            scratch.unlink(missing_ok=True)
         advice = "Free some space" if error.errno == errno.ENOSPC else "Choose another --out"
         reason = os.strerror(error.errno) if error.errno else error  # pyarrow's own text is long
         raise CannotWrite(f"cannot write to {out}: {reason}. {advice}") from error
@@ -334,18 +329,54 @@ def _free_start(partial: Path) -> str:
     return now.isoformat()
 
 
-def _table_digests(cell: Path) -> dict[Path, str]:
-    """The tables of a stored cell, with their digests."""
-    return {
-        cell / f"{name}.parquet": str(digest)
-        for name, digest in read_json(cell / DIGEST_FILE, _repair_advice(cell)).items()
-    }
+@dataclass(frozen=True)
+class StoredPart:
+    """One table in the file of a finished cell."""
+
+    file: Path
+    offset: int
+    length: int
+    digest: str
+
+    def read(self) -> bytes:
+        """Its bytes. Raises BadRun if they are damaged."""
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read(self.length)
+        except OSError as error:
+            raise BadRun(f"{self.file} is damaged: {error.strerror}. {_repair_advice(self.file)}") from error
+        if _digest(data) != self.digest:
+            raise BadRun(
+                f"{self.file} is damaged: its sha256 differs from the recorded one. {_repair_advice(self.file)}"
+            )
+        return data
+
+    def read_table(self) -> pa.Table:
+        """The table. Raises BadRun if it is damaged."""
+        return arrow.from_bytes(self.read())
+
+
+def _stored_parts(cell: Path) -> dict[str, StoredPart]:
+    """The tables of a finished cell, by name. Raises BadRun if the first line of its file is damaged."""
+    try:
+        with cell.open("rb") as stream:
+            line = stream.readline()
+    except OSError as error:
+        raise BadRun(f"{cell} is damaged: {error.strerror}. {_repair_advice(cell)}") from error
+    digest, _, header = line.rstrip(b"\n").partition(b" ")
+    if _digest(header).encode() != digest:
+        raise BadRun(f"{cell} is damaged: its first line has another sha256. {_repair_advice(cell)}")
+    parts, offset = {}, len(line)
+    for name, (length, table_digest) in json.loads(header).items():
+        parts[name] = StoredPart(cell, offset, length, table_digest)
+        offset += length
+    return parts
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _repair_advice(cell: Path) -> str:
     return f"Delete {cell} and add --resume to measure it again"
-
-
-def _write_table(file: Path, table: pa.Table) -> None:
-    arrow.write(file, table)
-    fsync(file)
