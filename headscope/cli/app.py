@@ -105,7 +105,9 @@ def _global_options(
 @app.command()
 def demo(
     out: Out = Path("runs"),
-    report: Annotated[Path, typer.Option("--report", help="HTML file to write the report to.")] = Path("report.html"),
+    report: Annotated[
+        Path, typer.Option("--report", help="HTML file to write the report to; an older report is replaced.")
+    ] = Path("report.html"),
     docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
     quiet: Quiet = False,
 ) -> None:
@@ -113,8 +115,10 @@ def demo(
 
     The schemes are base, YaRN, YaRN without its attention factor, and AdaRoPE. Takes a few minutes on two cores.
     """
+    from headscope.report.html_page import check_report_file
     from headscope.study.config import read_study
 
+    check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
     from headscope.report.terminal import bold, print_line, print_summary
@@ -181,7 +185,9 @@ def dash(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories. Several are compared.")],
-    out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write; an older report is replaced.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write a self-contained HTML report of one or several runs."""
     _write_report(runs, out)

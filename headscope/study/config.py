@@ -159,7 +159,7 @@ class EngineOptions(Options):
     @model_validator(mode="after")
     def _check_ray_options(self) -> "EngineOptions":
         if self.name == "plain" and (self.model_fields_set - {"name"}):
-            raise ValueError("address, workers and gpus_per_worker need the engine ray. Add --engine ray")
+            raise ValueError("'address', 'workers' and 'gpus_per_worker' need the engine ray. Set 'engine' to ray")
         return self
 
 
