@@ -23,10 +23,6 @@ from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
-# How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower
-# when other programs use the same cores; this value costs nothing on an idle machine.
-SPIN_COUNT = "5000"
-
 
 class Commands(TyperGroup):
     """The built-in commands and one for every installed probe."""
@@ -155,7 +151,8 @@ def dash(
     """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints, your own prompts.
 
     Local only: it listens on this machine and makes no network requests. New runs appear by themselves. With --model,
-    the page Playground runs these models on prompts that you type. The app writes only what you keep: prompts of the
+    the page Playground runs these models on prompts that you type. A folder opens with its newest run: choose another
+    one, or several to compare, under "Combined runs". The app writes only what you keep: prompts of the
     playground as runs, and notes and tags in the folders of runs.
     """
     path = user_input.expand_path(directory, "directory")
@@ -294,8 +291,6 @@ def main() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open until the end)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder name may not be encodable
         sys.stdout.reconfigure(errors="backslashreplace")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # torch reads it when it is imported, later
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # a full or closed output must not fail after this function
