@@ -244,8 +244,8 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
             "length 512 is too short for task ruler_vt, which is generated to a context length. Use at",
             ("--tasks", "ruler_vt", "--length", 512),
         ),
-        (2, "evaluate.lengths", ("--length", "long")),
-        (2, "evaluate.documents must be at least 2", ("--limit", 1)),
+        (2, "--lengths", ("--length", "long")),
+        (2, "--documents must be at least 2", ("--limit", 1)),
         (2, "no task. Give the name of a task", ("--tasks", "")),
         (
             2,
