@@ -96,10 +96,20 @@ def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_o
         app = create_app(path, models, read_only).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
-            f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",
+            f"headscope shows {_describe_shown(app.config['RUN_STORE'])}\n"
+            f"Open http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",
             flush=True,
         )
         server.serve_forever()
+
+
+def _describe_shown(store: RunStore) -> str:
+    """What the app opens on, and where to find the other runs of the folder."""
+    first, *others = [*store.readable_names()] or [""]
+    shown = store.default_run or first
+    if not others:
+        return str(store.folder / shown)
+    return f"{store.folder / shown}; {len(others)} more under 'Combined runs'"
 
 
 def _register_page_callbacks(app: Dash) -> None:

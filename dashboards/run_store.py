@@ -51,6 +51,10 @@ class RunStore:
         """The newest readable run that has finished since the app was started."""
         return next((name for name in _readable_names(self.list_runs()) if name not in self.initial_names), None)
 
+    def readable_names(self) -> list[str]:
+        """The names of the runs that can be read, newest first."""
+        return [*_readable_names(self.list_runs())]
+
     def unfinished_cells(self) -> dict[str, int]:
         """Number of stored cells of each unfinished run."""
         return unfinished_runs(self.folder)

@@ -1,4 +1,6 @@
-"""Draws the labelled pictures of docs/how-to-read.md from the shipped runs. Needs the extra `export` and Chromium.
+"""Draws the labelled pictures of docs/how-to-read.md, from the shipped runs and one small measurement.
+
+Needs the extra `export` and Chromium.
 
 python docs/pictures.py
 """
@@ -6,6 +8,7 @@ python docs/pictures.py
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import kaleido
@@ -19,6 +22,10 @@ EXAMPLES = Path(hs.__file__).parent / "examples"
 WIDTH = 760
 Place = tuple[float, float]
 """Where a number stands: x and y as shares of the plot area, which begins at the lower left."""
+MAPS = "maps"
+"""A measurement of attention maps, which no shipped run has."""
+HEADS = {"example": (18, 6), MAPS: (4, 4)}
+"""The head whose charts are also searched, by run."""
 PICTURES: dict[str, tuple[str, str, list[Place]]] = {
     "matrix": ("example", "Effective length at 12,288: base", [(0.055, 0.017), (0.944, 0.617), (1.1, 0.5)]),
     "growth": ("example", "Effective length against context length", [(0.3, 0.7), (0.6, 0.24), (0.8, 0.24)]),
@@ -33,27 +40,46 @@ PICTURES: dict[str, tuple[str, str, list[Place]]] = {
         [(0.455, 0.783), (0.66, 0.817), (0.722, 0.183)],
     ),
     "budget": ("budget", "base, 8,192 tokens: loss by share", [(0.22, 0.16), (0.42, 0.66), (0.95, 0.66)]),
+    "map": (MAPS, "Attention map of layer 4, head 4", [(0.004, 0.62), (0.51, 0.3), (0.34, 0.245)]),
+    "composition": ("circuits", "K-composition by layer: base", [(0.5, 0.62), (0.09, 0.06), (1.1, 0.5)]),
+    "qk": ("circuits", "What writes the logits of L18H6: base", [(0.92, 0.905), (0.03, 0.62), (0.36, 0.94)]),
     "training": (
         "from-scratch",
         "Effective length at 512 during training, by layer",
         [(0.06, 0.87), (0.06, 0.2), (0.24, 0.34)],
     ),
 }
-"""For each picture the shipped run, the beginning of the chart's title, and the places of the numbers 1, 2, ..."""
+"""For each picture the shipped run (or `MAPS`), the beginning of the chart's title, and the places of the numbers
+1, 2, ..."""
 
 
 def main() -> None:
     """Write every picture as images/read-NAME.webp."""
     warnings.simplefilter("ignore")
+    with TemporaryDirectory() as folder:
+        _draw(folder)
+
+
+def _draw(folder: str) -> None:
     kaleido.start_sync_server(silence_warnings=True)
     for run_name in dict.fromkeys(run_name for run_name, _, _ in PICTURES.values()):
-        run = hs.Run.open(next(EXAMPLES.glob(f"*-{run_name}-????????")))
-        figures = [*(_figures(run.head(18, 6, "base")) if run_name == "example" else []), *_figures(run.charts())]
+        run = _open_run(run_name, folder)
+        figures = [
+            *(_figures(run.head(*HEADS[run_name], "base")) if run_name in HEADS else []),
+            *_figures(run.charts()),
+        ]
         for name, (_, title, places) in ((n, entry) for n, entry in PICTURES.items() if entry[0] == run_name):
             figure = next(f for f in figures if " ".join(str(f.layout.title.text).split("<br>")).startswith(title))
             _number(figure, places)
             figure.write_image(FOLDER / f"read-{name}.webp", width=WIDTH, scale=1.4)
     kaleido.stop_sync_server()
+
+
+def _open_run(name: str, folder: str) -> hs.Run:
+    if name == MAPS:
+        run: hs.Run = hs.patterns("smollm2-135m", lengths=[1024], docs=1, map=True, out=folder, quiet=True)
+        return run
+    return hs.Run.open(next(EXAMPLES.glob(f"*-{name}-????????")))
 
 
 def _figures(blocks: Iterable[Any]) -> Iterator[go.Figure]:

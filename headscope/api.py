@@ -75,7 +75,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     """
     from headscope.positions.model import load
     from headscope.study.config import build_study, refuse_texts_beside_prompt
-    from headscope.study.progress import console_progress
+    from headscope.study.progress import console_progress, hidden_progress_bars
     from headscope.study.runner import run_study as execute
 
     probe = plugins.probes()[probe_name]
@@ -87,26 +87,28 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
         refuse_texts_beside_prompt(plugins.load_part(probe, "options"), keywords, changed)
-    in_memory_models = {}
-    if {"models", "model"} & set(probe.takes):
-        if model is None:
-            raise BadInput(f"the model of {probe_name} is None. Give a model spec, e.g. 'smollm2-135m', or a model")
-        models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
-        in_memory_models = {
-            label: load(source, device=shared["device"], dtype=shared["dtype"])
-            for label, source in models.items()
-            if not isinstance(source, str)
-        }
-        content["models"] = {
-            label: in_memory_models[label].spec if label in in_memory_models else spec for label, spec in models.items()
-        }
-    return execute(
-        build_study(content),
-        shared["out"],
-        resume=resume,
-        in_memory_models=in_memory_models,
-        progress=console_progress(quiet),
-    )
+    with hidden_progress_bars(quiet):
+        in_memory_models = {}
+        if {"models", "model"} & set(probe.takes):
+            if model is None:
+                raise BadInput(f"the model of {probe_name} is None. Give a model spec, e.g. 'smollm2-135m', or a model")
+            models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
+            in_memory_models = {
+                label: load(source, device=shared["device"], dtype=shared["dtype"])
+                for label, source in models.items()
+                if not isinstance(source, str)
+            }
+            content["models"] = {
+                label: in_memory_models[label].spec if label in in_memory_models else spec
+                for label, spec in models.items()
+            }
+        return execute(
+            build_study(content),
+            shared["out"],
+            resume=resume,
+            in_memory_models=in_memory_models,
+            progress=console_progress(quiet),
+        )
 
 
 def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -63,3 +63,10 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 def first_line(error: Exception) -> str:
     """The first line of another library's error message, or the name of the error if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def missing_package(error: ImportError) -> str:
+    """The package that an import lacks, as the object of a sentence; the error itself if it names none."""
+    if error.name:
+        return f"the package {error.name.partition('.')[0]}, which is not installed"
+    return f"a package that is not installed ({' '.join(str(error).split())[:250]})"

@@ -138,15 +138,15 @@ def of_options() -> Iterator[Any]:
         for name in names:
             flag = f"--{name.replace('_', '-')}"
             for value in ("some", "nan", "inf", "1.5"):
-                yield case(2, f"{section}.{name} must be an integer", section, f"{flag}={value}")
-            yield case(2, f"{section}.{name} must be at least", section, f"{flag}=-6")
+                yield case(2, f"{flag} must be an integer", section, f"{flag}={value}")
+            yield case(2, f"{flag} must be at least", section, f"{flag}=-6")
     for section, names in REAL.items():
         for name in names:
             flag = f"--{name.replace('_', '-')}"
-            yield case(2, f"{section}.{name} must be a number", section, f"{flag}=some")
+            yield case(2, f"{flag} must be a number", section, f"{flag}=some")
             for value in ("nan", "inf", "-inf"):
-                yield case(2, f"{section}.{name} must be a finite number", section, f"{flag}={value}")
-            yield case(2, f"{section}.{name} must be ", section, f"{flag}=-5")
+                yield case(2, f"{flag} must be a finite number", section, f"{flag}={value}")
+            yield case(2, f"{flag} must be ", section, f"{flag}=-5")
     for section, names in LISTS.items():
         for name in names:
             yield study(f"study.yaml': {section}", f"{section}: {{{name}: []}}")
@@ -164,7 +164,7 @@ def of_options() -> Iterator[Any]:
     for value in ("0", "-1", "1"):
         yield case(2, "is too short", "run", f"--length={value}")
     for value in ("some", "²", "1.5"):
-        yield case(2, "measure.rows must be an integer", "run", f"--rows={value}")
+        yield case(2, "--rows must be an integer", "run", f"--rows={value}")
     for value in ("0", "1", "-3"):
         yield case(2, f"{value} rows are too few", "run", f"--rows={value}")
     for phase in ("2048", "²:2", "a:b", "1:2:3:4", "-1:2", "1.5:2", ":"):
@@ -680,7 +680,7 @@ INTERFACES = [
     ),
     run(2, "are not steps of one training", "--checkpoints", "{place}/family-*"),
     *(
-        case(2, f"'{flag}' has no effect with a prompt", command, *TINY[:2], "--prompt", "w1 w2", f"--{flag}", value)
+        case(2, f"--{flag} has no effect with a prompt", command, *TINY[:2], "--prompt", "w1 w2", f"--{flag}", value)
         for command, flag, value in (
             ("patterns", "docs", 2),
             ("run", "text", "file:{place}/texts/*.txt"),
@@ -747,59 +747,59 @@ def of_ceilings() -> Iterator[Any]:
         ("--architecture", "olmoe", "--width", 2**40),
     ):
         yield pretrain("Use smaller --layers, --width, --feed-forward, --batch or --length", *arguments)
-    for flag, name, ceiling in (
-        ("--steps", "steps", "1000000"),
-        ("--warmup", "warmup", "1000000"),
-        ("--save-every", "save_every", "1000000"),
-        ("--rate", "rate", "100"),
-        ("--frequency-rate", "frequency_rate", "100"),
-        ("--scale-rate", "scale_rate", "100"),
-        ("--weight-decay", "weight_decay", "100"),
-        ("--vocabulary", "vocabulary", "131072"),
+    for flag, ceiling in (
+        ("--steps", "1000000"),
+        ("--warmup", "1000000"),
+        ("--save-every", "1000000"),
+        ("--rate", "100"),
+        ("--frequency-rate", "100"),
+        ("--scale-rate", "100"),
+        ("--weight-decay", "100"),
+        ("--vocabulary", "131072"),
     ):
-        yield pretrain(f"pretrain.{name} must be at most {ceiling}", flag, DIGITS)
+        yield pretrain(f"{flag} must be at most {ceiling}", flag, DIGITS)
     yield pretrain("too few validation documents", "--validation-length", DIGITS)
     yield pretrain("invalid checkpoint ", "--checkpoints", DIGITS)
     yield pretrain("invalid training", "--trainings", f"rope:{DIGITS}")
-    for flag, name, ceiling in (
-        ("--warmup", "warmup", "1000000"),
-        ("--save-every", "save_every", "1000000"),
-        ("--frequency-rate", "frequency_rate", "100"),
-        ("--scale-rate", "scale_rate", "100"),
-        ("--lora-rate", "lora_rate", "100"),
-        ("--lora-rank", "lora_rank", "4096"),
-        ("--lora-alpha", "lora_alpha", "1048576"),
-        ("--recompute-above", "recompute_above", "2147483648"),
-        ("--factor", "factor", "1000000"),
+    for flag, ceiling in (
+        ("--warmup", "1000000"),
+        ("--save-every", "1000000"),
+        ("--frequency-rate", "100"),
+        ("--scale-rate", "100"),
+        ("--lora-rate", "100"),
+        ("--lora-rank", "4096"),
+        ("--lora-alpha", "1048576"),
+        ("--recompute-above", "2147483648"),
+        ("--factor", "1000000"),
     ):
-        yield adapt(2, f"adapt.{name} must be at most {ceiling}", flag, DIGITS)
+        yield adapt(2, f"{flag} must be at most {ceiling}", flag, DIGITS)
     yield adapt(2, "batch must be at most 65536", "--phase", f"16:1:{DIGITS}")
     yield adapt(2, "steps must be at most 1000000", "--phase", f"16:{DIGITS}")
     yield adapt(2, "no training document has", "--phase", f"{DIGITS}:1")
     yield adapt(2, "have 9999999999999999999999999 tokens", "--validation-length", DIGITS)
-    for flag, name in (("--top", "top"), ("--random", "random"), ("--draws", "draws"), ("--memory", "memory")):
-        yield influence(f"influence.{name} must be at most", flag, DIGITS)
-    yield influence("influence.needles must be at most", "--needles", DIGITS)
-    yield influence("influence.depths must be at most", "--depths", DIGITS)
+    for flag in ("--top", "--random", "--draws", "--memory"):
+        yield influence(f"{flag} must be at most", flag, DIGITS)
+    yield influence("--needles must be at most", "--needles", DIGITS)
+    yield influence("--depths must be at most", "--depths", DIGITS)
     yield influence("have 9999999999999999999999999 tokens", "--length", DIGITS)
     yield influence("'L9999999999999999999999999H1' is not a head", "--heads", f"x=L{DIGITS}H1")
     for period in (10**9, DIGITS):
-        yield case(2, "detectors.periods.0 must be at most", "detectors", f"--period={period}")
-    yield case(2, "detectors.sequences must be at most", "detectors", f"--sequences={DIGITS}")
+        yield case(2, "--periods must be at most", "detectors", f"--period={period}")
+    yield case(2, "--sequences must be at most", "detectors", f"--sequences={DIGITS}")
     yield run(2, "rows are too many. Give at most 1048576, or exact", "--rows", DIGITS)
     yield run(2, "have 9999999999999999999999999 tokens", "--length", DIGITS)
-    yield run(2, "texts.docs must be at most", "--docs", DIGITS)
-    yield case(2, "window.dims must be", "window", f"--dims={DIGITS}")
+    yield run(2, "--docs must be at most", "--docs", DIGITS)
+    yield case(2, "--dims must be", "window", f"--dims={DIGITS}")
     for name in ("center", "steps", "seeds"):
-        yield case(2, f"window.{name} must be at most", "window", f"--{name}={DIGITS}")
+        yield case(2, f"--{name} must be at most", "window", f"--{name}={DIGITS}")
     yield case(2, "invalid widths", "window", f"--widths={DIGITS}")
-    yield case(2, "scaling.seeds must be at most", "scaling", f"--seeds={DIGITS}")
+    yield case(2, "--seeds must be at most", "scaling", f"--seeds={DIGITS}")
     yield case(2, "Use lengths of at least 10", "scaling", f"--lengths={DIGITS}")
     for name in ("rows", "keys"):
-        yield case(2, f"patterns.{name} must be at most", "patterns", f"--{name}={DIGITS}")
+        yield case(2, f"--{name} must be at most", "patterns", f"--{name}={DIGITS}")
     for name in ("needles", "max_length", "draws"):
         flag = f"--{name.replace('_', '-')}"
-        yield case(2, f"needle.{name} must be at most", "needle", f"{flag}={DIGITS}")
+        yield case(2, f"{flag} must be at most", "needle", f"{flag}={DIGITS}")
     yield case(2, "means 9999999999999999999999999 context lengths", "needle", f"--lengths={DIGITS}")
 
 
@@ -827,8 +827,8 @@ def of_adaptation() -> Iterator[Any]:
     yield adapt(2, "unknown position scheme 'yran' (did you mean 'yarn'?)", "--start", "yran")
     yield adapt(2, "unknown position scheme 'base@x'", "--start", "base@x")
     yield adapt(2, "scheme 'yarn' needs factor=", "--start", "yarn")
-    yield adapt(2, "adapt.start must not be empty", "--start=")
-    yield adapt(2, "adapt.adapter must not be empty", "--adapter=")
+    yield adapt(2, "--start must not be empty", "--start=")
+    yield adapt(2, "--adapter must not be empty", "--adapter=")
     yield adapt(3, "no adapter at 'none'", "--start", "adarope:adapter=none")
     for path in ("{place}/none.safetensors", "{place}/texts", "none"):
         yield adapt(3, f"no adapter at '{path}'", "--adapter", path)
@@ -842,8 +842,8 @@ def of_adaptation() -> Iterator[Any]:
         ("--adapter", "{place}/adapters/xi-nan.safetensors"),
     ):
         for factor in (4, 8):
-            yield adapt(2, "factor is for the default start and cannot be combined with", "--factor", factor, *start)
-    yield adapt(2, "start and adapter cannot be combined", "--start", "base", "--adapter", "none")
+            yield adapt(2, "--factor is for the default start and cannot be combined with", "--factor", factor, *start)
+    yield adapt(2, "--start and --adapter cannot be combined", "--start", "base", "--adapter", "none")
 
 
 HUB_IDS = ("a/b.", "a/b--c", "a..b/c", "org/name.git", "org/é", f"org/{'x' * 100}", "a-/b", "a/b-", "a./b")

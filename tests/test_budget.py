@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from support import families
 from support.harness_tasks import write_colours
 from support.measure_laws import geometry_of, random_record
@@ -28,6 +29,7 @@ from headscope.runs.run_tables import validate
 from headscope.streaming import StreamingWindow
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
+from probes.budget import findings
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
 from probes.budget.orders import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
 
@@ -298,7 +300,33 @@ def test_findings_give_the_change_of_a_task_with_its_interval_over_documents(tas
     (text,) = [text for text in task_run[0].findings()["text"] if "colours acc, 5 documents" in text]
     assert "of the KV groups stream, by order: random order" in text
     assert "95 % confidence intervals over documents" in text
+    verdict = next(text for text in task_run[0].findings()["text"] if text.startswith("base, colours acc: streaming"))
+    assert "streaming 50 % of the KV groups (random order) worsens the score: " in verdict
     assert validate(task_run[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "verdict"),
+    [
+        ("a acc", -0.2, "supported"),
+        ("a acc", 0.2, "not supported"),
+        ("a acc", 0.0, "inconclusive"),
+        ("a ppl (lower is better)", 0.2, "supported"),
+    ],
+)
+def test_the_verdict_on_a_task_follows_the_interval_of_paired_differences(
+    task: str, change: float, verdict: str
+) -> None:
+    before = np.linspace(0, 1, 6)
+    changes = change + np.array([0.1, -0.1] * 3)
+    scores = pd.DataFrame({0.0: before, 0.5: before + changes})
+    (finding,) = findings._task_verdict("base", task, "random", scores, 0.5)
+    low, high = stats.t.interval(0.95, 5, changes.mean(), stats.sem(changes))
+    assert finding.data is not None
+    assert (finding.data.value, finding.data.low, finding.data.high) == pytest.approx((changes.mean(), low, high))
+    assert finding.data.n == 6
+    assert f"worsens the score: {verdict}. It changes by {changes.mean():+.3f}" in finding.text
+    assert list(findings._task_verdict("base", task, "random", scores[:2], 0.5)) == []
 
 
 def test_a_task_whose_prompts_are_shorter_than_the_window_is_named(place: Path) -> None:
@@ -334,12 +362,12 @@ def score_files(place: Path) -> Path:
     [
         ("sink 0 and recent 0 leave a streaming KV group no token", "--sink 0 --recent 0"),
         ("streaming:4+0 hides a head's own token", "--sink 4 --recent 0"),
-        ("budget.sink must be at least 0: '-1'", "--sink -1"),
-        ("budget.shares.0 must be at most 1.0: '1.5'", "--shares 1.5"),
-        ("budget.shares.1 must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
-        ("budget.shares.0 must be a finite number: 'nan'", "--shares nan"),
+        ("--sink must be at least 0: '-1'", "--sink -1"),
+        ("--shares must be at most 1.0: '1.5'", "--shares 1.5"),
+        ("--shares must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
+        ("--shares must be a finite number: 'nan'", "--shares nan"),
         ("no share between 0 and 1", "--shares 0,1"),
-        ("budget.bound must be above 0.0: '0'", "--bound 0"),
+        ("--bound must be above 0.0: '0'", "--bound 0"),
         ("unknown order 'far'", "--orders far"),
         ("has scores of 5 layers of 3 KV groups, but model 'base' has 4 layers of 2 KV groups", "--orders file:other"),
         ("has scores of 5 layers of 4 heads, but model 'base' has 4 layers of 4 heads", "--orders file:heads.json"),
@@ -347,8 +375,8 @@ def score_files(place: Path) -> Path:
         ("must hold tab-separated numbers", "--orders file:text"),
         ("two values for L0H0", "--orders file:twice.json"),
         ("two orders are named 'other'", "--orders file:other,file:other.csv"),
-        ("'task_limit' is for tasks. Remove 'task_limit', or add tasks", "--task-limit 5"),
-        ("'trust_task_code' is for tasks", "--trust-task-code"),
+        ("--task-limit is for tasks. Remove --task-limit, or add tasks", "--task-limit 5"),
+        ("--trust-task-code is for tasks", "--trust-task-code"),
         ("1 document. Use at least --docs 2", "--docs 1 --orders far-mass"),
     ],
 )

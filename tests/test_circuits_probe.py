@@ -238,10 +238,10 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
         ("'L3' is not a head", {"heads": ["L3"]}),
         ("is a KV group", {"heads": ["3.g0"]}),
         ("'lengths' has no effect", {"parts": ["weights"], "lengths": [48], "heads": []}),
-        ("'distances' has no effect without pairs", {"distances": [3], "pairs": []}),
+        ("'distances' has no effect without 'pairs'", {"distances": [3], "pairs": []}),
         ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
         ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
-        ("'query_rows' has no effect without heads", {"query_rows": [3], "heads": []}),
+        ("'query_rows' has no effect without 'heads'", {"query_rows": [3], "heads": []}),
         ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),
     ],
 )

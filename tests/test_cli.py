@@ -17,7 +17,6 @@ from support import families
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
-from headscope.cli import app as cli
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run
@@ -26,22 +25,23 @@ LICENSE = Path(__file__).parents[1] / "LICENSE"
 """A text of a few thousand tokens."""
 
 
-def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy(headscope, monkeypatch):
+def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy():
+    """In Python and on the command line: `import headscope` sets it before it imports torch."""
     command = [sys.executable, "-c", "import sys, headscope.cli.app; print(*sys.modules)"]
     imported = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.cli.app" in imported
-    assert "torch" not in imported, "it would have read its environment before the command sets it"
+    assert "torch" not in imported, "it would have read its environment before headscope sets it"
     for variables, set_to in (
-        ({}, cli.SPIN_COUNT),
+        ({}, "5000"),
         ({"GOMP_SPINCOUNT": "7"}, "7"),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
     ):
-        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        headscope("--help")
-        assert os.environ.get("GOMP_SPINCOUNT") == set_to
+        code = "import os, headscope; print(os.environ.get('GOMP_SPINCOUNT'))"
+        environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"} | variables
+        result = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert result.stdout == f"{set_to}\n"
 
 
 def truncated_gguf(folder: Path) -> Path:
@@ -98,14 +98,14 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
-        (2, ["--factor", 0.5], "adapt.factor must be at least 1"),
+        (2, ["--factor", 0.5], "--factor must be at least 1"),
         (2, ["--phase", "2048"], "invalid phase '2048'. Use LENGTH:STEPS"),
         (
             2,
             ["--phase", "100000:1", "--train", f"file:{LICENSE}"],
             "no training document has 100000 tokens: the longest",
         ),
-        (2, ["--variant", "freq"], "adapt.variant must be 'full',"),
+        (2, ["--variant", "freq"], "--variant must be 'full',"),
         (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt takes one checkpoint without a scheme"),
         (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs an adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
@@ -117,11 +117,11 @@ def test_a_mistake_in_a_training_is_refused_before_any_work(refused, code, argum
 
 
 def test_a_negative_length_is_refused(refused):
-    assert "measure.lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
+    assert "--lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
 
 
 def test_non_numeric_rows_are_refused(refused):
-    assert "measure.rows must be an integer" in refused(2, "run", "--rows", "some")
+    assert "--rows must be an integer" in refused(2, "run", "--rows", "some")
 
 
 def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
@@ -141,7 +141,7 @@ def test_nonexistent_needle_file_is_reported_as_missing(refused, tmp_path):
 
 
 def test_non_numeric_length_is_refused(refused):
-    assert "needle.lengths must be an integer" in refused(2, "needle", "--lengths", "many")
+    assert "--lengths must be an integer" in refused(2, "needle", "--lengths", "many")
 
 
 @pytest.mark.model
@@ -150,7 +150,7 @@ def test_a_context_too_short_for_the_needle_is_refused(refused):
 
 
 def test_an_unknown_table_is_refused(refused):
-    assert "measure.tables.0 must be 'attention'," in refused(2, "run", "--measure", "attentions")
+    assert "--tables must be 'attention'," in refused(2, "run", "--measure", "attentions")
 
 
 @pytest.mark.model
@@ -170,10 +170,10 @@ def test_an_unknown_study_key_suggests_the_nearest(refused, tmp_path):
 def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
     model = ("--model", "learned=smollm2-135m@adarope:adapter=nowhere.safetensors")
     assert "no adapter at 'nowhere.safetensors'" in refused(3, "influence", *model)
-    assert "influence.components.1" in refused(2, "influence", "--component", "freq,frequency")
-    assert "influence.reset_to.0" in refused(2, "influence", "--reset-to", "start")
-    assert "influence.unit" in refused(2, "influence", "--unit", "layer")
-    assert "influence.top" in refused(2, "influence", "--top", 0)
+    assert "--components: unknown component" in refused(2, "influence", "--component", "freq,frequency")
+    assert "--reset-to" in refused(2, "influence", "--reset-to", "start")
+    assert "--unit" in refused(2, "influence", "--unit", "layer")
+    assert "--top" in refused(2, "influence", "--top", 0)
 
 
 @pytest.mark.model
@@ -240,6 +240,22 @@ def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):
     run = synthetic_run(tmp_path / "made", probes=("measure",))
     (run.path / "attention.parquet").write_bytes(b"PAR1 and no more")
     assert "attention.parquet is damaged" in refused(2, "report", run.path, out=tmp_path / "report.html")
+
+
+def test_messages_name_flags_on_the_command_line_and_keys_in_a_study_file(refused, tmp_path):
+    unused = "has no effect without {}. Add {}, or remove"
+    assert f"headscope: --query-rows {unused.format('--heads', '--heads')} --query-rows" == refused(
+        2, "circuits", "--query-rows", 3
+    )
+    assert refused(2, "run", "--workers", 2).endswith("and --gpus-per-worker need the engine ray. Set --engine to ray")
+    file = tmp_path / "study.yaml"
+    file.write_text("circuits: {query_rows: [3]}")
+    assert f"study.yaml': circuits: 'query_rows' {unused.format(*2 * [chr(39) + 'heads' + chr(39)])}" in refused(
+        2, "run", file
+    )
+    file.write_text("measure: {rows: 1}")
+    assert "study.yaml': measure.rows: 1 rows are too few" in refused(2, "run", file)
+    assert refused(2, "run", file, "--rows", 1).startswith("headscope: --rows: 1 rows are too few")
 
 
 def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):

@@ -244,8 +244,8 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
             "length 512 is too short for task ruler_vt, which is generated to a context length. Use at",
             ("--tasks", "ruler_vt", "--length", 512),
         ),
-        (2, "evaluate.lengths", ("--length", "long")),
-        (2, "evaluate.documents must be at least 2", ("--limit", 1)),
+        (2, "--lengths", ("--length", "long")),
+        (2, "--documents must be at least 2", ("--limit", 1)),
         (2, "no task. Give the name of a task", ("--tasks", "")),
         (
             2,
@@ -376,9 +376,9 @@ def test_malformed_task_file_gives_one_line(
 
 
 def test_a_missing_package_is_named() -> None:
-    assert "needs a package that is not installed (ModuleNotFoundError: No module named 'bs4')" in str(
-        harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'"))
-    )
+    error = harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'", name="bs4"))
+    message = "task niah_single_2 needs the package bs4, which is not installed. Install it, or remove the task"
+    assert str(error) == message
     assert isinstance(harness._task_error("x", ConnectionError("offline")), ResourceMissing)
 
 

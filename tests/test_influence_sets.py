@@ -177,7 +177,7 @@ def test_unknown_head_set_is_refused_by_name(heads: Any, why: str) -> None:
 
 
 def test_head_sets_are_refused_for_kv_group_sweeps() -> None:
-    with pytest.raises(BadInput, match="unit 'group' cannot be combined"):
+    with pytest.raises(BadInput, match="unit group cannot be combined"):
         build_study({"influence": {"heads": {"a": ["L0H0"]}, "unit": "group"}})
 
 

@@ -255,18 +255,18 @@ def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() ->
         ("line 1: it has no wrong answer, which logit_diff needs", {"wrong": ""}, ()),
         ("so q cannot be patched", {"clean": "w1 w1 w1 w1 w1 w4"}, ("--align", "end", "--activation", "q")),
         ("top 20 and random 2 exceed the 16 heads", {}, ("--top", 20, "--random", 2)),
-        ("patching.metric must be", {}, ("--metric", "accuracy")),
-        ("patching.activations", {}, ("--activation", "mlp")),
+        ("--metric must be", {}, ("--metric", "accuracy")),
+        ("--activations", {}, ("--activation", "mlp")),
         ("line 1: it has no span 'subjekt' (did you mean 'subject'?). Use subject, last, all or each", SPANS, SUBJEKT),
         (
             "line 1: span 'subject' starts at token 1, but the prompts correspond only from token 4 on",
             SPANS,
             SUBJECT_AT_END,
         ),
-        ("'random' has no effect here: it selects heads for method verify", {}, ("--method", "exact", "--random", 2)),
-        ("'length' has no effect here: it is for induction and needle", {}, ("--length", 64)),
-        ("'count' has no effect here: every pair of a file is used", {}, ("--count", 8)),
-        ("patching.top must be an integer", {}, ("--top", "some")),
+        ("--random has no effect here: it selects heads for method verify", {}, ("--method", "exact", "--random", 2)),
+        ("--length has no effect here: it is for induction and needle", {}, ("--length", 64)),
+        ("--count has no effect here: every pair of a file is used", {}, ("--count", 8)),
+        ("--top must be an integer", {}, ("--top", "some")),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -285,8 +285,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 def test_align_is_refused_without_a_file_of_pairs(refused: Callable[..., str], folder: Path) -> None:
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
-    assert "'align' has no effect here" in refused(2, "patch", *tiny, "--pairs", "induction", "--align", "end")
-    assert "patching.count must be at least 1" in refused(2, "patch", *tiny, "--pairs", "induction", "--count", 0)
+    assert "--align has no effect here" in refused(2, "patch", *tiny, "--pairs", "induction", "--align", "end")
+    assert "--count must be at least 1" in refused(2, "patch", *tiny, "--pairs", "induction", "--count", 0)
     message = refused(2, "patch", *tiny, "--pairs", "induction", "--length", 16, "--positions", "subject")
     assert "prompt pair 'induction 0': it has no span 'subject'" in message
 

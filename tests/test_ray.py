@@ -274,7 +274,7 @@ def test_models_in_memory_cannot_be_used_with_ray(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"workers": 2}, "need the engine ray. Add --engine ray"),
+        ({"workers": 2}, "need the engine ray. Set"),
         ({"name": "rye"}, "engine.name must be 'plain' or 'ray'"),
         ({"name": "ray", "workers": 0}, "engine.workers"),
         ({"name": "ray", "gpus": 1}, "unknown key 'engine.gpus'"),

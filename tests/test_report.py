@@ -305,6 +305,23 @@ def test_a_report_can_be_written_to_a_file_name_without_folder(
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
     assert report.write_report([loss], "report.html") == Path("report.html")
     assert (tmp_path / "report.html").stat().st_size > 1e6
+    report.write_report([loss], "report.html")  # an older report is replaced
+
+
+def test_a_file_that_is_no_report_is_never_overwritten(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headscope: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = Path("report.html")
+    own.write_text("<html>my own page</html>")
+    with pytest.raises(CannotWrite, match="is not a report of headscope"):
+        report.write_report([run], own)
+    code, out, err = headscope("demo")
+    assert code == CannotWrite.exit_code
+    assert "Choose another file with --report" in err
+    assert out == ""
+    assert own.read_text() == "<html>my own page</html>"
+    assert not Path("runs").exists()
 
 
 def test_column_headings_and_cells_as_text() -> None:

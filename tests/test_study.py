@@ -25,6 +25,7 @@ from support.tiny_studies import (
     save_texts,
     tokenizer,
 )
+from transformers.utils import logging as transformers_logging
 
 import headscope
 from headscope import plugins
@@ -153,6 +154,40 @@ def test_old_function_name_gives_the_new_name() -> None:
 
 def test_another_seed_gives_other_numbers(study_run: Run, folder: Path, tmp_path: Path) -> None:
     assert contents(run_study(build_study(content(folder, seed=1)), tmp_path)) != contents(study_run)
+
+
+@pytest.mark.parametrize(
+    ("probes", "unused"),
+    [
+        ("patterns: {prompt: a b}", "patterns analyses a prompt instead"),
+        ("measure: {prompt: a b}\nattribution: {prompt: c d}", "measure and attribution"),
+        ("measure: {lengths: [64]}\npatterns: {prompt: a b}", ""),
+    ],
+)
+def test_texts_that_no_probe_of_a_study_file_reads_are_warned_about(
+    probes: str, unused: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "study.yaml").write_text(f"texts: {{docs: 2}}\n{probes}")
+    read_study(tmp_path / "study.yaml", {})
+    assert ("'texts' has no effect" in caplog.text) == bool(unused)
+    assert unused in caplog.text
+    caplog.clear()
+    (tmp_path / "study.yaml").write_text(probes)
+    read_study(tmp_path / "study.yaml", {"texts": {"source": None, "docs": None}})
+    assert caplog.text == ""
+
+
+def test_quiet_hides_the_progress_bar_of_transformers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers_logging.enable_progress_bar()
+    try:
+        options = {"text": f"file:{folder}/texts/*.txt", "lengths": [16], "docs": 1, "device": "cpu"}
+        headscope.measure(str(folder / "tiny"), out=tmp_path, quiet=True, **options)
+        assert transformers_logging.is_progress_bar_enabled()  # as it was before
+    finally:
+        transformers_logging.disable_progress_bar()
+    assert capsys.readouterr().err == ""
 
 
 def test_hs_measure_equals_the_study_file(study_run: Run, folder: Path, tmp_path: Path) -> None:

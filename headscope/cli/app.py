@@ -23,10 +23,6 @@ from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
-# How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower
-# when other programs use the same cores; this value costs nothing on an idle machine.
-SPIN_COUNT = "5000"
-
 
 class Commands(TyperGroup):
     """The built-in commands and one for every installed probe."""
@@ -105,7 +101,9 @@ def _global_options(
 @app.command(cls=GroupedCommand)
 def demo(
     out: Out = Path("runs"),
-    report: Annotated[Path, typer.Option("--report", help="HTML file to write the report to.")] = Path("report.html"),
+    report: Annotated[
+        Path, typer.Option("--report", help="HTML file to write the report to; an older report is replaced.")
+    ] = Path("report.html"),
     docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
     quiet: Quiet = False,
 ) -> None:
@@ -113,8 +111,10 @@ def demo(
 
     The schemes are base, YaRN, YaRN without its attention factor, and AdaRoPE. Takes a few minutes on two cores.
     """
+    from headscope.report.html_page import check_report_file
     from headscope.study.config import read_study
 
+    check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
     from headscope.report.terminal import bold, print_line, print_summary
@@ -151,7 +151,8 @@ def dash(
     """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints, your own prompts.
 
     Local only: it listens on this machine and makes no network requests. New runs appear by themselves. With --model,
-    the page Playground runs these models on prompts that you type. The app writes only what you keep: prompts of the
+    the page Playground runs these models on prompts that you type. A folder opens with its newest run: choose another
+    one, or several to compare, under "Combined runs". The app writes only what you keep: prompts of the
     playground as runs, and notes and tags in the folders of runs.
     """
     path = user_input.expand_path(directory, "directory")
@@ -181,7 +182,9 @@ def dash(
 @app.command(cls=GroupedCommand)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories. Several are compared.")],
-    out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write; an older report is replaced.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write a self-contained HTML report of one or several runs."""
     _write_report(runs, out)
@@ -288,8 +291,6 @@ def main() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open until the end)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder name may not be encodable
         sys.stdout.reconfigure(errors="backslashreplace")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # torch reads it when it is imported, later
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # a full or closed output must not fail after this function

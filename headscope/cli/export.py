@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from headscope.errors import BadInput
+
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directory.")],
     file_format: Annotated[
         str,
         typer.Option(
@@ -58,9 +60,11 @@ def export(
 
     [bold]headscope export runs/RUN --format duo --score retrieval --model base --out pattern[/bold]
     """
+    if len(runs) > 1:
+        raise BadInput(f"export takes one run: {len(runs)} are named, {', '.join(map(str, runs))}. Choose one")
     from headscope.runs.run import Run
 
     options = {"reduction": reduction, "sink": sink, "recent": recent, "share": share, "top": top}
     given_options = {name: value for name, value in options.items() if value is not None}
-    path = Run.open(run).export(file_format, out, score, model, **given_options)
+    path = Run.open(runs[0]).export(file_format, out, score, model, **given_options)
     print(f"Export: {path}")

@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
@@ -16,6 +16,9 @@ from headscope import plugins
 from headscope.cli import flags
 from headscope.errors import BadInput
 from headscope.plugins import Probe
+
+if TYPE_CHECKING:
+    from headscope.study.config import Study
 
 STUDY_FILE = Annotated[
     Path | None, typer.Argument(metavar="STUDY.yaml", help="Study file; all its probes go into one run.")
@@ -85,7 +88,7 @@ def _shared_flags(probe: Probe) -> dict[str, tuple[Any, Any]]:
 def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
     """The flag of an option. It takes text, which pydantic parses and checks."""
     is_list = list in _plain_types(field.annotation)
-    spellings = [f"--{name.replace('_', '-')}"]
+    spellings = [_flag(name)]
     if is_list and name.endswith("s"):
         spellings.append(spellings[0].removesuffix("s"))
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
@@ -164,6 +167,50 @@ def _takes_only_lists(annotation: Any) -> bool:
 
 def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
     from headscope.cli import execute, print_result
+
+    try:
+        study = _read_study(probe, options, values)
+    except BadInput as error:
+        raise BadInput(_name_flags(str(error), probe, options, values)) from error
+    print_result(
+        execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"]), values["as_json"]
+    )
+
+
+FLAGS_BY_KEY = {"texts.source": "text", "texts.docs": "docs", "engine.name": "engine"}
+"""Flags of the keys of a study file whose names differ."""
+
+
+def _name_flags(message: str, probe: Probe, options: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> str:
+    """A message about the options of a study, with flags in place of its keys.
+
+    Beside a study file only flags that were typed are named so: the others may be keys of the file.
+    """
+    file = values.get("study_file") or values["config"]
+    names = {name for name, value in values.items() if not file or value not in (None, [])}
+    flag_by_key = {**FLAGS_BY_KEY, **{f"{probe.name}.{name}": name for name in options}}
+    prefix = f"study file '{file}': " if file else "study: "
+    if message.startswith(prefix):
+        body = message.removeprefix(prefix)
+        key, rest = re.fullmatch(r"([\w.]*?)(?:\.\d+)*((?::? .*)?)", body, re.DOTALL).groups()  # type: ignore[union-attr]
+        name = flag_by_key.get(key, key.removeprefix("engine."))
+        if key in (probe.name, "engine") and rest.startswith(": ") and not file:
+            message = rest.removeprefix(": ")
+        elif name in names:
+            message = f"{_flag(name)}{rest}"
+        elif not file:
+            message = body
+    quoted_values = {value for field in options.values() for value in _literal_values(field.annotation)}
+    quoted_values |= {item for value in values.values() for item in (value if isinstance(value, list) else [value])}
+    return re.sub(r"'(\w+)'", lambda m: _flag(m[1]) if m[1] in names - quoted_values else m[0], message)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> "Study":
+    """The study that the flags, and a study file, describe. Raises BadInput with one line about the first mistake."""
     from headscope.study.checkpoint_glob import expand_checkpoints
     from headscope.study.config import parse_models, read_study, refuse_texts_beside_prompt
 
@@ -206,6 +253,4 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     study = read_study(file or config, overrides)
     if values.get("limit") is not None:
         study.texts.docs = min(study.texts.docs, values["limit"])
-    print_result(
-        execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"]), values["as_json"]
-    )
+    return study

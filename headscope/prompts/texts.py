@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing, nearest
+from headscope.errors import BadInput, ResourceMissing, missing_package, nearest
 
 log = logging.getLogger(__name__)
 
@@ -357,7 +357,7 @@ def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
         return step()
     except ImportError as error:
         raise ResourceMissing(
-            f"the package for hf:{dataset} is not installed ({error}). Run pip install 'headscope[datasets]'"
+            f"hf:{dataset} needs {missing_package(error)}. Run pip install 'headscope[datasets]'"
         ) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -35,6 +35,9 @@ from headscope.runs.run_tables import RunTables
 
 SIGNIFICANT_DIGITS = 5
 """Significant digits of numbers in figures."""
+GENERATOR = b'<meta name="generator" content="headscope">'
+"""Marks a page that headscope wrote, within its first `HEAD_BYTES`."""
+HEAD_BYTES = 2000
 REASON_COLUMN = "reason"
 INTERVAL_SUFFIXES = ("_low", "_high")
 
@@ -43,14 +46,12 @@ def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     """Write the report of the combined runs to the file `out` and return its path.
 
     Raises BadInput without a run or if two runs use one label for different models, BadRun for a damaged table, and
-    CannotWrite if the file cannot be written.
+    CannotWrite if the file cannot be written. An older report is replaced; any other file is left as it is.
     """
     if not runs:
         raise BadInput("a report needs at least one run. Name a run directory")
     out = Path(out)
-    with _convert_write_errors(out):
-        if out.exists() and not out.is_file():
-            raise CannotWrite(f"cannot write {out}: it is a folder or a device. Choose another file with --out")
+    check_report_file(out)
     for run in runs:
         run.check()  # before drawing, and also the tables that no chart uses
     page = render_report(runs)
@@ -65,12 +66,28 @@ def write_report(runs: Sequence[Run], out: Path | str) -> Path:
     return out
 
 
+def check_report_file(out: Path, flag: str = "--out") -> None:
+    """Raise CannotWrite, naming the flag, if there is something other than an older report at `out`."""
+    with _convert_write_errors(out, flag):
+        if not out.exists():
+            return
+        if not out.is_file():
+            raise CannotWrite(f"cannot write {out}: it is a folder or a device. Choose another file with {flag}")
+        with out.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if head and GENERATOR not in head:
+                raise CannotWrite(
+                    f"cannot write {out}: it exists and is not a report of headscope. Choose another file with "
+                    f"{flag}, or remove it"
+                )
+
+
 @contextmanager
-def _convert_write_errors(out: Path) -> Iterator[None]:
+def _convert_write_errors(out: Path, flag: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with --out") from error
+        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with {flag}") from error
 
 
 def _title(models: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ Imports no torch, so an invalid study is reported before anything is loaded. Eve
 with its own options below it.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -25,6 +26,8 @@ from headscope import plugins, user_input
 from headscope.errors import BadInput, nearest
 from headscope.model_spec import ModelSpec
 from headscope.runs import old_names
+
+log = logging.getLogger("headscope")
 
 MAX_SEED = 2**31 - 1
 MAX_DOCUMENTS = 1_000_000
@@ -159,7 +162,7 @@ class EngineOptions(Options):
     @model_validator(mode="after")
     def _check_ray_options(self) -> "EngineOptions":
         if self.name == "plain" and (self.model_fields_set - {"name"}):
-            raise ValueError("address, workers and gpus_per_worker need the engine ray. Add --engine ray")
+            raise ValueError("'address', 'workers' and 'gpus_per_worker' need the engine ray. Set 'engine' to ray")
         return self
 
 
@@ -236,7 +239,21 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
         merged = _merge_options(content, overrides)
     except ValueError as error:
         raise BadInput(f"{source_name}: {error}") from error
-    return build_study(merged, source_name)
+    study = build_study(merged, source_name)
+    if "texts" in content:
+        _warn_of_unused_texts(study, source_name)
+    return study
+
+
+def _warn_of_unused_texts(study: Study, source_name: str) -> None:
+    """Warn if each probe that could read the documents of a study file has a prompt instead."""
+    readers = {name: o for name, o in study.probe_options.items() if "text" in plugins.requestable_probes()[name].takes}
+    if readers and all(isinstance(o, PromptOptions) and (o.prompt or o.prompt_file) for o in readers.values()):
+        log.warning(
+            "%s: 'texts' has no effect, because %s analyses a prompt instead. Remove 'texts', or the prompt",
+            source_name,
+            " and ".join(readers),
+        )
 
 
 def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study:

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -99,6 +101,21 @@ def console_progress(quiet: bool) -> Progress:
     if quiet:
         return NoProgress()
     return ProgressBar() if sys.stderr.isatty() else ProgressLines()
+
+
+@contextmanager
+def hidden_progress_bars(is_hidden: bool) -> Iterator[None]:
+    """Hide the progress bars of transformers ("Loading weights") inside the block."""
+    from transformers.utils import logging
+
+    is_hidden = is_hidden and logging.is_progress_bar_enabled()
+    if is_hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_hidden:
+            logging.enable_progress_bar()
 
 
 def _activity_text(activity: str, worker: str) -> str:

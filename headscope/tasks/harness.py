@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from headscope import user_input
-from headscope.errors import BadInput, HeadscopeError, ResourceMissing, nearest
+from headscope.errors import BadInput, HeadscopeError, ResourceMissing, missing_package, nearest
 from headscope.study.digests import digest_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
@@ -50,9 +50,7 @@ try:
     from tqdm import tqdm
     from transformers import AutoTokenizer
 except ImportError as error:
-    raise ResourceMissing(
-        f"the lm-evaluation-harness is not installed ({error}). Run pip install 'headscope[eval]'"
-    ) from error
+    raise ResourceMissing(f"tasks need {missing_package(error)}. Run pip install 'headscope[eval]'") from error
 
 log = logging.getLogger("headscope")
 TASKS_FOLDER = Path(harness_tasks.__file__).parent
@@ -332,9 +330,7 @@ def _bootstrap_standard_error(aggregate: Any, samples: list[Any]) -> float:
 def _task_error(task: str, reason: Exception) -> ResourceMissing | BadInput:
     details = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
     if isinstance(reason, ImportError):
-        return ResourceMissing(
-            f"task {task} needs a package that is not installed ({details}). Install it, or remove the task"
-        )
+        return ResourceMissing(f"task {task} needs {missing_package(reason)}. Install it, or remove the task")
     if isinstance(reason, OSError):  # no network, no such file
         return ResourceMissing(
             f"task {task} needs data that is not available ({details}). Download it, or remove the task"

@@ -74,7 +74,7 @@ class AblationOptions(MultilineOptions):
             raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")
         if self.wrong is not None and self.metric != "logit_diff":
             raise ValueError(
-                f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change metric"
+                f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change 'metric'"
             )
         return self
 
@@ -83,14 +83,16 @@ class AblationOptions(MultilineOptions):
         if "streaming" not in self.kinds and (unused := {"sink", "recent"} & self.model_fields_set):
             name = min(unused)
             raise ValueError(
-                f"'{name}' is for the kind streaming, not {self.kinds[0]}. Remove '{name}', or change kinds"
+                f"'{name}' is for the kind streaming, not {self.kinds[0]}. Remove '{name}', or change 'kinds'"
             )
         return self
 
     @model_validator(mode="after")
     def _check_draws(self) -> "AblationOptions":
         if "resample" not in self.kinds and "draws" in self.model_fields_set:
-            raise ValueError(f"'draws' is for the kind resample, not {self.kinds[0]}. Remove 'draws', or change kinds")
+            raise ValueError(
+                f"'draws' is for the kind resample, not {self.kinds[0]}. Remove 'draws', or change 'kinds'"
+            )
         if "resample" in self.kinds and self.prompt is not None:
             raise ValueError(
                 "resample takes head outputs from other prompts of a set, and there is only one prompt. Use 'pairs', "

@@ -107,22 +107,26 @@ class AdaptOptions(Options):
         if not self.phases:
             raise ValueError("no phases. Give at least one, e.g. 2048:26:4")
         if self.adapter is None and self.strategy.startswith("adarope-"):
-            raise ValueError(f"strategy {self.strategy} needs an adapter to start from. Set adapter")
+            raise ValueError(f"strategy {self.strategy} needs an adapter to start from. Set 'adapter'")
         if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
-            raise ValueError(f"strategy {self.strategy} cannot continue an adapter. Remove adapter")
+            raise ValueError(f"strategy {self.strategy} cannot continue an adapter. Remove 'adapter'")
         if self.adapter is not None and self.start is not None:
-            raise ValueError("start and adapter cannot be combined: an adapter has its own start. Remove one of them")
+            raise ValueError(
+                "'start' and 'adapter' cannot be combined: an adapter has its own start. Remove one of them"
+            )
         other = next((name for name in ("start", "adapter") if getattr(self, name) is not None), None)
         if other is not None and "factor" in self.model_fields_set:
-            raise ValueError(f"factor is for the default start and cannot be combined with {other}. Remove factor")
+            raise ValueError(
+                f"'factor' is for the default start and cannot be combined with '{other}'. Remove 'factor'"
+            )
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
-            raise ValueError(f"strategy {self.strategy} does not train positions. Remove variant {self.variant}")
+            raise ValueError(f"strategy {self.strategy} does not train positions. Remove 'variant' ({self.variant})")
         if self.strategy == "adarope" and (
             unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]
         ):
-            raise ValueError(f"strategy adarope does not train a LoRA. Remove {unused[0]}, or use another strategy")
+            raise ValueError(f"strategy adarope does not train a LoRA. Remove '{unused[0]}', or use another strategy")
         if self.adapter is not None and self.variant == "fixed-log":
-            raise ValueError("variant fixed-log resets every scale and cannot continue an adapter. Remove adapter")
+            raise ValueError("variant fixed-log resets every scale and cannot continue an adapter. Remove 'adapter'")
         return self
 
     def _differs_from_default(self, option: str) -> bool:

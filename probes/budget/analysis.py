@@ -14,6 +14,8 @@ from headscope.runs.aggregation import confidence_interval, mean_losses, plain_t
 from headscope.runs.run_tables import RunTables
 from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS, TASKS
 
+LOWER_IS_BETTER = " (lower is better)"
+"""End of the name of such a metric."""
 CURVE_KEYS = ["model", "context_length", "order"]
 
 
@@ -50,7 +52,7 @@ def task_scores(run: RunTables) -> pd.DataFrame:
 def _metric_names(rows: pd.DataFrame) -> pd.Series:
     """The name of each row's task and metric: "arc_easy acc", with a filter and the direction where they matter."""
     filters = rows["filter"].where(rows["filter"] != "none", "").radd(" ").str.rstrip()
-    lower = np.where(rows["higher_is_better"], "", " (lower is better)")
+    lower = np.where(rows["higher_is_better"], "", LOWER_IS_BETTER)
     return rows["task"] + " " + rows["metric"] + filters + lower
 
 

@@ -8,10 +8,18 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Overview, Term
 from headscope.report.text import format_percent
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge_below, plain_types
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge, judge_below, plain_types
 from headscope.runs.run import Run
 from probes.budget import PROBE
-from probes.budget.analysis import answer_changes, best_order, cache_sizes, complete_curve, summaries, task_scores
+from probes.budget.analysis import (
+    LOWER_IS_BETTER,
+    answer_changes,
+    best_order,
+    cache_sizes,
+    complete_curve,
+    summaries,
+    task_scores,
+)
 from probes.budget.labels import describe_window, format_bytes, format_interval, order_label
 from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS, TASKS
 
@@ -130,7 +138,9 @@ def _answer_findings(run: Run) -> Iterator[Finding]:
 
 
 def _task_findings(run: Run) -> Iterator[Finding]:
-    """Scores on tasks without streaming and with half of the KV groups streaming, in each order."""
+    """Scores on tasks without streaming and with half of the KV groups streaming: in each order, and the verdict on
+    the order whose loss rises least."""
+    losses = run.derived(summaries)
     groups: Any = task_scores(run).groupby(["model", "task"], sort=False)
     for (model, task), block in groups:
         whole, changes, share, count = _scores_at_half(block, "document", "{:.3f}".format)
@@ -140,6 +150,29 @@ def _task_findings(run: Run) -> Iterator[Finding]:
             f"of the KV groups stream, by order: {changes}. In parentheses: 95 % confidence intervals over documents.",
             model,
         )
+        of_model = losses[losses["model"] == model]
+        best = best_order(of_model[of_model["context_length"] == of_model["context_length"].max()])["order"]
+        yield from _task_verdict(model, task, best, complete_curve(block).xs(best, level="order"), share)
+
+
+def _task_verdict(model: str, task: str, order: str, scores: pd.DataFrame, share: float) -> Iterator[Finding]:
+    """Whether streaming worsens the score of a task, paired by document; nothing if too few documents give no interval.
+
+    The loss on other texts selects the order, so the scores that are judged do not.
+    """
+    changes = (scores[share] - scores[0.0]).to_numpy()
+    (low,), (high,) = confidence_interval(changes[None])
+    if np.isnan(low):
+        return
+    judge_worse = judge if task.endswith(LOWER_IS_BETTER) else judge_below
+    text = (
+        f"{model}, {task}: streaming {format_percent(share)} of the KV groups ({order_label(order)}) worsens the "
+        f"score: {judge_worse(low, high)}. It changes by {changes.mean():+.3f} ({low:+.3f} to {high:+.3f}, "
+        f"{len(changes)} documents)."
+    )
+    yield Finding(
+        PROBE.title, text, model, data=FindingData(float(changes.mean()), float(low), float(high), len(changes))
+    )
 
 
 def _scores_at_half(

@@ -93,9 +93,9 @@ class BudgetOptions(Options):
             raise ValueError("sink 0 and recent 0 leave a streaming KV group no token. Use a recent of at least 1")
         _ = self.window
         if "draws" in self.model_fields_set and RANDOM not in self.orders:
-            raise ValueError("'draws' is for the order random. Remove 'draws', or add random to orders")
+            raise ValueError("'draws' is for the order random. Remove 'draws', or add random to 'orders'")
         if "count" in self.model_fields_set and not self.prompts:
-            raise ValueError("'count' is for prompts. Remove 'count', or add prompts")
+            raise ValueError("'count' is for prompts. Remove 'count', or add 'prompts'")
         if not self.tasks and (unused := {"task_limit", "trust_task_code"} & self.model_fields_set):
             raise ValueError(f"'{min(unused)}' is for tasks. Remove '{min(unused)}', or add tasks")
         return self

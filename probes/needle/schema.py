@@ -85,17 +85,19 @@ class NeedleOptions(Options):
     @model_validator(mode="after")
     def _check_combinations(self) -> "NeedleOptions":
         if self.file is not None and self.kind != "literal":
-            raise ValueError("kind selects built-in needles and cannot be combined with a file. Remove kind or file")
+            raise ValueError(
+                "'kind' selects built-in needles and cannot be combined with a file. Remove 'kind' or 'file'"
+            )
         if self.mode == "wu" and (self.kind != "literal" or self.attribution):
             raise ValueError("mode wu supports only copies of literal needles. Use mode strict")
         if self.ablate_top and min(self.ablate_top) < 1:
-            raise ValueError(f"ablate_top {min(self.ablate_top)} ablates no head. Use at least 1")
+            raise ValueError(f"'ablate_top' {min(self.ablate_top)} ablates no head. Use at least 1")
         if self.ablate_top and self.needles < 2:
-            raise ValueError("ablate_top ranks heads on half of the needles. Use at least 2 needles")
+            raise ValueError("'ablate_top' ranks heads on half of the needles. Use at least 2 needles")
         if self.ablate_top and self.mode == "wu":
-            raise ValueError("ablate_top needs mode strict. Remove ablate_top or mode wu")
+            raise ValueError("'ablate_top' needs mode strict. Remove 'ablate_top' or mode wu")
         if self.rank_by == "attribution" and not self.attribution:
-            raise ValueError("rank_by 'attribution' needs the attribution table. Add attribution: true")
+            raise ValueError("'rank_by' is attribution, which is not measured. Set 'attribution' to true")
         if not self.ablation:
             raise ValueError("ablation has no value. Use zero, mean or both")
         return self
