@@ -1,4 +1,4 @@
-"""Who may import whom: the bans that carry the design, and the order of the house."""
+"""Which module may import which."""
 
 import subprocess
 import sys
@@ -182,3 +182,15 @@ def test_probes_import_no_other_probe() -> None:
 @pytest.mark.slow
 def test_importing_every_module_needs_no_transformer_lens() -> None:
     assert "transformer_lens" not in loaded_by(*(module(file) for file in files(*PACKAGES)))
+
+
+def test_no_test_module_imports_another() -> None:
+    imports_of_tests = {
+        file.name: [
+            line
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if line.startswith(("from test_", "import test_"))
+        ]
+        for file in (ROOT / "tests").glob("test_*.py")
+    }
+    assert not {name: lines for name, lines in imports_of_tests.items() if lines}

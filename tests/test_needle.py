@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import families, naive_needle
 from support.planted_needle import FACT, planted_model, read_tokens, run_needle_probe, words, write_needle_files
+from support.tiny_studies import contents
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
@@ -115,10 +116,6 @@ def test_recall_counts_words_with_repeats() -> None:
 
 
 # Sharing, resuming, repeating -----------------------------------------------------------------------------------------
-
-
-def contents(run: Run) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(run.path.glob("*.parquet"))}
 
 
 def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from support import families
 from support.naive_attribution import head_contributions
 from support.planted_needle import planted_model, run_needle_probe, words, write_needle_files
-from test_needle import contents
+from support.tiny_studies import contents
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support import families
-from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenizer
+from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
 from headscope.bench.timing import time_calls
@@ -28,22 +28,10 @@ from probes.patching import analysis, bench, findings, plots, report
 from probes.patching.run import select_units
 from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
 
-PAIRS = [
-    {
-        "name": f"pair {number}",
-        "clean": f"w1 w{number + 10} w3 w{number + 20} w4",
-        "corrupted": f"w1 w{number + 40} w3 w{number + 50} w4",
-        "answer": f" w{number + 60}",
-        "wrong": f" w{number + 70}",
-        "group": "even" if number % 2 == 0 else "odd",
-    }
-    for number in range(4)
-]
 SPANS = {"spans": {"subject": "w10"}}
 SUBJEKT = ("--positions", "subjekt")
 SUBJECT_AT_END = ("--positions", "subject", "--align", "end")
 SELECTION = {"top": 2, "random": 2}
-SAME = {**PAIRS[0], "name": "same", "corrupted": PAIRS[0]["clean"]}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts are equal."""
     folder = tmp_path_factory.mktemp("patching")
     save_checkpoint(folder / "tiny")
-    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME])))
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME_PAIR])))
     return folder
 
 

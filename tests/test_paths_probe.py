@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenizer
-from test_patching_probe import PAIRS, SAME
+from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
@@ -36,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> FilePath:
     """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts are equal."""
     folder = tmp_path_factory.mktemp("paths")
     save_checkpoint(folder / "tiny")
-    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME])))
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME_PAIR])))
     return folder
 
 
@@ -180,7 +179,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
     folder: FilePath, tmp_path: FilePath
 ) -> None:
-    (tmp_path / "same.jsonl").write_text(json.dumps(SAME))
+    (tmp_path / "same.jsonl").write_text(json.dumps(SAME_PAIR))
     section = {"pairs": [str(tmp_path / "same.jsonl")], "top": 2, "random": 0}
     run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
     assert validate(run) == []

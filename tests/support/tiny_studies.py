@@ -17,6 +17,21 @@ LENGTHS = [24, 40]
 WORDS = [*(f"w{n}" for n in range(122)), "w1.", "w2.", "w3."]
 """Three of them end a sentence."""
 
+PAIRS = [
+    {
+        "name": f"pair {number}",
+        "clean": f"w1 w{number + 10} w3 w{number + 20} w4",
+        "corrupted": f"w1 w{number + 40} w3 w{number + 50} w4",
+        "answer": f" w{number + 60}",
+        "wrong": f" w{number + 70}",
+        "group": "even" if number % 2 == 0 else "odd",
+    }
+    for number in range(4)
+]
+"""Pairs of prompts that differ at two tokens."""
+SAME_PAIR = {**PAIRS[0], "name": "same", "corrupted": PAIRS[0]["clean"]}
+"""A pair whose metric does not differ between its prompts."""
+
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer with one token per word of `WORDS`."""
