@@ -96,20 +96,18 @@ def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_o
         app = create_app(path, models, read_only).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
-            f"headscope shows {_describe_shown(app.config['RUN_STORE'])}\n"
+            f"headscope shows {_describe_opened_run(app.config['RUN_STORE'])}\n"
             f"Open http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",
             flush=True,
         )
         server.serve_forever()
 
 
-def _describe_shown(store: RunStore) -> str:
-    """What the app opens on, and where to find the other runs of the folder."""
-    first, *others = [*store.readable_names()] or [""]
-    shown = store.default_run or first
-    if not others:
-        return str(store.folder / shown)
-    return f"{store.folder / shown}; {len(others)} more under 'Combined runs'"
+def _describe_opened_run(store: RunStore) -> str:
+    """The run that the app shows first, and the number of other runs in the folder."""
+    newest, *other_runs = [*store.readable_names()] or [""]
+    folder = str(store.folder / (store.default_run or newest))
+    return f"{folder}; {len(other_runs)} more under 'Combined runs'" if other_runs else folder
 
 
 def _register_page_callbacks(app: Dash) -> None:

@@ -75,7 +75,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     """
     from headscope.positions.model import load
     from headscope.study.config import build_study, refuse_texts_beside_prompt
-    from headscope.study.progress import console_progress, hidden_progress_bars
+    from headscope.study.progress import console_progress, hide_progress_bars
     from headscope.study.runner import run_study as execute
 
     probe = plugins.probes()[probe_name]
@@ -87,7 +87,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
         refuse_texts_beside_prompt(plugins.load_part(probe, "options"), keywords, changed)
-    with hidden_progress_bars(quiet):
+    with hide_progress_bars(quiet):
         in_memory_models = {}
         if {"models", "model"} & set(probe.takes):
             if model is None:

@@ -66,7 +66,7 @@ def first_line(error: Exception) -> str:
 
 
 def missing_package(error: ImportError) -> str:
-    """The package that an import lacks, as the object of a sentence; the error itself if it names none."""
-    if error.name:
+    """Name the package that an import failed on, as the object of a sentence such as "tasks need ..."."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
         return f"the package {error.name.partition('.')[0]}, which is not installed"
-    return f"a package that is not installed ({' '.join(str(error).split())[:250]})"
+    return f"a package that cannot be imported ({first_line(error)[:250]})"

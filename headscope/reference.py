@@ -17,6 +17,7 @@ import headscope
 from headscope import plugins
 from headscope.api import SHARED_KEYWORDS, keyword_fields
 from headscope.cli.app import ProbeCommand, app
+from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
 from headscope.report.blocks import Term
 from headscope.runs.column_metadata import capitalise, roles, statistics
@@ -131,10 +132,12 @@ def _commands() -> list[str]:
         rows = ["| option | meaning |", "|---|---|"]
         for parameter in command.params:
             argument = parameter.param_type_name == "argument"
-            flag = (parameter.metavar or parameter.name.upper()) if argument else ", ".join(parameter.opts)
+            positional = f"{parameter.metavar or parameter.name.upper()}{'...' if parameter.nargs != 1 else ''}"
+            flag = positional if argument else ", ".join(parameter.opts)
             help_text, metavar = getattr(parameter, "help", "") or "", parameter.metavar or ""
-            if not argument and "|" in metavar:
-                help_text += f" Choices: {', '.join(metavar.split('|'))}."
+            values = metavar.split("|")
+            if not argument and len(values) > 1 and not {*TYPE_NAMES.values()} & {*values}:
+                help_text += f" Choices: {', '.join(values)}."
             rows.append(f"| `{flag}` | {_plain(help_text)} |")
         parts.append(f"### headscope {name}\n\n{_plain(inspect.cleandoc(command.help or ''))}\n\n" + "\n".join(rows))
     return parts

@@ -301,7 +301,7 @@ def test_findings_give_the_change_of_a_task_with_its_interval_over_documents(tas
     assert "of the KV groups stream, by order: random order" in text
     assert "95 % confidence intervals over documents" in text
     verdict = next(text for text in task_run[0].findings()["text"] if text.startswith("base, colours acc: streaming"))
-    assert "streaming 50 % of the KV groups (random order) worsens the score: " in verdict
+    assert "streaming 50 % of the KV groups (random order) makes the score worse: " in verdict
     assert validate(task_run[0]) == []
 
 
@@ -325,7 +325,10 @@ def test_the_verdict_on_a_task_follows_the_interval_of_paired_differences(
     assert finding.data is not None
     assert (finding.data.value, finding.data.low, finding.data.high) == pytest.approx((changes.mean(), low, high))
     assert finding.data.n == 6
-    assert f"worsens the score: {verdict}. It changes by {changes.mean():+.3f}" in finding.text
+    assert (
+        f"makes the score worse: {verdict}. The score changes by {changes.mean():+.3f} (95 % confidence interval"
+        in finding.text
+    )
     assert list(findings._task_verdict("base", task, "random", scores[:2], 0.5)) == []
 
 

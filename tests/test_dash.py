@@ -13,7 +13,7 @@ from dash import dcc, html
 from support.example_probes import BROKEN, LATE, PROBE
 
 from dashboards import export
-from dashboards.app import _describe_shown, create_app
+from dashboards.app import _describe_opened_run, create_app
 from dashboards.controls import RANK_LINE_OPTIONS, build_controls
 from dashboards.layout import all_pages, browser_state, page_shell, resolve_url
 from dashboards.lazy_loading import RenderedPage, rendered_page
@@ -411,7 +411,7 @@ def test_a_given_run_is_shown_first_and_existing_newer_runs_are_not_offered(tmp_
             assert run.name == name
             assert not with_class(build_controls(page, run, view), "newer-run")
             assert len(current_store().list_runs()) == 2
-            assert _describe_shown(current_store()) == f"{tmp_path / name}; 1 more under 'Combined runs'"
+            assert _describe_opened_run(current_store()) == f"{tmp_path / name}; 1 more under 'Combined runs'"
 
 
 def test_the_exported_table_of_heads_is_sorted_and_filtered_as_in_the_browser(run: Run):

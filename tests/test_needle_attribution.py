@@ -405,7 +405,7 @@ def test_indirect_needles_share_no_content_word_with_their_questions() -> None:
     [
         ({"ablate_top": [0]}, "'ablate_top' 0 ablates no head"),
         ({"ablate_top": [1], "needles": 1}, "at least 2 needles"),
-        ({"rank_by": "attribution"}, "Set 'attribution' to true"),
+        ({"rank_by": "attribution"}, "Add --attribution, or attribution: true"),
         ({"depths": [0.5, 0.50001]}, "closer than 0.0001"),
         ({"mode": "wu", "kind": "both"}, "mode wu supports only copies of literal needles"),
         ({"mode": "wu", "attribution": True}, "mode wu supports only copies of literal needles"),

@@ -271,7 +271,7 @@ def test_the_command_exports_and_refuses_in_one_line(headscope: Any, tmp_path: P
     assert err.count("\n") == 1
     code, _, err = headscope("export", "runs/a", "runs/b", *options, "--out", tmp_path / "q")
     assert code == 2
-    assert err == "headscope: export takes one run: 2 are named, runs/a, runs/b. Choose one\n"
+    assert err == "headscope: export takes one run, not 2: runs/a, runs/b. Give one of them\n"
 
 
 # Imported scores in a run ------------------------------------------------------------------------------------------

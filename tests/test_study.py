@@ -159,8 +159,8 @@ def test_another_seed_gives_other_numbers(study_run: Run, folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("probes", "unused"),
     [
-        ("patterns: {prompt: a b}", "patterns analyses a prompt instead"),
-        ("measure: {prompt: a b}\nattribution: {prompt: c d}", "measure and attribution"),
+        ("patterns: {prompt: a b}", "has a prompt (patterns)"),
+        ("measure: {prompt: a b}\nattribution: {prompt: c d}", "has a prompt (measure, attribution)"),
         ("measure: {lengths: [64]}\npatterns: {prompt: a b}", ""),
     ],
 )

@@ -67,19 +67,19 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
 
 def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """The roles as badges, links to the neighbours, and what the probes show first."""
-    if held_roles := head_roles(run, model, layer, head):
+    if assigned_roles := head_roles(run, model, layer, head):
         yield Badges(
             [
                 Link(
                     f"{role.name} {statistic(role.statistic_name).format_number(role.value)}",
                     query_link(HEADS_PATH, role=role.name),
                 )
-                for role in held_roles
+                for role in assigned_roles
             ],
             [
                 f"{capitalise(roles()[role.name].meaning)}. {capitalise(statistic(role.statistic_name).label)}, rank "
                 f"{role.rank} of {role.heads} heads."
-                for role in held_roles
+                for role in assigned_roles
             ],
         )
     yield _neighbour_links(run, layer, head)

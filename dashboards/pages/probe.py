@@ -115,5 +115,5 @@ def has_tables(probe: Probe, run: Run) -> bool:
 
 
 def _missing_tables_page(probe: Probe) -> PageContent:
-    text = TextBlock(["These runs have no table of this probe. Measure one with:"], command=probe.command_line)
+    text = TextBlock(["These runs have no results of this probe. Create them with:"], command=probe.command_line)
     return PageContent(probe.title, probe.summary, {"": [text]})

@@ -76,7 +76,7 @@ app = typer.Typer(
     name="headscope",
     cls=Commands,
     help="A microscope for the attention heads of language models.",
-    epilog="Start with: headscope demo",
+    epilog="Start with: headscope demo. Options of a command: headscope COMMAND --help. Version: headscope --version",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -151,9 +151,9 @@ def dash(
     """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints, your own prompts.
 
     Local only: it listens on this machine and makes no network requests. New runs appear by themselves. With --model,
-    the page Playground runs these models on prompts that you type. A folder opens with its newest run: choose another
-    one, or several to compare, under "Combined runs". The app writes only what you keep: prompts of the
-    playground as runs, and notes and tags in the folders of runs.
+    the page Playground runs these models on prompts that you type. The app first shows the newest run of a folder. To
+    see another one, or to compare several, choose them under "Combined runs". The app writes only what you keep:
+    prompts of the playground as runs, and notes and tags in the folders of runs.
     """
     path = user_input.expand_path(directory, "directory")
     if not path.is_dir():
@@ -192,7 +192,7 @@ def report(
 
 @app.command(cls=GroupedCommand)
 def join(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run directories.")],
     out: Out = Path("runs"),
     name: Annotated[str, typer.Option("--name", help="Name appended to the run directory.")] = "joined",
 ) -> None:

@@ -9,7 +9,7 @@ from headscope.errors import BadInput
 
 
 def export(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directory.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="One run directory.")],
     file_format: Annotated[
         str,
         typer.Option(
@@ -61,7 +61,7 @@ def export(
     [bold]headscope export runs/RUN --format duo --score retrieval --model base --out pattern[/bold]
     """
     if len(runs) > 1:
-        raise BadInput(f"export takes one run: {len(runs)} are named, {', '.join(map(str, runs))}. Choose one")
+        raise BadInput(f"export takes one run, not {len(runs)}: {', '.join(map(str, runs))}. Give one of them")
     from headscope.runs.run import Run
 
     options = {"reduction": reduction, "sink": sink, "recent": recent, "share": share, "top": top}

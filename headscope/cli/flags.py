@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from typer._click.core import Context
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
@@ -105,11 +105,21 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the same study 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
-COMMON = {
+COMMON = {"resume", "as_json", "quiet", "help"}
+"""Names of the parameters in the help group "Common options"."""
+COMMON_IN_STUDIES = {
     *("name", "out", "config", "device", "dtype", "seed", "engine", "address", "workers", "gpus_per_worker"),
-    *("resume", "as_json", "quiet", "help"),
 }
-"""Names of the parameters that mean the same in every command."""
+"""Further ones, in commands that measure."""
+TYPE_NAMES = {
+    "str": "TEXT",
+    "list[str]": "TEXT",
+    "path": "PATH",
+    "int": "INTEGER",
+    "int range": "INTEGER",
+    "float": "NUMBER",
+}
+"""Type names in the help, by the names that typer has for them."""
 
 
 class GroupedCommand(TyperCommand):
@@ -117,9 +127,11 @@ class GroupedCommand(TyperCommand):
 
     def get_params(self, ctx: Context) -> list[Any]:
         params = super().get_params(ctx)
+        is_study = any(param.name == "resume" for param in params)
         for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-            if param.name in COMMON:
+            if isinstance(param, TyperOption):
+                value_type = param.display_type(ctx).strip("<>")
+                param.metavar = "" if param.is_flag else param.metavar or TYPE_NAMES.get(value_type)
+            if param.name in (COMMON | COMMON_IN_STUDIES if is_study else COMMON):
                 param.rich_help_panel = "Common options"  # type: ignore[attr-defined]  # of options and arguments
         return params

@@ -112,6 +112,8 @@ def _default_text(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if default is None or field.is_required():
         return ""
+    if isinstance(default, bool):
+        return " [default: on]" if default else " [default: off]"
     items = default if isinstance(default, list) else [default]
     return f" [default: {','.join(map(str, items)) or 'none'}]"
 
@@ -171,7 +173,7 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     try:
         study = _read_study(probe, options, values)
     except BadInput as error:
-        raise BadInput(_name_flags(str(error), probe, options, values)) from error
+        raise BadInput(_replace_keys_with_flags(str(error), probe, options, values)) from error
     print_result(
         execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"]), values["as_json"]
     )
@@ -181,7 +183,9 @@ FLAGS_BY_KEY = {"texts.source": "text", "texts.docs": "docs", "engine.name": "en
 """Flags of the keys of a study file whose names differ."""
 
 
-def _name_flags(message: str, probe: Probe, options: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> str:
+def _replace_keys_with_flags(
+    message: str, probe: Probe, options: Mapping[str, FieldInfo], values: Mapping[str, Any]
+) -> str:
     """A message about the options of a study, with flags in place of its keys.
 
     Beside a study file only flags that were typed are named so: the others may be keys of the file.

@@ -278,10 +278,10 @@ def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
 
 def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
     """One sentence with the strongest role of a head under a model, and its other roles."""
-    held_roles = head_roles(run, model, layer, head)
-    if not held_roles:
+    assigned_roles = head_roles(run, model, layer, head)
+    if not assigned_roles:
         return f"None of the measured roles under {model}." if measured_roles(run.heads) else ""
-    role, *weaker_roles = held_roles
+    role, *weaker_roles = assigned_roles
     stat = statistic(role.statistic_name)
     also = f"; also {join_words([weaker.name for weaker in weaker_roles])}" if weaker_roles else ""
     return (

@@ -57,7 +57,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     template = template_environment().get_template("site_page.html.jinja")
     root = "../" * site_page.path.count("/")
     figures: dict[Markup, int] = {}
-    encoded: dict[int, Markup] = {}  # by identity: several models may show one figure
+    json_by_figure_id: dict[int, Markup] = {}  # by identity: several models may show one figure
     contents = list(site_page.content_by_model.values())
     headings = dict.fromkeys(heading for content in contents for heading in content.sections)
     introductions = [
@@ -67,7 +67,7 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
     sections = {"": _merge_models(introductions)} if any(introductions) else {}
     for heading in headings:
         blocks = [
-            [_block_html(block, figures, encoded, root) for block in content.sections.get(heading, ())]
+            [_block_html(block, figures, json_by_figure_id, root) for block in content.sections.get(heading, ())]
             for content in contents
         ]
         sections[heading] = sections.get(heading, {}) | _merge_models(blocks)
@@ -98,10 +98,14 @@ def _merge_models(blocks_by_model: Sequence[Sequence[Markup]]) -> dict[Markup, s
     }
 
 
-def _block_html(block: Block, figure_indices: dict[Markup, int], encoded: dict[int, Markup], root: str) -> Markup:
+def _block_html(
+    block: Block, figure_indices: dict[Markup, int], json_by_figure_id: dict[int, Markup], root: str
+) -> Markup:
     index = 0
     if isinstance(block, Chart):
-        text = encoded.get(id(block.figure)) or encoded.setdefault(id(block.figure), _figure_json(block.figure))
+        text = json_by_figure_id.get(id(block.figure)) or json_by_figure_id.setdefault(
+            id(block.figure), _figure_json(block.figure)
+        )
         index = figure_indices.setdefault(text, len(figure_indices))
     html: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, index, root)  # type: ignore[attr-defined]
     return html

@@ -58,10 +58,10 @@ def _roles_by_head(run: Run) -> dict[tuple[str, int, int], list[HeadRole]]:
             with_role = heads_with_role(heads, name)
             members = heads.loc[with_role, ["layer", "head"]].assign(value=values, rank=ranks)
             for layer, head, value, rank in members.itertuples(index=False, name=None):
-                held_role = HeadRole(name, role.order_by, value, int(rank), measured)
-                roles_by_head.setdefault((str(model), layer, head), []).append(held_role)
-    for held_roles in roles_by_head.values():
-        held_roles.sort(key=lambda role: (role.rank, -role.value))
+                assigned_role = HeadRole(name, role.order_by, value, int(rank), measured)
+                roles_by_head.setdefault((str(model), layer, head), []).append(assigned_role)
+    for assigned_roles in roles_by_head.values():
+        assigned_roles.sort(key=lambda role: (role.rank, -role.value))
     return roles_by_head
 
 

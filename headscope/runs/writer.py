@@ -1,8 +1,8 @@
 """Writes a run cell by cell and commits it by one rename.
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished cell. The
-file of a cell is one line, then its tables one after the other. The line is the sha256 of its rest and, as JSON, the
-length in bytes and the sha256 of each table.
+first line of that file holds the sha256 of the JSON that follows, a space, and that JSON: for each table its length in
+bytes and its sha256. The tables follow as Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
@@ -160,18 +160,18 @@ class RunWriter:
         """Whether this cell is stored. Raises BadRun if it is damaged."""
         cell = self._cell(cell_id)
         if cell.exists():
-            for part in _stored_parts(cell).values():
+            for part in _stored_tables(cell).values():
                 part.read()
         return cell.exists()
 
     def read_stored(self, cell_id: str, table: str) -> pd.DataFrame:
         """The rows that a finished cell added to a table. Raises BadRun if they are missing or damaged."""
-        frame: pd.DataFrame = _stored_parts(self._cell(cell_id))[table].read_table().to_pandas()
+        frame: pd.DataFrame = _stored_tables(self._cell(cell_id))[table].read_table().to_pandas()
         return frame
 
     def stored_tables(self, cell_id: str) -> list[str]:
         """Names of the tables that a finished cell added rows to."""
-        return [*_stored_parts(self._cell(cell_id))]
+        return [*_stored_tables(self._cell(cell_id))]
 
     def size(self, cell_id: str) -> int:
         """Size of a finished cell in bytes."""
@@ -218,7 +218,7 @@ class RunWriter:
 
     def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
         facts = {}
-        parts_of_cells = [_stored_parts(cell) for cell in cells]
+        parts_of_cells = [_stored_tables(cell) for cell in cells]
         for name, table in all_tables().items():
             parts = [parts[name] for parts in parts_of_cells if name in parts]
             if parts:
@@ -330,7 +330,7 @@ def _free_start(partial: Path) -> str:
 
 
 @dataclass(frozen=True)
-class StoredPart:
+class StoredTable:
     """One table in the file of a finished cell."""
 
     file: Path
@@ -357,7 +357,7 @@ class StoredPart:
         return arrow.from_bytes(self.read())
 
 
-def _stored_parts(cell: Path) -> dict[str, StoredPart]:
+def _stored_tables(cell: Path) -> dict[str, StoredTable]:
     """The tables of a finished cell, by name. Raises BadRun if the first line of its file is damaged."""
     try:
         with cell.open("rb") as stream:
@@ -366,10 +366,12 @@ def _stored_parts(cell: Path) -> dict[str, StoredPart]:
         raise BadRun(f"{cell} is damaged: {error.strerror}. {_repair_advice(cell)}") from error
     digest, _, header = line.rstrip(b"\n").partition(b" ")
     if _digest(header).encode() != digest:
-        raise BadRun(f"{cell} is damaged: its first line has another sha256. {_repair_advice(cell)}")
+        raise BadRun(
+            f"{cell} is damaged: the sha256 of its first line differs from the recorded one. {_repair_advice(cell)}"
+        )
     parts, offset = {}, len(line)
     for name, (length, table_digest) in json.loads(header).items():
-        parts[name] = StoredPart(cell, offset, length, table_digest)
+        parts[name] = StoredTable(cell, offset, length, table_digest)
         offset += length
     return parts
 

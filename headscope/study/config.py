@@ -250,9 +250,9 @@ def _warn_of_unused_texts(study: Study, source_name: str) -> None:
     readers = {name: o for name, o in study.probe_options.items() if "text" in plugins.requestable_probes()[name].takes}
     if readers and all(isinstance(o, PromptOptions) and (o.prompt or o.prompt_file) for o in readers.values()):
         log.warning(
-            "%s: 'texts' has no effect, because %s analyses a prompt instead. Remove 'texts', or the prompt",
+            "%s: 'texts' has no effect: every probe that could read it has a prompt (%s). Remove 'texts', or prompts",
             source_name,
-            " and ".join(readers),
+            ", ".join(readers),
         )
 
 

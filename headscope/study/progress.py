@@ -104,17 +104,17 @@ def console_progress(quiet: bool) -> Progress:
 
 
 @contextmanager
-def hidden_progress_bars(is_hidden: bool) -> Iterator[None]:
+def hide_progress_bars(is_hidden: bool) -> Iterator[None]:
     """Hide the progress bars of transformers ("Loading weights") inside the block."""
     from transformers.utils import logging
 
-    is_hidden = is_hidden and logging.is_progress_bar_enabled()
-    if is_hidden:
+    must_restore = is_hidden and logging.is_progress_bar_enabled()
+    if must_restore:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        if is_hidden:
+        if must_restore:
             logging.enable_progress_bar()
 
 

@@ -156,9 +156,10 @@ def _task_findings(run: Run) -> Iterator[Finding]:
 
 
 def _task_verdict(model: str, task: str, order: str, scores: pd.DataFrame, share: float) -> Iterator[Finding]:
-    """Whether streaming worsens the score of a task, paired by document; nothing if too few documents give no interval.
+    """Whether streaming worsens the score of a task, paired by document; nothing if there are too few documents for an
+    interval.
 
-    The loss on other texts selects the order, so the scores that are judged do not.
+    The order is selected by the loss on documents, not by the scores that are judged here.
     """
     changes = (scores[share] - scores[0.0]).to_numpy()
     (low,), (high,) = confidence_interval(changes[None])
@@ -166,9 +167,9 @@ def _task_verdict(model: str, task: str, order: str, scores: pd.DataFrame, share
         return
     judge_worse = judge if task.endswith(LOWER_IS_BETTER) else judge_below
     text = (
-        f"{model}, {task}: streaming {format_percent(share)} of the KV groups ({order_label(order)}) worsens the "
-        f"score: {judge_worse(low, high)}. It changes by {changes.mean():+.3f} ({low:+.3f} to {high:+.3f}, "
-        f"{len(changes)} documents)."
+        f"{model}, {task}: streaming {format_percent(share)} of the KV groups ({order_label(order)}) makes the "
+        f"score worse: {judge_worse(low, high)}. The score changes by {changes.mean():+.3f} (95 % confidence interval "
+        f"{low:+.3f} to {high:+.3f}, n = {len(changes)})."
     )
     yield Finding(
         PROBE.title, text, model, data=FindingData(float(changes.mean()), float(low), float(high), len(changes))

@@ -6,7 +6,7 @@ PROBE = Probe(
     name="circuits",
     title="Circuits",
     tab="Circuits",
-    summary="Read heads' weights: OV copying, QK logits with rotation, composition between heads, QK attribution.",
+    summary="Analyse heads' weights: OV copying, QK logits with rotation, composition between heads, QK attribution.",
     order=27,
     example="headscope circuits --model base=smollm2-135m --tokens king,queen --heads L5H3",
     options="probes.circuits.schema:CircuitsOptions",

@@ -33,7 +33,12 @@ class NeedleOptions(Options):
         None,
         description="your own needles as JSON lines: name, question, opening, fact; and cue for paraphrased questions",
     )
-    seeds: int = Field(1, ge=1, le=10_000, description="number of haystacks, which are documents of the text source")
+    seeds: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        description="number of haystacks, which are documents of the text source; not the random seed",
+    )
     mode: Literal["strict", "wu"] = Field(
         "strict",
         description="rule for counting copied tokens: strict (top key inside the needle), or as in Wu et al.'s code",
@@ -97,7 +102,10 @@ class NeedleOptions(Options):
         if self.ablate_top and self.mode == "wu":
             raise ValueError("'ablate_top' needs mode strict. Remove 'ablate_top' or mode wu")
         if self.rank_by == "attribution" and not self.attribution:
-            raise ValueError("'rank_by' is attribution, which is not measured. Set 'attribution' to true")
+            raise ValueError(
+                "heads can be ranked by attribution only if it is measured. Add --attribution, or attribution: "
+                "true in a study file"
+            )
         if not self.ablation:
             raise ValueError("ablation has no value. Use zero, mean or both")
         return self

@@ -242,6 +242,6 @@ def adjusted_p_values(p: pd.Series) -> pd.Series:
     from scipy.stats import false_discovery_control  # takes a second to import
 
     measured = p.dropna()
-    # The NaN count as p = 1. They multiply the p-values of the others and change them in no other way.
+    # Units without a p-value count as tests with p = 1: they scale the other adjusted p-values and do nothing else.
     adjusted = np.minimum(false_discovery_control(measured) * (len(p) / len(measured)), 1)
     return pd.Series(adjusted, measured.index).reindex(p.index)

@@ -22,7 +22,7 @@ PATH_COLUMNS = [column.name for column in PATH_KEYS]
 *PLACES, _ = PATH_COLUMNS
 """The layers and heads of a path; its last column is `through`."""
 MAX_PLACES = 1 << 15
-"""More than there are layers or heads: they are stored in 16 bits."""
+"""Upper bound of layer and head numbers, which are stored in 16 bits."""
 SORTED_THROUGH = sorted(THROUGH)
 SweepKey = tuple[str, str, str, str, str]
 """(model, prompts, metric, direction, norms)."""
@@ -104,7 +104,7 @@ def _estimates(rows: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def _path_numbers(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """A number per path, in the order of the path's columns."""
+    """Encode each path as one integer. The integers sort like the columns of the paths."""
     numbers = np.zeros(len(rows), np.int64)
     for name in PLACES:
         numbers = numbers * MAX_PLACES + rows[name].to_numpy(np.int64) - LOGITS
