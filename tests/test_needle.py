@@ -133,6 +133,13 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
     assert contents(run_needle_probe(needle_folder, tiny(), "again", **grid)) == contents(shared)
 
 
+def test_the_haystacks_of_every_model_are_recorded_also_where_models_share_a_tokenizer(needle_folder: Path) -> None:
+    model = tiny()
+    run = run_needle_probe(needle_folder, {"a": model, "b": model}, "two", needles=1, seeds=1, lengths=[60], depths=1)
+    inputs = run.manifest["inputs"]
+    assert inputs["the haystacks of 'a'"] == inputs["the haystacks of 'b'"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict", "wu"])
 def test_an_interrupted_run_resumes_to_the_same_bytes(

@@ -100,7 +100,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "needles": other_needle,
 }
 MESSAGES = {
-    ("needle", "texts"): "the haystacks of 'base' changed",
+    ("needle", "texts"): "the haystacks of 'base' and the haystacks of 'learned' changed",
     ("adapt", "texts"): "the texts of 24 tokens of 'base' and the training texts changed",
     ("needle", "needles"): "the needles changed",
 }

@@ -55,13 +55,9 @@ class NeedleGrid:
     _has_warned: bool = False
     _prepared: dict[int, tuple[list[Haystack], list[NeedlePromptBuilder]]] = field(default_factory=dict)
 
-    def is_prepared(self, tokenizer: Any) -> bool:
-        """Whether haystacks and needles have been tokenised with this tokenizer."""
-        return id(tokenizer) in self._prepared
-
     def prepare(self, tokenizer: Any) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
         """Haystacks and prompt builders, one per needle, in the tokens of this tokenizer."""
-        if not self.is_prepared(tokenizer):
+        if id(tokenizer) not in self._prepared:
             haystacks = load_haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
             builders = [NeedlePromptBuilder(needle, tokenizer, self.template) for needle in self.needles]
             self._prepared[id(tokenizer)] = (haystacks, builders)

@@ -215,12 +215,11 @@ class NeedleRunner:
 
     def _prepare(self, label: str) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
         """Haystacks and needles in this model's tokens; models with one tokenizer share them."""
-        tokenizer = self.context.tokenizer(label)
-        is_new = not self.grid.is_prepared(tokenizer)
-        stacks, builders = self.grid.prepare(tokenizer)
-        if is_new:
+        stacks, builders = self.grid.prepare(self.context.tokenizer(label))
+        name = f"haystacks of '{label}'"
+        if name not in self.context.input_digests[None]:  # for each model, whichever prepared the shared ones
             parts = (part for stack in stacks for part in (stack.name, stack.special_prefix, stack.ids))
-            self.context.record_input(f"haystacks of '{label}'", parts)
+            self.context.record_input(name, parts)
         return stacks, builders
 
     def _get_reader(self, label: str, model: Model) -> PrefixCachedGenerator:

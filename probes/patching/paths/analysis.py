@@ -62,7 +62,7 @@ def _rows_by_sweep(run: RunTables, table: str, model: str) -> dict[SweepKey, pd.
 def _path_effects(exact_rows: pd.DataFrame | None, estimate_rows: pd.DataFrame | None) -> pd.DataFrame:
     """One row per path of a sweep; there may be millions of estimates, so paths are joined by one number each."""
     exact, estimated = _exact_effects(exact_rows), _estimates(estimate_rows)
-    paths = estimated.join(exact, how="outer", lsuffix="_estimated").sort_index()
+    paths = estimated.join(exact, how="outer").sort_index()
     is_exact = paths["effect"].notna()
     paths["method"] = pd.Categorical.from_codes(is_exact.to_numpy().astype(np.int8), pd.Index(["estimate", "exact"]))
     paths["effect"] = paths["effect"].fillna(paths["estimate"])
@@ -96,10 +96,10 @@ def _exact_effects(rows: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def _estimates(rows: pd.DataFrame | None) -> pd.DataFrame:
-    """The mean estimate of every path of a sweep, and its pairs, by path number."""
+    """The mean estimate of every path of a sweep, and the number of its pairs, by path number."""
     if rows is None:
-        return pd.DataFrame(columns=["estimate", "pairs"], dtype=np.float64)
-    columns = {"estimate": rows["effect"].to_numpy(np.float64), "pairs": rows["pairs"].to_numpy()}
+        return pd.DataFrame(columns=["estimate", "pairs_estimated"], dtype=np.float64)
+    columns = {"estimate": rows["effect"].to_numpy(np.float64), "pairs_estimated": rows["pairs"].to_numpy()}
     return pd.DataFrame(columns, index=_path_numbers(rows))
 
 
