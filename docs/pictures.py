@@ -23,9 +23,9 @@ WIDTH = 760
 Place = tuple[float, float]
 """Where a number stands: x and y as shares of the plot area, which begins at the lower left."""
 MAPS = "maps"
-"""A measurement of attention maps, which no shipped run has."""
+"""Name of the run of attention maps, which is measured here because no shipped run has maps."""
 HEADS = {"example": (18, 6), MAPS: (4, 4)}
-"""The head whose charts are also searched, by run."""
+"""The head whose page is also searched for charts, by run."""
 PICTURES: dict[str, tuple[str, str, list[Place]]] = {
     "matrix": ("example", "Effective length at 12,288: base", [(0.055, 0.017), (0.944, 0.617), (1.1, 0.5)]),
     "growth": ("example", "Effective length against context length", [(0.3, 0.7), (0.6, 0.24), (0.8, 0.24)]),

@@ -108,7 +108,7 @@ class InfluenceOptions(Options):
     @model_validator(mode="after")
     def _check_unit(self) -> "InfluenceOptions":
         if self.heads and self.unit == "group":
-            raise ValueError("unit group cannot be combined with named sets of heads. Remove 'unit' or 'heads'")
+            raise ValueError("unit group cannot be combined with 'heads'. Remove 'unit' or 'heads'")
         return self
 
 
