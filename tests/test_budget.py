@@ -378,7 +378,7 @@ def score_files(place: Path) -> Path:
         ("must hold tab-separated numbers", "--orders file:text"),
         ("two values for L0H0", "--orders file:twice.json"),
         ("two orders are named 'other'", "--orders file:other,file:other.csv"),
-        ("--task-limit is for tasks. Remove --task-limit, or add --tasks", "--task-limit 5"),
+        ("--task-limit is for tasks. Remove --task-limit, or add tasks", "--task-limit 5"),
         ("--trust-task-code is for tasks", "--trust-task-code"),
         ("1 document. Use at least --docs 2", "--docs 1 --orders far-mass"),
     ],

@@ -97,7 +97,7 @@ class BudgetOptions(Options):
         if "count" in self.model_fields_set and not self.prompts:
             raise ValueError("'count' is for prompts. Remove 'count', or add 'prompts'")
         if not self.tasks and (unused := {"task_limit", "trust_task_code"} & self.model_fields_set):
-            raise ValueError(f"'{min(unused)}' is for tasks. Remove '{min(unused)}', or add 'tasks'")
+            raise ValueError(f"'{min(unused)}' is for tasks. Remove '{min(unused)}', or add tasks")
         return self
 
     @property
