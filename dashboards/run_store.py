@@ -49,7 +49,7 @@ class RunStore:
 
     def newest_since_start(self) -> str | None:
         """The newest readable run that has finished since the app was started."""
-        return next((name for name in _readable_names(self.list_runs()) if name not in self.initial_names), None)
+        return next((name for name in self.readable_names() if name not in self.initial_names), None)
 
     def readable_names(self) -> list[str]:
         """The names of the runs that can be read, newest first."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import false_discovery_control
 from support import families
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
@@ -343,3 +344,10 @@ def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Ru
     overview = report.overview(synthetic)
     assert overview is not None
     assert len(overview.rows) == 2 * 2 * 5
+
+
+def test_units_without_a_p_value_count_as_tests_with_p_1() -> None:
+    rng = np.random.default_rng(0)
+    p = pd.Series(rng.uniform(0, 0.2, 50)).where(rng.uniform(size=50) < 0.4)
+    expected = pd.Series(false_discovery_control(p.fillna(1))).where(p.notna())
+    pd.testing.assert_series_equal(analysis.adjusted_p_values(p), expected)

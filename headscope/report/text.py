@@ -3,7 +3,6 @@
 import math
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -107,13 +106,12 @@ def head_mask(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
 
 def describe_ranks(run: Run, statistic_name: str, layer: int, head: int, models: Collection[str] | None = None) -> str:
     """The rank of a head by a statistic in each model, highest first: "2 of 270 in base (0.91)"; "" without values."""
-    ranks = _ranks(run, statistic_name).get((layer, head), {})
+    ranks = run.derived(_ranks, statistic_name).get((layer, head), {})
     return ", ".join(text for model, text in ranks.items() if models is None or model in models)
 
 
-@lru_cache(16)
 def _ranks(run: Run, statistic_name: str) -> dict[HeadIndex, dict[str, str]]:
-    """The rank of every head in each model as text; cached, because the pages of all heads need it."""
+    """The rank of every head in each model as text."""
     texts: dict[HeadIndex, dict[str, str]] = {}
     if statistic_name not in run.heads:
         return texts

@@ -44,13 +44,18 @@ def read_json(file: Path, repair_advice: str = REPAIR_ADVICE) -> dict[str, Any]:
     return value
 
 
-def read_bytes(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVICE) -> bytes:
-    """The bytes of a file. Raises BadRun if it cannot be read, or if `digest` is given and is not its sha256.
+def read_bytes(
+    file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVICE, offset: int = 0, length: int = -1
+) -> bytes:
+    """`length` bytes of a file from `offset`, by default all.
 
-    `repair_advice` ends the message.
+    Raises BadRun if they cannot be read, or if `digest` is given and is not their sha256; `repair_advice` ends the
+    message.
     """
     try:
-        data = file.read_bytes()
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            data = stream.read(length)
     except OSError as error:
         raise BadRun(f"{file} is damaged: {error.strerror}. {repair_advice}") from error
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:

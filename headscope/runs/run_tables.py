@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, TypeVarTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +16,7 @@ from headscope.runs.manifest import read_manifest
 from headscope.runs.old_names import translate_table
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class RunTables:
@@ -33,7 +34,7 @@ class RunTables:
         self.tables: list[str] = list(manifest["tables"])
         self.parts: list[RunTables] = [self]
         self._frames: dict[str, pd.DataFrame] = {}
-        self._derived: dict[Callable[..., Any], Any] = {}
+        self._derived: dict[tuple[Callable[..., Any], tuple[Any, ...]], Any] = {}
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -52,11 +53,12 @@ class RunTables:
             self._frames[name] = self._read(name)
         return self._frames[name]
 
-    def derived(self, compute: Callable[[Self], T]) -> T:
-        """`compute(run)`, computed once and cached. Do not modify it."""
-        if compute not in self._derived:
-            self._derived[compute] = compute(self)
-        result: T = self._derived[compute]
+    def derived(self, compute: Callable[[Self, *Arguments], T], *arguments: *Arguments) -> T:
+        """`compute(run, *arguments)`, computed once and cached with the run. Do not modify it."""
+        key = compute, arguments
+        if key not in self._derived:
+            self._derived[key] = compute(self, *arguments)
+        result: T = self._derived[key]
         return result
 
     def check(self) -> None:

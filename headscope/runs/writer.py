@@ -29,7 +29,7 @@ from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
-from headscope.runs.io import fsync, read_json, sha256, write_json
+from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import PLAN_FILE, Run, combine_runs
 from headscope.signals import uninterrupted
@@ -160,8 +160,8 @@ class RunWriter:
         """Whether this cell is stored. Raises BadRun if it is damaged."""
         cell = self._cell(cell_id)
         if cell.exists():
-            for part in _stored_tables(cell).values():
-                part.read()
+            for table in _stored_tables(cell).values():
+                table.read()
         return cell.exists()
 
     def read_stored(self, cell_id: str, table: str) -> pd.DataFrame:
@@ -218,12 +218,12 @@ class RunWriter:
 
     def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
         facts = {}
-        parts_of_cells = [_stored_tables(cell) for cell in cells]
+        tables_of_cells = [_stored_tables(cell) for cell in cells]
         for name, table in all_tables().items():
-            parts = [parts[name] for parts in parts_of_cells if name in parts]
-            if parts:
+            stored_tables = [tables[name] for tables in tables_of_cells if name in tables]
+            if stored_tables:
                 target = build / f"{name}.parquet"
-                rows = arrow.write_merged(target, table, (part.read_table() for part in parts))
+                rows = arrow.write_merged(target, table, (stored.read_table() for stored in stored_tables))
                 fsync(target)
                 facts[name] = {"rows": rows, "sha256": sha256(target)}
         extra_files = {}
@@ -250,8 +250,10 @@ def _convert_write_errors(out: Path, scratch: Path | None = None) -> Iterator[No
         yield
     except OSError as error:
         if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.unlink(missing_ok=True)
+            if scratch.is_dir():
+                shutil.rmtree(scratch, ignore_errors=True)
+            else:
+                scratch.unlink(missing_ok=True)
         advice = "Free some space" if error.errno == errno.ENOSPC else "Choose another --out"
         reason = os.strerror(error.errno) if error.errno else error  # pyarrow's own text is long
         raise CannotWrite(f"cannot write to {out}: {reason}. {advice}") from error
@@ -340,17 +342,7 @@ class StoredTable:
 
     def read(self) -> bytes:
         """Its bytes. Raises BadRun if they are damaged."""
-        try:
-            with self.file.open("rb") as stream:
-                stream.seek(self.offset)
-                data = stream.read(self.length)
-        except OSError as error:
-            raise BadRun(f"{self.file} is damaged: {error.strerror}. {_repair_advice(self.file)}") from error
-        if _digest(data) != self.digest:
-            raise BadRun(
-                f"{self.file} is damaged: its sha256 differs from the recorded one. {_repair_advice(self.file)}"
-            )
-        return data
+        return read_bytes(self.file, self.digest, _repair_advice(self.file), self.offset, self.length)
 
     def read_table(self) -> pa.Table:
         """The table. Raises BadRun if it is damaged."""
@@ -369,11 +361,11 @@ def _stored_tables(cell: Path) -> dict[str, StoredTable]:
         raise BadRun(
             f"{cell} is damaged: the sha256 of its first line differs from the recorded one. {_repair_advice(cell)}"
         )
-    parts, offset = {}, len(line)
+    tables, offset = {}, len(line)
     for name, (length, table_digest) in json.loads(header).items():
-        parts[name] = StoredTable(cell, offset, length, table_digest)
+        tables[name] = StoredTable(cell, offset, length, table_digest)
         offset += length
-    return parts
+    return tables
 
 
 def _digest(data: bytes) -> str:

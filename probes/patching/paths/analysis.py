@@ -4,7 +4,6 @@ Every mean is over the pairs whose metric differs enough between the clean and t
 exact if it was patched, else as estimated.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,9 @@ SweepKey = tuple[str, str, str, str, str]
 
 def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
     """The sweeps of a run in the order of its models; see `sweeps_of_model`."""
-    return [sweep for model in run.models for sweep in sweeps_of_model(run, model)]
+    return [sweep for model in run.models for sweep in run.derived(sweeps_of_model, model)]
 
 
-@lru_cache(8)
 def sweeps_of_model(run: RunTables, model: str) -> list[tuple[SweepKey, pd.DataFrame]]:
     """The sweeps of a model with one row per path, in the order of the path's columns.
 
