@@ -11,6 +11,7 @@ from dash import dcc, html
 from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
 from headscope.heads import Head
+from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
@@ -43,13 +44,13 @@ def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figur
 
 def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, hint: str) -> html.Figure:
     """The component of a chart with these heads highlighted; `hint` says what a click on it does."""
-    has_colorbar, has_points = _has_colorbar(block.figure), _has_selectable_points(block.figure)
+    has_points = _has_selectable_points(block.figure)
     figure = highlight_heads(block.figure, selected_heads)
     has_heads = has_head_points(figure)
     if has_points:
         figure.update_layout(dragmode="lasso")
-    if has_colorbar:
-        figure.update_layout(margin_r=100)  # plotly draws a chart twice if it has to widen the margin
+    if bars := colorbars(figure):
+        figure.update_layout(margin_r=max(map(colorbar_space, bars)))
     graph = dcc.Graph(
         id={"chart": block_id, "heads": has_heads},
         figure=figure,
@@ -84,7 +85,7 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
 def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article:
     figure = block.figure
     title = str(figure.layout.title.text).replace("<br>", " ")
-    figure.update_layout(title_text=None, margin_t=max(10, (figure.layout.margin.t or 46) - 40))
+    figure.update_layout(title_text=None, margin_t=max(10, (figure.layout.margin.t or 46) - 21))
     graph = dcc.Graph(
         id={"chart": block_id, "heads": has_head_points(figure)},
         figure=figure,
@@ -109,13 +110,6 @@ def _chart_hint(block: Chart, has_heads: bool, has_points: bool, is_matrix: bool
     if has_heads:
         return " Click a head to open it."
     return " Click a cell to open it." if block.cell_links else ""
-
-
-def _has_colorbar(figure: Any) -> bool:
-    """Whether the figure has a colour bar."""
-    return bool(figure.layout.coloraxis.colorbar.title.text) or any(
-        trace.type == "heatmap" and trace.showscale is not False for trace in figure.data
-    )
 
 
 def _has_selectable_points(figure: Any) -> bool:

@@ -50,6 +50,12 @@ FOLLOW_LINK = f"""(url) => {{ {PAGE_STATE}
     window.previousState = state;
     dash_clientside.set_props("url", {{ pathname, search }}); }}"""
 """Go to a URL like a link of the app, without reloading its scripts."""
+WIDENED_CHARTS = """() => [...document.querySelectorAll("main figure .js-plotly-plot")].flatMap((plot) => {
+    const { _fullLayout: { _size: drawn, margin } = {} } = plot;
+    return ["l", "r", "t", "b"].filter((side) => drawn && drawn[side] > margin[side] + 1)
+        .map((side) => `${plot.closest("figure").textContent.slice(0, 60)}: ${side} ${margin[side]} -> ${drawn[side]}`);
+})"""
+"""The charts that plotly drew twice, because their margins were too small for the texts of their axes."""
 STATE_CHANGED = f"() => {{ {PAGE_STATE} return state !== window.previousState; }}"
 
 
@@ -201,6 +207,11 @@ def check_page(page: Page, path: str, width: int) -> None:
         (item["id"], item["nodes"][0]["html"]) for item in violations if item["impact"] in ("serious", "critical")
     ]
     assert serious == []
+
+
+@pytest.mark.parametrize("path", ["/heads", "/compare", "/retrieval", "/detectors"])
+def test_charts_are_drawn_once(app: str, browse: Callable[..., Page], path: str):
+    assert browse(app + path, 1440).evaluate(WIDENED_CHARTS) == []
 
 
 @pytest.mark.parametrize("path", ["/", "/heads", "/head", "/compare"])

@@ -1,6 +1,11 @@
 "use strict";
 // Charts: drawn once, when they come into view, and exported as CSV.
 (function () {
+  // Dash's polyfill replaces String.trim, which plotly calls for every colour of every point, by a slow one.
+  const blankPage = document.head.appendChild(document.createElement("iframe"));
+  String.prototype.trim = blankPage.contentWindow.String.prototype.trim;
+  blankPage.remove();
+
   const VIEW_MARGIN = "300px";
   const pending = new Map();  // plot -> function that draws it
   const observer = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => {

@@ -71,6 +71,21 @@ def mark_clipped_cells(
     return figure
 
 
+def colorbars(figure: go.Figure) -> list[go.heatmap.ColorBar]:
+    """The colour bars that the figure shows."""
+    matrices = [trace for trace in figure.data if trace.type == "heatmap" and trace.coloraxis is None]
+    points = [trace.marker for trace in figure.data if trace.type == "scatter" and trace.marker.showscale]
+    shared = [figure.layout.coloraxis] if figure.layout.coloraxis.colorscale else []
+    return [scale.colorbar for scale in (*matrices, *points, *shared) if scale.showscale is not False]
+
+
+def colorbar_space(bar: go.heatmap.ColorBar) -> int:
+    """The width in px of a margin that holds the colour bar: plotly draws a chart twice if it has to widen a margin."""
+    lines = [line for text in bar.ticktext or () for line in text.split("<br>")]
+    longest = max(map(len, lines), default=0)
+    return math.ceil(max(100, 56 + 8.4 * longest, 28 + 6 * len(bar.title.text or "")))
+
+
 def is_clipped(value: float, limit: float) -> bool:
     """Whether the value lies beyond a symmetric scale."""
     return math.isfinite(value) and abs(value) > limit * (1 + 1e-9)

@@ -57,7 +57,7 @@ _AXIS_STYLE = {
     "tickangle": 0,
     "automargin": True,
 }
-_COLORBAR_STYLE = {"thickness": 12, "outlinewidth": 0, "ticks": "outside", "title": {"font": {"size": 12}}}
+_COLORBAR_STYLE = {"x": 1, "thickness": 12, "outlinewidth": 0, "ticks": "outside", "title": {"font": {"size": 12}}}
 TEMPLATE = go.layout.Template(
     data={"heatmap": [{"colorbar": _COLORBAR_STYLE}]},
     layout={
@@ -76,7 +76,7 @@ TEMPLATE = go.layout.Template(
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
         "hoverlabel": {"bgcolor": "#22262b", "bordercolor": "#22262b", "font": {"color": "#ffffff"}},
         # Wide enough for most tick labels: plotly draws a chart twice if it has to widen the margins.
-        "margin": {"l": 80, "r": 20, "t": 70, "b": 50},
+        "margin": {"l": 80, "r": 32, "t": 70, "b": 56},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "rgba(128,128,128,0.5)", "activecolor": TEXT_COLOUR},
     },
 )
@@ -311,9 +311,9 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Raise the top margin so that a wrapped legend, of about 62 characters per row, stays below the title."""
+    """Raise the top margin so that a wrapped legend, of about 58 characters per row, stays below the title."""
     widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
-    return set_top_margin(figure.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(widths) / 62)))
+    return set_top_margin(figure.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(widths) / 58)))
 
 
 def stacked_figure(title: str, height: int) -> go.Figure:

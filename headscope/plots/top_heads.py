@@ -63,7 +63,7 @@ def plot_unit_bars(
 
 def compact(figure: go.Figure) -> go.Figure:
     """Fit a figure to a card, in place, and return it."""
-    return figure.update_layout(height=CARD_HEIGHT, margin={"l": 60, "r": 10, "b": 40})
+    return figure.update_layout(height=CARD_HEIGHT, margin={"l": 74, "r": 24, "b": 52})
 
 
 def hide_long_legend(figure: go.Figure) -> go.Figure:

@@ -164,7 +164,7 @@ def plot_qk_components(means: pd.DataFrame, name: str, row: str = "") -> go.Figu
         )
     figure.update_xaxes(title_text="contribution (logits)" if row else "mean contribution (logits)")
     figure.update_yaxes(type="category", automargin=True)
-    return style.fit_legend(figure)
+    return style.fit_legend(figure.update_layout(margin_l=100))
 
 
 def _log_positions(distances: pd.Index) -> pd.Index:

@@ -162,7 +162,7 @@ def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
     ]
     figure.update_yaxes(tickvals=list(order.index), ticktext=labels, range=[len(order) - 0.4, -0.6], showgrid=False)
     figure.update_xaxes(title_text="influence Δ (nats/token)")
-    figure.update_layout(legend={"y": 1, "yanchor": "bottom"})
+    figure.update_layout(legend={"y": 1, "yanchor": "bottom"}, margin_l=104)
     return style.set_metadata(
         style.declare_head_points(style.set_top_margin(figure.update_layout(showlegend=True), 92)),
         x="influence (nats/token)",

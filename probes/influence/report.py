@@ -75,7 +75,7 @@ def answers(context: RenderContext) -> Iterator[Card]:
         label,
     )
     yield Card(
-        figure.update_layout(margin_l=110).update_xaxes(title_text="change of the loss (nats/token)"),
+        figure.update_layout(margin_l=120).update_xaxes(title_text="change of the loss (nats/token)"),
         f"{capitalise(change)}, one {unit_noun(units)} at a time, {describe_context_length(length, objective)}: the "
         f"loss of {label} rises most for {unit_label(worst)}, by {format_change(worst['delta'])} nats per "
         f"token{describe_uncertainty(worst)}.",

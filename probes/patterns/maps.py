@@ -27,7 +27,7 @@ SCALE_STEPS = 8
 """Colours per decade of the scale of weights."""
 PANEL_HEIGHT, TOP_MARGIN = 330, 62
 """Height of a row of panels and the space above it, in px."""
-BAR_PLACE = {"len": 0.5, "y": 1, "yanchor": "top", "thickness": 12, "outlinewidth": 0}
+BAR_PLACE = {"x": 1, "len": 0.5, "y": 1, "yanchor": "top", "thickness": 12, "outlinewidth": 0}
 """Plotly settings of a colour bar beside the upper half of the panels."""
 BLOCK_TOKENS = 6
 """Tokens of a block that its hover text shows."""
