@@ -1,8 +1,8 @@
 """Writes a run cell by cell and commits it by one rename.
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished cell. The
-first line of that file holds the sha256 of the JSON that follows, a space, and that JSON: for each table its length in
-bytes and its sha256. The tables follow as Arrow streams.
+first line of that file holds the sha256 of the JSON that follows, a space, and that JSON: the digests of the inputs that
+no earlier cell had, and for each table its length in bytes and its sha256. The tables follow as Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -80,8 +80,9 @@ class RunWriter:
         """The draft of run.json: that of the run to continue, or a new one."""
         shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
         draft = _read_draft(partial, config) if (partial / "run.json").is_file() else None
-        if draft and resume and any((partial / "cells").iterdir()):
-            return draft
+        if draft and resume and (cells := sorted((partial / "cells").iterdir())):
+            inputs = [_read_header(cell)["inputs"] for cell in cells]
+            return draft | {"inputs": {name: digest for part in inputs for name, digest in part.items()}}
         if draft and _final_path(partial, draft["started"]).is_dir():
             for folder in ("cells", "files", "state"):  # killed between the commit and its clean-up: start again
                 shutil.rmtree(partial / folder, ignore_errors=True)
@@ -112,6 +113,15 @@ class RunWriter:
     def is_committed(self) -> bool:
         """Whether the run has its final name."""
         return self._lock is None
+
+    def record_version(self, library: str, version: str) -> str:
+        """Record the version that the run is started with; returns the recorded one."""
+        versions = self.draft.setdefault("versions", {})
+        if library not in versions:
+            versions[library] = version
+            with _convert_write_errors(self.final_path.parent):
+                _write_draft(self.partial_path, self.draft)
+        return str(versions[library])
 
     def record_plan(self, cells: int) -> None:
         """Store the number of cells that the run will have, so that others can show its progress."""
@@ -147,15 +157,6 @@ class RunWriter:
                 f"Restore the previous state, or delete {self.partial_path} to start again"
             )
 
-    def record_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Record the inputs of the cells added from now on. Raises InputChanged as `check_inputs` does."""
-        self.check_inputs(inputs)
-        recorded_inputs = self.draft.setdefault("inputs", {})
-        if not inputs.items() <= recorded_inputs.items():
-            recorded_inputs |= inputs
-            with _convert_write_errors(self.final_path.parent):
-                _write_draft(self.partial_path, self.draft)
-
     def is_done(self, cell_id: str) -> bool:
         """Whether this cell is stored. Raises BadRun if it is damaged."""
         cell = self._cell(cell_id)
@@ -177,20 +178,28 @@ class RunWriter:
         """Size of a finished cell in bytes."""
         return self._cell(cell_id).stat().st_size
 
-    def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
-        """Store the rows of one finished cell, all or nothing.
+    def add(self, cell_id: str, tables: Mapping[str, Rows], inputs: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Store the rows of one finished cell and the digests of its inputs by name, all or nothing.
 
         Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
-        unknown columns, NaN, a key out of range. Raises CannotWrite if the disk is full.
+        unknown columns, NaN, a key out of range. Raises InputChanged as `check_inputs` does, and CannotWrite if the
+        disk is full.
         """
+        self.check_inputs(inputs)
+        recorded_inputs = self.draft.setdefault("inputs", {})
         parts = {name: arrow.to_bytes(to_arrow(all_tables()[name], rows)) for name, rows in tables.items()}
-        header = json.dumps({name: [len(data), _digest(data)] for name, data in parts.items()}).encode()
+        contents = {
+            "inputs": {name: digest for name, digest in inputs.items() if name not in recorded_inputs},
+            "tables": {name: [len(data), _digest(data)] for name, data in parts.items()},
+        }
+        header = json.dumps(contents).encode()
         staging = self.partial_path / "staging"
         with _convert_write_errors(self.final_path.parent, staging):
             staging.write_bytes(b"".join([_digest(header).encode(), b" ", header, b"\n", *parts.values()]))
             fsync(staging)
             os.rename(staging, self._cell(cell_id))
             fsync(self.cells_folder)
+        recorded_inputs |= inputs
 
     def commit(self, cell_ids: Sequence[str], manifest: Mapping[str, Any]) -> Run:
         """Merge the cells in the order of `cell_ids` and publish the run under its final name.
@@ -349,8 +358,8 @@ class StoredTable:
         return arrow.from_bytes(self.read())
 
 
-def _stored_tables(cell: Path) -> dict[str, StoredTable]:
-    """The tables of a finished cell, by name. Raises BadRun if the first line of its file is damaged."""
+def _read_header(cell: Path) -> dict[str, Any]:
+    """The first line of a finished cell; key "end" is its length. Raises BadRun if it is damaged."""
     try:
         with cell.open("rb") as stream:
             line = stream.readline()
@@ -361,8 +370,14 @@ def _stored_tables(cell: Path) -> dict[str, StoredTable]:
         raise BadRun(
             f"{cell} is damaged: the sha256 of its first line differs from the recorded one. {_repair_advice(cell)}"
         )
-    tables, offset = {}, len(line)
-    for name, (length, table_digest) in json.loads(header).items():
+    return {**json.loads(header), "end": len(line)}
+
+
+def _stored_tables(cell: Path) -> dict[str, StoredTable]:
+    """The tables of a finished cell, by name. Raises BadRun if the first line of its file is damaged."""
+    header = _read_header(cell)
+    tables, offset = {}, header["end"]
+    for name, (length, table_digest) in header["tables"].items():
         tables[name] = StoredTable(cell, offset, length, table_digest)
         offset += length
     return tables

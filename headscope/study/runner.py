@@ -99,8 +99,7 @@ def run_study(
                     log.warning("unfinished run %s used different options; starting a new run", name)
         writer.check_inputs(_named_digests(context.input_digests))
         current = version("transformers")
-        first = writer.draft.setdefault("versions", {"transformers": current}).get("transformers", current)
-        if first != current:
+        if (first := writer.record_version("transformers", current)) != current:
             log.warning(
                 "this run was started with transformers %s and continues with %s; its work items may differ slightly. "
                 "Delete %s to measure everything with one version",
@@ -119,8 +118,7 @@ def run_study(
         try:
             with closing(engine.execute(pending, executor, progress)) as results:
                 for job, result in results:
-                    writer.record_inputs(_named_digests(result.input_digests))
-                    writer.add(job.id, result.rows)
+                    writer.add(job.id, result.rows, _named_digests(result.input_digests))
                     timings.add(job, result)
                     if result.model_description is not None:
                         descriptions[job.model] = result.model_description
