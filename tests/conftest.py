@@ -29,8 +29,6 @@ from headscope.__main__ import GC_THRESHOLD
 from headscope.cli import app as cli
 from headscope.positions.model import Model
 from headscope.prompts import texts
-from headscope.study.config import EngineOptions
-from headscope.study.ray_cluster import connect_to_ray
 
 sys.dont_write_bytecode = False
 os.fsync = lambda descriptor: None  # tests kill processes, never the machine; a disk may need 10 ms for each call
@@ -160,13 +158,3 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    """A local Ray shared by the tests of one file; yields its address."""
-    import ray
-
-    with connect_to_ray(EngineOptions(name="ray", workers=2), "cpu"):
-        assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
-        yield ray.get_runtime_context().gcs_address

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task(
         folder,
         "prose",
-        [{"text": text * 30}] * 2,
+        [{"text": text * 30}, {"text": text}],  # one is longer than any context
         output_type="loglikelihood_rolling",
         doc_to_text="",
         doc_to_target="{{text}}",

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 from support.scheduling import CHECKPOINTS, Prerequisites, measure_job, measure_jobs
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
-from support.tiny_studies import PROBES, assert_clean, content, contents, save_checkpoint, save_texts
+from support.tiny_studies import PROBES, TEXT_PROBES, assert_clean, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
-from headscope.study import ray_engine, runner
+from headscope.study import ray_cluster, ray_engine, runner
 from headscope.study.cells import Cell, Job
-from headscope.study.config import Study, build_study
+from headscope.study.config import EngineOptions, Study, build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import CellExecutor
 from headscope.study.progress import NoProgress
@@ -52,6 +52,16 @@ def study(folder: Path, **engine: Any) -> Study:
     """Two schemes of one checkpoint under `measure` and `needle`, with ablations."""
     needles = {**GRID, "file": str(folder / "needle.jsonl")}
     return build_study({**content(folder), "needle": needles, "engine": engine or "plain"})
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A local Ray that the tests share; yields its address."""
+    import ray
+
+    with ray_cluster.connect_to_ray(EngineOptions(name="ray", workers=2), "cpu"):
+        assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
+        yield ray.get_runtime_context().gcs_address
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +145,17 @@ def test_killing_a_worker_changes_no_byte(
     assert run.manifest["config"] == local_run.manifest["config"]
     assert {worker["cpus"] for worker in run.manifest["hardware"]["workers"]} == {1}
     assert_clean(tmp_path, run.path)
+
+
+@pytest.mark.slow
+def test_ray_workers_run_each_shared_pass_once(folder: Path, ray_address: str, tmp_path: Path) -> None:
+    shared = content(folder, measure=None) | TEXT_PROBES
+    local = runner.run_study(build_study(shared), tmp_path / "local")
+    run = runner.run_study(build_study(shared | {"engine": {"name": "ray", "workers": 2}}), tmp_path / "ray")
+    assert contents(run) == contents(local)
+    models, passes = 2, 2 * 2 * 2  # models x lengths x documents; the positions of a model are a cell of their own
+    assert run.manifest["timings"]["cells"] == run.manifest["timings"]["cells_done_now"] == passes + models
+    assert sum(row["cells"] for row in run.manifest["timings"]["by_probe"]) == passes
 
 
 def descendants(process: int) -> set[int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_studies import content, contents, save_checkpoint, save_texts
+from support.tiny_studies import TEXT_PROBES, content, contents, save_checkpoint, save_texts
 
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
@@ -23,11 +23,6 @@ from headscope.study.executor import CellExecutor
 from headscope.study.progress import NoProgress
 from headscope.study.runner import run_study
 
-PROBES: dict[str, dict[str, Any]] = {
-    "measure": {"lengths": [24, 40], "rows": 8},
-    "patterns": {"lengths": [24, 40], "rows": 4, "keys": 3},
-    "attribution": {"lengths": [24, 40]},
-}
 MODELS, DOCUMENTS = ("base", "yarn"), 2
 PASSES = sorted(product(MODELS, [24, 40], range(DOCUMENTS)))
 
@@ -42,13 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def study_of(folder: Path, *names: str, **changes: Any) -> Study:
-    return build_study({**content(folder, measure=None), **{name: PROBES[name] for name in names}, **changes})
+    return build_study({**content(folder, measure=None), **{name: TEXT_PROBES[name] for name in names}, **changes})
 
 
 @pytest.fixture(scope="module")
 def shared(folder: Path) -> Run:
     """A run of all three probes."""
-    return run_study(study_of(folder, *PROBES), folder / "shared")
+    return run_study(study_of(folder, *TEXT_PROBES), folder / "shared")
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def pass_counts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
 def test_three_probes_of_one_study_run_each_pass_once(
     folder: Path, tmp_path: Path, pass_counts: Counter[tuple[int, ...]]
 ) -> None:
-    run = run_study(study_of(folder, *PROBES), tmp_path)
+    run = run_study(study_of(folder, *TEXT_PROBES), tmp_path)
     assert sorted(map(len, pass_counts)) == sorted(length for _, length, _ in PASSES[: len(PASSES) // len(MODELS)])
     assert set(pass_counts.values()) == {len(MODELS)}
     assert run.manifest["timings"]["cells"] == len(PASSES) + len(MODELS)
@@ -87,7 +82,7 @@ def test_three_probes_of_one_study_run_each_pass_once(
 @pytest.mark.slow
 def test_the_tables_of_shared_passes_are_those_of_separate_runs(folder: Path, shared: Run, tmp_path: Path) -> None:
     separate: dict[str, bytes] = {}
-    for name in PROBES:
+    for name in TEXT_PROBES:
         separate |= contents(run_study(study_of(folder, name), tmp_path / name))
     assert contents(shared) == separate
 
@@ -103,7 +98,7 @@ def test_rows_are_ordered_by_model_length_and_document(shared: Run) -> None:
 
 
 def test_probes_share_the_lengths_that_they_have_in_common(folder: Path) -> None:
-    study = study_of(folder, "measure", patterns={**PROBES["patterns"], "lengths": [40, 50]})
+    study = study_of(folder, "measure", patterns={**TEXT_PROBES["patterns"], "lengths": [40, 50]})
     jobs = [job for job in CellExecutor(StudyContext(study)).plan() if job.cell.text_pass is not None]
     assert [(job.model, job.cell.text_pass.length, job.probe) for job in jobs if job.cell.text_pass is not None] == [
         (model, length, probe)
@@ -127,14 +122,6 @@ def test_only_equal_tokens_of_one_model_share_a_pass() -> None:
     assert [job.probe for job in jobs] == ["two", "two", "one+two", "two", "three"]
 
 
-@pytest.mark.slow
-def test_ray_workers_run_each_shared_pass_once(folder: Path, shared: Run, ray_address: str, tmp_path: Path) -> None:
-    run = run_study(study_of(folder, *PROBES, engine={"name": "ray", "workers": 2}), tmp_path)
-    assert contents(run) == contents(shared)
-    assert run.manifest["timings"]["cells"] == run.manifest["timings"]["cells_done_now"] == len(PASSES) + len(MODELS)
-    assert sum(row["cells"] for row in run.manifest["timings"]["by_probe"]) == len(PASSES)
-
-
 class MemoryProbe(NoProgress):
     """Records Python's memory and that of all tensors at the start of every cell, in bytes."""
 
@@ -154,7 +141,7 @@ def test_memory_does_not_grow_with_the_number_of_documents(folder: Path, tmp_pat
     for number in range(documents):
         rng = random.Random(number)
         (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(f"w{rng.randrange(125)}" for _ in range(200)))
-    probes = {name: {**PROBES[name], "lengths": [200], "rows": 64} for name in ("measure", "patterns")}
+    probes = {name: {**TEXT_PROBES[name], "lengths": [200], "rows": 64} for name in ("measure", "patterns")}
     study = study_of(
         folder,
         models={"base": str(folder / "tiny")},

@@ -6,13 +6,12 @@ Axes: H heads, d head dimension, dv value dimension, D width of the residual str
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 CompositionKind = Literal["q", "k", "v"]
-COMPOSITION_KINDS: tuple[CompositionKind, ...] = get_args(CompositionKind)
 BASELINE_DRAWS = 8
 """Pairs of random matrices in the mean that is subtracted from a composition score."""
 

@@ -36,7 +36,8 @@ TOKENS = 3
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Run the module without dropout or gradients; leaving restores the mode of each submodule."""
     training = [submodule for submodule in module.modules() if submodule.training]
-    module.eval()
+    if training:
+        module.eval()
     try:
         with torch.no_grad():
             yield

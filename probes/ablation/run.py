@@ -1,7 +1,8 @@
 """Runner of the ablation probe: every head ablated by itself, and named heads together, on one prompt per cell."""
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -30,10 +31,11 @@ from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
 from headscope.runs.arrow import Rows
-from headscope.runs.head_sources import read_heads
+from headscope.runs.run import Run
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from headscope.user_input import quote
 from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
 
 STREAM_MEMORY_BYTES = 2**30
@@ -174,7 +176,7 @@ class AblationRunner:
                 model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))
             )
         if self._named_heads is None:
-            self._named_heads = read_heads(self.options.heads)
+            self._named_heads = _read_heads(self.options.heads)
             self.context.record_input("heads", [",".join(self._named_heads.identifiers).encode()])
         return heads_by_layer(model, self._named_heads)
 
@@ -270,3 +272,32 @@ def _head_columns(model: Model, layer: int, head: int) -> dict[str, int]:
 def _lengths(pair: TokenPair) -> tuple[int, int]:
     """The number of tokens of the prompt and of the answer."""
     return len(pair.clean), len(pair.answer)
+
+
+def _read_heads(names: Iterable[str]) -> HeadSet:
+    """The heads of all `names`, in order, each once.
+
+    A name is a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of heads), or
+    `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`). Raises BadInput
+    for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
+    """
+    heads = HeadSet(())
+    for name in names:
+        heads = heads | _heads_of_name(name)
+    return heads
+
+
+def _heads_of_name(name: str) -> HeadSet:
+    source, _, rest = name.partition(":")
+    if source == "file" and rest:
+        return HeadSet.read(rest)
+    if source == "run":
+        match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
+        if match is None:
+            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT or add :MODEL")
+        folder, statistic, count, model = match.groups()
+        return Run.open(folder).top_heads(statistic, int(count), model)
+    try:
+        return HeadSet.parse([name])
+    except ValueError as error:
+        raise BadInput(f"{error}, file:FILE or run:FOLDER:STATISTIC:COUNT") from error

@@ -88,6 +88,12 @@ class StopsAfter(NoProgress):
         self.cells -= 1
 
 
+TEXT_PROBES: dict[str, dict[str, Any]] = {
+    "measure": {"lengths": [24, 40], "rows": 8},
+    "patterns": {"lengths": [24, 40], "rows": 4, "keys": 3},
+    "attribution": {"lengths": [24, 40]},
+}
+"""Probes that only observe a text, and so share forward passes."""
 PROBES: dict[str, dict[str, Any]] = {
     "measure": {"measure": {"lengths": [24], "tables": ["nll"]}},
     "needle": {"needle": {"lengths": [90], "depths": 1, "needles": 1, "seeds": 1, "template": "plain"}},

@@ -36,13 +36,13 @@ ADAPTERS = {
 
 def has_adapter(model: PreTrainedModel) -> bool:
     """Whether the model's attention is reached through an adapter."""
-    return any(_adapter(module) for module in model.modules())
+    return bool(_adapted_modules(model))
 
 
 def reference_implementation(model: PreTrainedModel) -> str:
     """The attention implementation that the eager check compares with: eager, unless an adapter names another."""
-    adapters = filter(None, map(_adapter, model.modules()))
-    return next((adapter.reference_implementation(model.config) for adapter in adapters), "eager")
+    adapted = _adapted_modules(model)
+    return adapted[0][1].reference_implementation(model.config) if adapted else "eager"
 
 
 def output_module(module: nn.Module) -> nn.Module:
@@ -60,12 +60,11 @@ def using_adapters(
     `implementation` is the name under which the function and its mask function are registered with transformers.
     """
     with ExitStack() as stack:
-        for module in model.modules():
-            if adapter := _adapter(module):
-                stack.enter_context(
-                    _replacing(module, adapter.method, partial(adapter.replacement, attention_function, module))
-                )
-        for namespace in {type(module).__module__ for module in model.modules() if _hides_mask(module)}:
+        adapted = _adapted_modules(model)
+        for module, adapter in adapted:
+            replacement = partial(adapter.replacement, attention_function, module)
+            stack.enter_context(_replacing(module, adapter.method, replacement))
+        for namespace in {type(module).__module__ for module, adapter in adapted if adapter.hides_mask}:
             python_module = sys.modules[namespace]
             create_mask = _opaque_mask_function(python_module.create_causal_mask, implementation)
             stack.enter_context(_replacing(python_module, "create_causal_mask", create_mask))
@@ -76,9 +75,8 @@ def _adapter(module: nn.Module) -> FamilyAdapter | None:
     return ADAPTERS.get(type(module).__name__)
 
 
-def _hides_mask(module: nn.Module) -> bool:
-    adapter = _adapter(module)
-    return adapter is not None and adapter.hides_mask
+def _adapted_modules(model: PreTrainedModel) -> list[tuple[nn.Module, FamilyAdapter]]:
+    return [(module, adapter) for module in model.modules() if (adapter := _adapter(module)) is not None]
 
 
 @contextmanager
