@@ -98,7 +98,10 @@ def resolve_state(run: Run, model: str, url_query: Mapping[str, str]) -> LensSta
 def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageContent:
     """The lens on the row that the URL names; a value that does not exist is replaced and noted."""
     run, model = context.run, context.selected_model
-    if model not in (patterns := stored_patterns(run)):
+    if not (patterns := stored_patterns(run)):
+        hint = "These runs hold attention maps alone, which the pages of heads show. Store rows with:"
+        return PageContent(TITLE, "", {"": [TextBlock([hint], command=PROBE.command_line)]})
+    if model not in patterns:
         return PageContent(TITLE, f"No attention patterns of {model} are stored. Choose {' or '.join(patterns)}.", {})
     state = resolve_state(run, model, url_query)
     text, keys = document_text(run, model, state.doc), top_keys(run, state.pattern_key, state.query_position)
@@ -215,7 +218,7 @@ def _compare_models(run: Run, state: LensState, text: TokenizedText, models: Seq
     """Weights of the keys that lead the row under any model, and differences from the first model."""
     weights: dict[str, pd.Series] = {}
     for label in models:
-        if not have_same_tokens(run, state.doc, state.model, label):
+        if not have_same_tokens(run, state.doc, state.length, state.model, label):
             continue
         keys = top_keys(run, (label, *state.pattern_key[1:]), state.query_position)
         if len(keys):
