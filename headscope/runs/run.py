@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -159,9 +160,17 @@ class CombinedRun(Run):
         """
         row_counts = {}
         for name in filter(self._may_repeat, self.tables):
-            rows = self.arrow_table(name).to_pandas().drop_duplicates()
-            if duplicate_count := int(rows.duplicated(all_tables()[name].keys).sum()):
-                row_counts[name] = duplicate_count
+            rows, table = self.arrow_table(name).to_pandas().drop_duplicates(), all_tables()[name]
+            pairs = rows.merge(rows.drop_duplicates(table.keys), on=table.keys, suffixes=("", " first"))
+            differs = np.zeros(len(pairs), bool)
+            for column in table.values:
+                value, first = pairs[column].to_numpy(), pairs[f"{column} first"].to_numpy()
+                # Versions of headscope round differently in the last digits.
+                is_number = pairs[column].dtype.kind == "f"
+                equal = np.isclose(value, first, rtol=1e-5, atol=0, equal_nan=True) if is_number else value == first
+                differs |= ~equal
+            if count := int(differs.sum()):
+                row_counts[name] = count
         return row_counts
 
     def _may_repeat(self, name: str) -> bool:
