@@ -3,7 +3,7 @@
 import gzip
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,13 @@ INDEX_TEMPLATE = """<!doctype html>
 </html>"""
 
 
-def create_app(path: Path, models: Mapping[str, str] | None = None, read_only: bool = False) -> Dash:
-    """The app on the runs of a folder; `path` is the folder, or the run to show first.
+def create_app(
+    path: Path,
+    models: Mapping[str, str] | None = None,
+    read_only: bool = False,
+    combined_with: Sequence[str] = (),
+) -> Dash:
+    """The app on the runs of a folder; `path` is the folder, or the run to show first, combined with the runs named.
 
     `models` are the specs of the models of the playground, by label. A `read_only` app writes nothing.
     """
@@ -56,7 +61,9 @@ def create_app(path: Path, models: Mapping[str, str] | None = None, read_only: b
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.server.config.update(
-        RUN_STORE=RunStore(path, read_only), TRUSTED_HOSTS=ALLOWED_HOSTS, MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES
+        RUN_STORE=RunStore(path, read_only, combined_with),
+        TRUSTED_HOSTS=ALLOWED_HOSTS,
+        MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES,
     )
     hidden = [
         dcc.Location("url", refresh=False),
@@ -89,11 +96,17 @@ def _run_progress() -> list[str]:
     return [*map(describe_progress, current_store().progress())]
 
 
-def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_only: bool = False) -> None:
+def serve(
+    path: Path,
+    port: int,
+    models: Mapping[str, str] | None = None,
+    read_only: bool = False,
+    combined_with: Sequence[str] = (),
+) -> None:
     """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
-        app = create_app(path, models, read_only).server
+        app = create_app(path, models, read_only, combined_with).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
             f"headscope shows {_describe_opened_run(app.config['RUN_STORE'])}\n"
@@ -104,10 +117,12 @@ def serve(path: Path, port: int, models: Mapping[str, str] | None = None, read_o
 
 
 def _describe_opened_run(store: RunStore) -> str:
-    """The run that the app shows first, and the number of other runs in the folder."""
-    newest, *other_runs = [*store.readable_names()] or [""]
-    folder = str(store.folder / (store.default_run or newest))
-    return f"{folder}; {len(other_runs)} more under 'Combined runs'" if other_runs else folder
+    """The runs that the app shows first, and the number of other runs in the folder."""
+    names = store.readable_names()
+    first, *combined = store.default_runs or names[:1] or [""]
+    opened = " + ".join([str(store.folder / first), *combined])
+    others = len({*names} - {first, *combined})
+    return f"{opened}; {others} more under 'Combined runs'" if others else opened
 
 
 def _register_page_callbacks(app: Dash) -> None:

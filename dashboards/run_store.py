@@ -25,15 +25,15 @@ FileStamp = tuple[str, int, int]
 class RunStore:
     """The runs of a folder, including those that finish later.
 
-    `path` is the folder, or one of its runs, which is then the default run. The app writes nothing to the folder if
-    `is_read_only`.
+    `path` is the folder, or one of its runs, which is then the default run, combined with the runs named by
+    `combined_with`. The app writes nothing to the folder if `is_read_only`.
     """
 
-    def __init__(self, path: Path, is_read_only: bool = False) -> None:
+    def __init__(self, path: Path, is_read_only: bool = False, combined_with: Sequence[str] = ()) -> None:
         self.is_read_only = is_read_only
         is_run = (path / "run.json").is_file()
         self.folder = path.parent if is_run else path
-        self.default_run = path.name if is_run else ""
+        self.default_runs = [path.name, *combined_with] if is_run else []
         self.initial_names = {*self.list_runs()}
 
     def writable_folder(self) -> Path:
@@ -69,13 +69,13 @@ class RunStore:
         return *sorted(finished), *self.unfinished_cells().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:
-        """These runs combined; without names the default run, or the newest readable one.
+        """These runs combined; without names the default runs, or the newest readable one.
 
         Raises BadInput for a name that is not in the folder, for an empty folder, and for runs that contradict each
         other; BadRun for a damaged run, and for a folder that holds no other.
         """
         listing = self.list_runs()
-        names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(listing), *listing][:1])
+        names = list(names) or self.default_runs or [*_readable_names(listing), *listing][:1]
         if not names:
             raise BadInput("no finished run in this folder yet. Measure something first, for example: headscope demo")
         if unknown := [name for name in names if name not in listing]:

@@ -15,8 +15,10 @@ import headscope
 from headscope import bins
 from headscope.attention.record import AttentionRecord
 from headscope.measures.pooled_map import PooledMaps
-from headscope.runs.run import Run
+from headscope.report import assembly
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
+from probes.patterns import analysis, lens, maps, similarity
 from probes.patterns.schema import decode_map, encode_map
 
 
@@ -80,9 +82,9 @@ def test_stored_weights_are_within_three_per_cent_and_small_ones_are_zero() -> N
     stored = encode_map(exact)
     assert [len(row) for row in stored] == [*range(1, 91)]
     decoded = decode_map(stored)
-    visible = exact > 4.2e-7
+    visible = exact > 1e-4
     assert (np.abs(decoded[visible] / exact[visible] - 1) < 0.03).all()
-    assert (decoded[exact < 4.1e-7] == 0).all()
+    assert (decoded[exact < 9.9e-5] == 0).all()
     assert encode_map(np.ones((1, 1))) == [b"\xff"]
 
 
@@ -118,7 +120,7 @@ def test_a_map_of_single_tokens_has_the_weights_of_the_stored_rows(run: Run) -> 
     top = top.query("model == 'yarn' and layer == 2 and head == 1")
     rows = run.table("attention_maps").query("model == 'yarn' and layer == 2 and head == 1")
     decoded = decode_map(rows.sort_values("query_block")["weights"].tolist())
-    np.testing.assert_allclose(decoded[top["query"], top["key"]], top["weight"], rtol=0.03, atol=1e-6)
+    np.testing.assert_allclose(decoded[top["query"], top["key"]], top["weight"], rtol=0.03, atol=1e-4)
     np.testing.assert_allclose(decoded.sum(1), 1, rtol=0.03)
 
 
@@ -128,3 +130,27 @@ def test_a_run_without_the_option_stores_no_map(run: Run, tmp_path: Path) -> Non
     assert "attention_maps" not in headscope.patterns(spec, **prompt).tables
     with_map = headscope.patterns(spec, **prompt, map=True)
     assert with_map.table("attention_maps")["query_block"].max() == 2
+
+
+def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(run: Run, tmp_path: Path) -> None:
+    specs = {entry["label"]: entry["spec"] for entry in run.manifest["models"]}
+    text = {"text": run.manifest["config"]["texts"]["source"], "out": tmp_path, "quiet": True}
+    rows = headscope.patterns(specs, **text, docs=2, lengths=[40], rows=12)
+    alone = headscope.patterns(specs, **text, docs=1, lengths=[48], rows=0, map=True)
+    assert {"top_keys", "far_keys"}.isdisjoint(alone.tables)
+    assert alone.table("attention_maps").equals(run.table("attention_maps"))
+    page = lens.lens_page(assembly.render_context(alone), {})
+    assert page.sections[""][0].command == lens.PROBE.command_line
+    combined = combine_runs([rows, alone])
+    assert combined.models == run.models
+    assert combined.conflicting_row_counts == {}
+    assert combined.heads["far_weight"].equals(rows.heads["far_weight"])
+    doc = str(alone.pattern_texts["doc"][0])
+    assert len(analysis.document_text(combined, "yarn", doc).token_texts) == 48
+    chart = maps.head_map_chart(combined, "yarn", 2, 1)
+    assert chart is not None
+    assert len([trace for trace in chart.figure.data if trace.type == "heatmap"]) == 3, "two models, their difference"
+    assert not chart.cell_links
+    assert "Lens" not in chart.caption
+    nearest, expected = (similarity.row_distances(part, "yarn", 2, 1) for part in (combined, rows))
+    assert nearest.equals(expected)

@@ -576,8 +576,11 @@ def test_the_runs_page_lists_sizes_damaged_runs_and_differences(tmp_path: Path):
     (tmp_path / ".waiting-0a1b2c3d.partial" / "cells" / "base").mkdir(parents=True)
     with create_app(tmp_path).server.app_context():
         sections = resolve_url("/runs", {"run": [run.name for run in runs]})[3].sections
-    (table,) = sections[""]
+    chart, table = sections[""]
     rows = {row["run"]: row for row in table.rows}
+    assert {link.partition("run=")[2] for links in chart.cell_links for link in links} == {run.name for run in runs}
+    cells = dict(zip(chart.figure.data[0].x, chart.figure.data[0].customdata[-1, :, 0], strict=True))
+    assert cells["Budget"] == sum(len(runs[0].table(name)) for name in runs[0].tables if name.startswith("budget"))
     states = {row["state"].split(",")[0].split(":")[0] for row in rows.values()}
     assert states == {"finished", "cannot be read", "unfinished"}
     row = rows[runs[0].name]

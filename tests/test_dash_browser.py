@@ -198,7 +198,7 @@ def test_every_page_fits_and_is_accessible_light_and_dark_wide_and_narrow(
 
 def check_page(page: Page, path: str, width: int) -> None:
     """The page has charts, fits the window, and has no serious accessibility violation."""
-    assert page.locator(".dash-graph").count() or path in ("/lens", "/trials", "/runs", "/playground")
+    assert page.locator(".dash-graph").count() or path == "/playground"
     assert page.locator("nav [aria-current=page]").get_attribute("href") == path
     assert page.locator("[data-title*='hare']").count() == 0, "plotly's upload button is back"
     page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)

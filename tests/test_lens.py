@@ -18,13 +18,13 @@ from dashboards import explorer_components, export
 from dashboards.app import create_app
 from dashboards.view_state import ViewState
 from headscope.report import assembly
-from headscope.report.blocks import PageContent, TextBlock
+from headscope.report.blocks import Chart, PageContent, TextBlock
 from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
 from headscope.report.token_spans import context_spans, shaded_tokens
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.patterns import analysis
-from probes.patterns.lens import far_rows_table, lens_page
+from probes.patterns.lens import far_rows_table, lens_page, resolve_state
 
 SHORT, LONG = 256, 2048
 
@@ -109,6 +109,16 @@ def test_the_row_is_compared_with_other_models(run: Run, monkeypatch: pytest.Mon
     assert rows[1] == ["0.250", "≤ 0.050", "≤ -0.200"]
     assert rows[6] == ["≤ 0.063", "0.050", "≥ -0.013"]
     assert [*rows] == [0, 1, 2, 3, 4, 6]
+
+
+def test_a_chart_shows_the_weights_of_the_row_by_distance_under_each_model(run: Run) -> None:
+    state = resolve_state(run, "yarn", {"layer": "1", "head": "2"})
+    (chart,) = blocks_of(open_lens(run, "yarn", layer=1, head=2), Chart)
+    traces = {trace.name: trace for trace in chart.figure.data}
+    assert [*traces] == run.models
+    keys = analysis.top_keys(run, state.pattern_key, state.query_position)
+    assert traces["yarn"].customdata.tolist() == keys["distance"].tolist()
+    np.testing.assert_allclose(traces["yarn"].y, keys["weight"], rtol=1e-6)
 
 
 def test_a_model_with_other_tokens_is_left_out_by_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,7 +343,7 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
         ({"prompt": "a\x00b"}, BadInput, "contains the control character"),
         ({"prompt_file": "./none.txt"}, ResourceMissing, "no prompt file at './none.txt'"),
         ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
-        ({"rows": 1}, BadInput, "rows must be at least 2"),
+        ({"rows": 0}, BadInput, "0 'rows' store nothing without 'map'"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),
         ({"keys": 0}, BadInput, "keys must be at least 1"),
     ],
@@ -367,7 +367,7 @@ def test_combined_runs_show_each_prompt_in_its_own_tokens(study_folder: Path) ->
     assert run.conflicting_row_counts == {}
     for label, prompt in zip(run.models, prompts, strict=True):
         assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
-    assert not analysis.have_same_tokens(run, "prompt", *run.models)
+    assert not analysis.have_same_tokens(run, "prompt", run.pattern_texts["context_length"][0], *run.models)
 
 
 def test_a_prompt_file_that_is_not_text_gives_one_line(study_folder: Path, tmp_path: Path) -> None:

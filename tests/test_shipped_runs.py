@@ -4,12 +4,15 @@ import re
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dashboards.app import create_app
+from dashboards.layout import resolve_url
 from headscope.cli.app import STUDY_FILES
-from headscope.cli.flags import EXAMPLES
+from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES
 from headscope.report import assembly
+from headscope.report.blocks import Chart
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import read_study
@@ -88,6 +91,22 @@ def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_
     sentences = [lines[0], *(f"In {line}" for line in lines[1:])]
     assert len(sentences) == 13
     assert {*sentences} <= findings
+
+
+def test_the_app_opens_the_example_with_the_maps_of_its_heads() -> None:
+    run = Run.open(EXAMPLE.parent / EXAMPLE_MAPS[0])
+    study = read_study(STUDY_FILES / "maps.yaml", {})
+    assert run.manifest["config"]["models"] == study.models
+    assert sum(file.stat().st_size for file in run.path.iterdir()) < 6e6
+    example = Run.open(EXAMPLE)
+    with create_app(EXAMPLE, read_only=True, combined_with=EXAMPLE_MAPS).server.app_context():
+        _, combined, _, content = resolve_url("/head/4.4", {"model": "adarope"})
+    assert combined.models == example.models
+    assert combined.conflicting_row_counts == {}
+    pd.testing.assert_frame_equal(combined.heads, example.heads)
+    chart = next(block for block in content.sections[""] if isinstance(block, Chart))
+    assert str(chart.figure.layout.title.text).startswith("Attention map of layer 4, head 4")
+    assert [trace.meta for trace in chart.figure.data if trace.type == "heatmap"] == ["base", "adarope", "adarope"]
 
 
 def test_the_budget_run_has_the_options_of_its_study_file_and_its_findings_are_quoted() -> None:

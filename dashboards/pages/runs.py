@@ -3,17 +3,24 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from dashboards.run_notes import NotesBlock, ProgressBlock
 from dashboards.run_store import current_store
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
-from headscope.report.blocks import Block, PageContent, RecordTable, TextBlock, TextTable
+from headscope.plots import axes, style
+from headscope.report.blocks import Block, Chart, PageContent, RecordTable, TextBlock, TextTable
+from headscope.report.explorer_blocks import query_link
 from headscope.runs.notes import read_notes
 from headscope.runs.run import Run, RunProgress, short_names
 from headscope.runs.run_tables import RunTables
 
 NAME = "Runs"
 PATH = "/runs"
+MAX_CHART_RUNS = 20
+"""The chart shows so many of the newest runs."""
 
 
 def controls(run: Run) -> Sequence[str]:
@@ -29,7 +36,8 @@ def missing_command(run: Run) -> str:
 def content(run: Run, view: ViewState) -> PageContent:
     """All runs in a table, and the differences between the configurations of the combined runs."""
     store, rows = current_store(), [*run_records()]
-    sections: dict[str, list[Block]] = {"": [RecordTable("Runs of this folder", rows)]}
+    charts = [_coverage_chart(finished)] if (finished := _finished_runs()) else []
+    sections: dict[str, list[Block]] = {"": [*charts, RecordTable("Runs of this folder", rows)]}
     if damaged := [f"{row['run']}: {row['state']}" for row in rows if row["state"].startswith("cannot")]:
         sections["Damaged runs"] = [TextBlock(damaged)]
     if progress := store.progress():
@@ -44,6 +52,46 @@ def content(run: Run, view: ViewState) -> PageContent:
     count, megabytes = len(rows), sum(row["MB"] or 0 for row in rows)
     introduction = f"{count} run{'s' if count != 1 else ''}, {megabytes:,.1f} MB in total. Click a run to open it."
     return PageContent("Runs", introduction, sections)
+
+
+def _finished_runs() -> list[Run]:
+    """The newest readable runs that the chart shows, newest first."""
+    return [run for run in current_store().list_runs().values() if isinstance(run, Run)][:MAX_CHART_RUNS]
+
+
+def _coverage_chart(runs: Sequence[Run]) -> Chart:
+    """Which probes each run holds, by the number of stored rows; a cell opens the page of the probe."""
+    stored = [{name: entry["rows"] for name, entry in run.manifest["tables"].items()} for run in runs]
+    rows_by_probe = {
+        probe: rows
+        for probe, tables in plugins.load_parts("tables")
+        if not probe.runs_always
+        and any(rows := [sum(tables_of_run.get(table.name, 0) for table in tables) for tables_of_run in stored])
+    }
+    labels = [probe.tab or probe.title for probe in rows_by_probe]
+    counts = pd.DataFrame([*rows_by_probe.values()], labels, short_names([run.path.name for run in runs])).T
+    figure = style.new_figure("What each run holds", 120 + 24 * len(runs))
+    figure.add_heatmap(
+        x=[*counts],
+        y=[style.escape_label(name) for name in counts.index],
+        z=np.log10(counts.where(counts > 0).to_numpy(np.float64)),
+        customdata=counts.to_numpy()[..., None],
+        hovertemplate="%{y}<br>%{x}: %{customdata[0]:,} rows<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+        colorscale=style.SEQUENTIAL_SCALE,
+        colorbar={"title": {"text": "rows"}, **axes.log_colorbar(counts.where(counts > 0))},
+    )
+    figure.update_xaxes(type="category", showgrid=False, tickfont_size=10)
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False, dtick=1)
+    style.set_top_margin(style.set_metadata(figure, value="rows", value_index=0, x="probe", y="run"))
+    newest = f", the {len(runs)} newest" if len(runs) == MAX_CHART_RUNS else ""
+    return Chart(
+        figure,
+        f"One row per run{newest}. Colour: stored rows of the probe; an empty cell: not measured.",
+        cell_links=[[query_link(probe.path, run=run.path.name) for probe in rows_by_probe] for run in runs],
+    )
 
 
 def describe_progress(progress: RunProgress) -> str:

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, EXAMPLES, GroupedCommand, Json, Out, PlaygroundModels, Quiet
+from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
 
@@ -166,6 +166,7 @@ def dash(
     models = parse_models(model or [])
     for spec in models.values():
         ModelSpec.parse(spec)
+    path = path.resolve()
     folder = path.parent if (path / "run.json").is_file() else path
     if models and not any(isinstance(run, Run) for _, run in list_runs(folder)):
         raise BadInput(
@@ -173,7 +174,8 @@ def dash(
             "example: headscope demo. Or leave the directory out, to open the shipped example"
         )
     try:
-        serve(path.resolve(), port, models, read_only or path.resolve().is_relative_to(EXAMPLES))
+        maps = EXAMPLE_MAPS if path == EXAMPLE else ()
+        serve(path, port, models, read_only or path.is_relative_to(EXAMPLES), maps)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error

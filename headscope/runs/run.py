@@ -12,13 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
 from headscope.runs import hub, summary
-from headscope.runs.columns import all_tables, tables_of_every_run
+from headscope.runs.columns import all_tables, repeatable_tables
 from headscope.runs.io import read_json
 from headscope.runs.run_tables import RunTables
 
@@ -159,17 +160,22 @@ class CombinedRun(Run):
         """
         row_counts = {}
         for name in filter(self._may_repeat, self.tables):
-            rows = self.arrow_table(name).to_pandas().drop_duplicates()
-            if duplicate_count := int(rows.duplicated(all_tables()[name].keys).sum()):
-                row_counts[name] = duplicate_count
+            rows, table = self.arrow_table(name).to_pandas().drop_duplicates(), all_tables()[name]
+            pairs = rows.merge(rows.drop_duplicates(table.keys), on=table.keys, suffixes=("", " first"))
+            differs = np.zeros(len(pairs), bool)
+            for column in table.values:
+                value, first = pairs[column].to_numpy(), pairs[f"{column} first"].to_numpy()
+                # Versions of headscope round differently in the last digits.
+                is_number = pairs[column].dtype.kind == "f"
+                equal = np.isclose(value, first, rtol=1e-5, atol=0, equal_nan=True) if is_number else value == first
+                differs |= ~equal
+            if count := int(differs.sum()):
+                row_counts[name] = count
         return row_counts
 
     def _may_repeat(self, name: str) -> bool:
         """Whether two runs can have rows with the same key. A model that was measured twice became two models."""
-        has_model_key = "model" in all_tables()[name].keys
-        return sum(name in run.tables for run in self.parts) > 1 and (
-            name in tables_of_every_run() or not has_model_key
-        )
+        return name in repeatable_tables() and sum(name in run.tables for run in self.parts) > 1
 
 
 def combine_runs(runs: Sequence[Run]) -> Run:
@@ -222,7 +228,7 @@ def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     has_same_facts = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
     documents = {item for _, model in entries for item in (model.get("documents_sha256") or {}).items()}
     has_same_texts = len(documents) == len({name for name, _ in documents})
-    measured = [name for run, _ in entries for name in run.tables if name not in tables_of_every_run()]
+    measured = [name for run, _ in entries for name in run.tables if name not in repeatable_tables()]
     return has_same_facts and has_same_texts and len(measured) == len(set(measured))
 
 

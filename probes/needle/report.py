@@ -13,7 +13,7 @@ from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
 from probes.needle.analysis import DETECTOR_PAIRS, scores_by_seed, seed_columns
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
-from probes.needle.trial_explorer import cell_link
+from probes.needle.trial_explorer import success_map_chart
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -62,18 +62,7 @@ def _success_by_length_charts(needles: pd.DataFrame) -> Iterator[Chart]:
 def _success_map_charts(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
     for label in models:
         for mode in analysis.present_modes(needles):
-            trials = needles[(needles["model"] == label) & (needles["mode"] == mode)]
-            lengths = sorted(trials["context_length"].unique())
-            yield Chart(
-                plots.plot_success_map(needles, label, mode),
-                "One cell per context length and depth. A trial succeeds if its answer contains more than half of the "
-                "needle's words.",
-                half_width=True,
-                cell_links=[
-                    [cell_link(label, mode, length, depth) for length in lengths]
-                    for depth in sorted(trials["depth"].unique())
-                ],
-            )
+            yield success_map_chart(needles, label, mode)
 
 
 def _attribution_charts(context: RenderContext) -> Iterator[Chart]:

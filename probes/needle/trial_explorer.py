@@ -5,13 +5,13 @@ the answer token (`step`, from 1) and head (`layer`, `head`) whose attention is 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
-from headscope.report.blocks import Block, Link, PageContent, RenderContext, TextBlock
+from headscope.report.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
 from headscope.report.explorer_blocks import (
     KeyLinks,
     LinkChoice,
@@ -24,8 +24,8 @@ from headscope.report.explorer_blocks import (
 from headscope.report.text import format_percent, to_visible_line, to_visible_token
 from headscope.report.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
 from headscope.runs.run import Run
-from probes.needle import PROBE
-from probes.needle.analysis import MODE_LABELS, present_modes, success_by_cell
+from probes.needle import PROBE, plots
+from probes.needle.analysis import MODE_LABELS, present_modes
 from probes.needle.schema import NEEDLES
 
 PAGE_TITLE = "Needle trials"
@@ -36,7 +36,7 @@ KEY_CONTEXT = (12, 8)
 
 
 def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageContent:
-    """The success table, the trials of the selected cell, and the selected trial.
+    """The success map, the trials of the selected cell, and the selected trial.
 
     Defaults replace invalid values of the query, and a note says so.
     """
@@ -63,7 +63,8 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
         "": [
             *_mode_choice(context, mode),
             *([TextBlock(notes)] if notes else []),
-            _success_table(trials, length, depth),
+            *_cell_choices(lengths, depths, length, depth),
+            success_map_chart(trials, context.selected_model, mode),
         ],
         f"Trials at {cell_title}": [_trial_list(cell, int(number)), _trial_links(int(number), len(cell))],
         f"Needle {trial['needle']} in {trial['doc']}": [*_trial_blocks(context, trial)],
@@ -77,7 +78,7 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
     return PageContent(PAGE_TITLE, lead, sections)
 
 
-def cell_link(model: str, mode: str, length: int, depth: float) -> str:
+def _cell_link(model: str, mode: str, length: int, depth: float) -> str:
     """App link to the first trial of a cell of the success map."""
     return query_link(PROBE.explorer_path, model=model, mode=mode, length=length, depth=_format_depth(depth), trial=1)
 
@@ -95,31 +96,25 @@ def _mode_choice(context: RenderContext, mode: str) -> Iterator[LinkChoice]:
         )
 
 
-def _success_table(trials: pd.DataFrame, length: str, depth: str) -> Block:
-    """Share of successful trials by depth and context length; each cell links to its trials."""
-    cell_counts = success_by_cell(trials).assign(depth_text=lambda rows: rows["depth"].map(_format_depth))
-    lengths = sorted(cell_counts["context_length"].unique())
-    cells: list[list[TextCell]] = []
-    for depth_text, rows in cell_counts.groupby("depth_text", sort=True):
-        by_length = rows.set_index("context_length")
-        row: list[TextCell] = [format_percent(float(str(depth_text)))]
-        for cell_length in lengths:
-            is_selected = (str(cell_length), str(depth_text)) == (length, depth)
-            token = (
-                _share_token(by_length.loc[cell_length], int(cell_length), str(depth_text), is_selected)
-                if cell_length in by_length.index
-                else Token("–")
-            )
-            row.append([token])
-        cells.append(row)
-    header = ["depth", *(f"{cell_length:,} tokens" for cell_length in lengths)]
-    return passage_table("Share of successful trials. Click a cell to open its trials.", header, cells)
+def _cell_choices(lengths: Sequence[str], depths: Sequence[str], length: str, depth: str) -> Iterator[LinkChoice]:
+    """Lists of the context lengths and depths; each links to the first trial of the cell."""
+    length_links = [Link(f"{int(item):,}", query_link(length=item, trial=1)) for item in lengths]
+    depth_links = [Link(format_percent(float(item)), query_link(depth=item, trial=1)) for item in depths]
+    yield LinkChoice(length_links, "Context length", lengths.index(length))
+    yield LinkChoice(depth_links, "Depth", depths.index(depth))
 
 
-def _share_token(counts: pd.Series, length: int, depth: str, is_selected: bool) -> Token:
-    tooltip = f"{int(counts['successes'])} of {int(counts['trials'])} trials"
-    href = f"?length={length}&depth={depth}&trial=1"
-    return Token(format_percent(counts["share"]), float(counts["share"]), href, is_marked=is_selected, tooltip=tooltip)
+def success_map_chart(needles: pd.DataFrame, model: str, mode: str) -> Chart:
+    """Success by context length and depth; each cell links to its trials."""
+    trials = needles[(needles["model"] == model) & (needles["mode"] == mode)]
+    lengths, depths = (sorted(trials[name].unique()) for name in ("context_length", "depth"))
+    return Chart(
+        plots.plot_success_map(needles, model, mode),
+        "One cell per context length and depth. A trial succeeds if its answer contains more than half of the "
+        "needle's words.",
+        half_width=True,
+        cell_links=[[_cell_link(model, mode, length, depth) for length in lengths] for depth in depths],
+    )
 
 
 def _trial_list(cell: pd.DataFrame, trial_number: int) -> Block:

@@ -74,16 +74,17 @@ def _collect_stored_patterns(run: RunTables) -> dict[str, StoredPatterns]:
     return patterns
 
 
-def have_same_tokens(run: RunTables, doc: str, model: str, other_model: str) -> bool:
-    """Whether two models split a document into the same tokens."""
-    tokenizers, _ = run.derived(_load_texts)
-    return tokenizers.get((other_model, doc)) == tokenizers[model, doc]
+def have_same_tokens(run: RunTables, doc: str, length: int, model: str, other_model: str) -> bool:
+    """Whether two models split a document of that context length into the same tokens."""
+    tokenizers = run.derived(_load_texts)[0]
+    return tokenizers.get((other_model, doc), {}).get(length) == tokenizers[model, doc][length]
 
 
 def document_text(run: RunTables, model: str, doc: str) -> TokenizedText:
-    """A document in the tokens of a model."""
+    """A document in the tokens of a model, at its longest context length, of which shorter ones are the beginning."""
     tokenizers, texts = run.derived(_load_texts)
-    return texts[tokenizers[model, doc], doc]
+    of_length = tokenizers[model, doc]
+    return texts[of_length[max(of_length)], doc]
 
 
 def top_keys(run: RunTables, pattern_key: PatternKey, query: int) -> pd.DataFrame:
@@ -163,10 +164,14 @@ def _sort_by_pattern(run: RunTables, table_name: str, sort_columns: Sequence[str
     }
 
 
-def _load_texts(run: RunTables) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], TokenizedText]]:
-    """The tokenizer of each (model, document), and the tokens of each (tokenizer, document)."""
-    rows = run.table("pattern_texts")[["model", "doc", "tokenizer"]].astype("str").itertuples(index=False, name=None)
-    tokenizers = {(model, doc): tokenizer for model, doc, tokenizer in rows}
+def _load_texts(
+    run: RunTables,
+) -> tuple[dict[tuple[str, str], dict[int, str]], dict[tuple[str, str], TokenizedText]]:
+    """The tokenizer of each (model, document) by context length, and the tokens of each (tokenizer, document)."""
+    rows = run.table("pattern_texts")[["model", "doc", "context_length", "tokenizer"]]
+    tokenizers: dict[tuple[str, str], dict[int, str]] = {}
+    for model, doc, length, tokenizer in rows.itertuples(index=False, name=None):
+        tokenizers.setdefault((str(model), str(doc)), {})[int(length)] = str(tokenizer)
     texts = {}
     for (tokenizer, doc), block in run.table("token_text").groupby(["tokenizer", "doc"], observed=True):
         block = block.sort_values("position")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from headscope.plots import axes, style
 from headscope.report import assembly
-from headscope.report.blocks import Block, Link, PageContent, RenderContext, TextBlock
+from headscope.report.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
 from headscope.report.explorer_blocks import (
     KeyLinks,
     LinkChoice,
@@ -43,6 +44,8 @@ QUERY_CONTEXT = (24, 3)
 """Tokens before and after the query token."""
 CHOICE_CONTEXT = (5, 1)
 """Tokens before and after a token that can be selected as query."""
+CHART_HEIGHT = 210
+"""Height of the chart of a row in px."""
 MAX_WHOLE_TEXT = 1024
 """A text of at most so many tokens is shown whole."""
 
@@ -98,19 +101,24 @@ def resolve_state(run: Run, model: str, url_query: Mapping[str, str]) -> LensSta
 def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageContent:
     """The lens on the row that the URL names; a value that does not exist is replaced and noted."""
     run, model = context.run, context.selected_model
-    if model not in (patterns := stored_patterns(run)):
+    if not (patterns := stored_patterns(run)):
+        hint = "These runs hold attention maps alone, which the pages of heads show. Store rows with:"
+        return PageContent(TITLE, "", {"": [TextBlock([hint], command=PROBE.command_line)]})
+    if model not in patterns:
         return PageContent(TITLE, f"No attention patterns of {model} are stored. Choose {' or '.join(patterns)}.", {})
     state = resolve_state(run, model, url_query)
     text, keys = document_text(run, model, state.doc), top_keys(run, state.pattern_key, state.query_position)
+    rows = _rows_by_model(run, state, context.models)
     sections: dict[str, list[Block]] = {
         "": [
             *_selection_lists(run, state),
             _row_links(run, state),
             *([TextBlock(state.notes)] if state.notes else []),
+            _weights_chart(state, text, rows),
             _attended_text(run, state, text, keys),
         ],
         "Why here?": [*assembly.row_blocks(run, *state.pattern_key, state.query_position)],
-        "The same row under each model": [*_compare_models(run, state, text, context.models)],
+        "The same row under each model": [*_compare_models(state, text, context.models, rows)],
         "Other query tokens": [*_query_choices(run, state, text)],
         "Top far rows of this head": [far_rows_table(run, model, state.layer, state.head)],
     }
@@ -211,15 +219,43 @@ def _query_choices(run: Run, state: LensState, text: TokenizedText) -> Iterator[
     yield passage_table(f"The {len(links):,} query tokens with stored rows, underlined.", ("",), [[tokens]])
 
 
-def _compare_models(run: Run, state: LensState, text: TokenizedText, models: Sequence[str]) -> Iterator[Block]:
+def _rows_by_model(run: Run, state: LensState, models: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The top keys of the row under each model that splits the text into the same tokens."""
+    same = [label for label in models if have_same_tokens(run, state.doc, state.length, state.model, label)]
+    rows = {label: top_keys(run, (label, *state.pattern_key[1:]), state.query_position) for label in same}
+    return {label: keys for label, keys in rows.items() if len(keys)}
+
+
+def _weights_chart(state: LensState, text: TokenizedText, rows: Mapping[str, pd.DataFrame]) -> Chart:
+    """How far back the top keys of the row are, and their weights, under each model."""
+    keys = pd.concat(rows, names=["model"]).reset_index("model")
+    axis = axes.StepAxis(keys["distance"])  # distance 0 has a place beside the logarithmic ones
+    figure = style.new_figure(f"Weight by distance: layer {state.layer}, head {state.head}", CHART_HEIGHT)
+    for label, model_style in style.model_styles(keys).items():
+        of_model = keys[keys["model"] == label]
+        weights = of_model["weight"].astype("float64")
+        figure.add_scatter(
+            x=axis.positions(of_model["distance"]),
+            y=weights,
+            name=model_style.name,
+            mode="markers",
+            marker={"color": model_style.colour, "symbol": model_style.symbol, "size": 8},
+            error_y={"array": 0 * weights, "arrayminus": weights, "width": 0, "thickness": 1.5},
+            text=[style.escape_label(mark_token(text, key, 3, 2)) for key in of_model["key"]],
+            customdata=of_model["distance"],
+            hovertemplate="%{text}<br>distance %{customdata:,}<br>weight %{y:.3f}",
+        )
+    figure.update_xaxes(axis.settings, range=axis.range[::-1], title_text="distance (tokens)")
+    figure.update_yaxes(title_text="weight", range=[0, 1.05])
+    caption = f"The top keys of the row of token {state.query_position:,}. As in the text, the query is at the right."
+    return Chart(style.fit_legend(figure), caption)
+
+
+def _compare_models(
+    state: LensState, text: TokenizedText, models: Sequence[str], rows: Mapping[str, pd.DataFrame]
+) -> Iterator[Block]:
     """Weights of the keys that lead the row under any model, and differences from the first model."""
-    weights: dict[str, pd.Series] = {}
-    for label in models:
-        if not have_same_tokens(run, state.doc, state.model, label):
-            continue
-        keys = top_keys(run, (label, *state.pattern_key[1:]), state.query_position)
-        if len(keys):
-            weights[label] = keys.set_index("key")["weight"].astype("float64")
+    weights = {label: keys.set_index("key")["weight"].astype("float64") for label, keys in rows.items()}
     ordered_keys = {int(key): None for label in (state.model, *weights) for key in weights[label].index}
     baseline, *compared = [label for label in models if label in weights]
     names = ["token", "distance", *weights, *(f"{label} − {baseline}" for label in compared)]

@@ -78,24 +78,27 @@ def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap 
 def head_map_chart(run: Run, model: str, layer: int, head: int) -> Chart | None:
     """The head's map under the first model and under `model`, and their difference; None without a stored map.
 
-    If `model` is the first model, the next one is shown beside it. A block links to the stored row nearest to it.
+    If `model` is the first model, or has no map, the next one is shown beside it. A block links to the stored row
+    nearest to it.
     """
     labels = mapped_models(run)
-    if model not in labels:
-        return None
-    other = model if model != labels[0] else next(iter(labels[1:]), model)
-    maps = [stored for label in dict.fromkeys((labels[0], other)) if (stored := head_map(run, label, layer, head))]
+    compared = [model] if model in labels[1:] else labels[1:2]
+    maps = [stored for label in (*labels[:1], *compared) if (stored := head_map(run, label, layer, head))]
     if not maps:
         return None
     same_text = len({(pooled_map.doc, pooled_map.length) for pooled_map in maps}) == 1
-    difference = len(maps) == 2 and same_text and have_same_tokens(run, maps[0].doc, maps[0].model, maps[1].model)
+    links = _row_links(run, maps[0], layer, head)
+    missing = "" if model in labels else f" No map of {model} is stored."
+    hint = " A block leads to the nearest stored row in Lens." if links else ""
+    shown = [pooled_map.model for pooled_map in maps]
+    difference = len(maps) == 2 and same_text and have_same_tokens(run, maps[0].doc, maps[0].length, *shown)
     size = map_blocks(maps[0].length)[0]
     blocks = f"blocks of {size} tokens" if size > 1 else "single tokens"
     return Chart(
         plot_head_maps(run, maps, layer, head, difference),
         f"Mean weight of the query rows of a block on the keys of a block; {blocks} of {maps[0].doc}, "
-        f"{maps[0].length:,} tokens. Drag to zoom. A block leads to the nearest stored row in Lens.",
-        cell_links=_row_links(run, maps[0], layer, head),
+        f"{maps[0].length:,} tokens. Weights below 0.0001 are stored as 0.{missing} Drag to zoom.{hint}",
+        cell_links=links,
     )
 
 

@@ -72,23 +72,25 @@ class PatternsRunner:
         assert cell.model is not None
         assert cell.text_pass is not None
         count = length if self.texts.is_prompt else self.options.rows
-        rows = stratified_rows(length, count, self.context.seed + cell.text_pass.document)
+        top_keys = None
+        if count:
+            rows = stratified_rows(length, count, self.context.seed + cell.text_pass.document)
+            top_keys = TopKeysAccumulator(model.geometry, rows, self.options.keys)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         tokenizer = self.context.tokenizer(cell.model) if cell.task.stores_tokens else None
-        top_keys = TopKeysAccumulator(model.geometry, rows, self.options.keys)
         is_mapped = self.options.map and cell.text_pass.document == 0 and length == len(document.ids)
         maps = PooledMaps(model.geometry, length) if is_mapped else None
         return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document, maps)
 
 
 class PatternsObserver:
-    """Collects the top keys of one pass and `maps`, if given; stores the document's tokens if `tokenizer` is given."""
+    """Collects `top_keys` and `maps` of one pass, if given; stores the document's tokens if `tokenizer` is given."""
 
     needs_whole_text = False
 
     def __init__(
         self,
-        top_keys: TopKeysAccumulator,
+        top_keys: TopKeysAccumulator | None,
         keys: Mapping[str, Any] | None = None,
         tokenizer_digest: str = "",
         tokenizer: Any = None,
@@ -99,18 +101,18 @@ class PatternsObserver:
         self.tokenizer_digest, self.tokenizer, self.document = tokenizer_digest, tokenizer, document
 
     def listen(self, layers: CapturedLayers) -> None:
-        layers.listen(self.top_keys.update)
+        if self.top_keys is not None:
+            layers.listen(self.top_keys.update)
         if self.maps is not None:
             layers.listen(self.maps.update)
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
-        rows = len(self.top_keys.rows)
-        tables: dict[str, Rows] = {
-            "pattern_texts": {**self.keys, "tokenizer": [self.tokenizer_digest], "rows": rows},
-            "top_keys": {**self.keys, **self.top_keys.compute()},
-        }
-        if len((far_keys := self.top_keys.compute_far_keys())["query"]):
-            tables["far_keys"] = {**self.keys, **far_keys}
+        rows = 0 if self.top_keys is None else len(self.top_keys.rows)
+        tables: dict[str, Rows] = {"pattern_texts": {**self.keys, "tokenizer": [self.tokenizer_digest], "rows": rows}}
+        if self.top_keys is not None:
+            tables["top_keys"] = {**self.keys, **self.top_keys.compute()}
+            if len((far_keys := self.top_keys.compute_far_keys())["query"]):
+                tables["far_keys"] = {**self.keys, **far_keys}
         if self.maps is not None:
             tables["attention_maps"] = {**self.keys, **_map_rows(self.maps)}
         if self.tokenizer is not None and self.document is not None:

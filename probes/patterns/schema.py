@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headscope.bins import map_blocks
 from headscope.runs.arrow import Rows
@@ -17,6 +17,8 @@ from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
 
 LEVELS_PER_OCTAVE = 12
 """Stored levels of a map's weight between 1 and 1/2."""
+LOWEST_LEVEL = 96
+"""The level of weight 1e-4. Smaller weights would double a run of maps, and add up to less than 0.5 % of a row."""
 
 
 class PatternsOptions(PromptOptions):
@@ -24,7 +26,11 @@ class PatternsOptions(PromptOptions):
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
     rows: int = Field(
-        64, ge=2, le=MAX_PROMPT_TOKENS, description="query rows sampled per document, the same for all heads and models"
+        64,
+        ge=0,
+        le=MAX_PROMPT_TOKENS,
+        description="query rows sampled per document, the same for all heads and models; with 'map', 0 stores the map "
+        "alone",
     )
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")
     map: bool = Field(
@@ -32,6 +38,12 @@ class PatternsOptions(PromptOptions):
         description="also store the attention pattern of every head, pooled to at most 128 x 128 blocks of tokens, "
         "over the first document at the longest context length",
     )
+
+    @model_validator(mode="after")
+    def _check_stores_something(self) -> "PatternsOptions":
+        if not self.rows and not self.map:
+            raise ValueError("0 'rows' store nothing without 'map'. Add 'map', or give at least 1")
+        return self
 
 
 TOKENIZER_MEANING = "first digits of a digest of the text and the tokenizer; models with the same value share tokens"
@@ -45,8 +57,9 @@ PATTERN_TEXTS = Table(
         LENGTH,
         DOC,
         Column("tokenizer", "label", "", TOKENIZER_MEANING),
-        Column("rows", "index32", "rows", "stored query rows, the same in every layer and head", 1),
+        Column("rows", "index32", "rows", "stored query rows, the same in every layer and head", 0),
     ),
+    describes_inputs=True,
 )
 
 TOKEN_TEXT = Table(
@@ -120,7 +133,7 @@ ATTENTION_MAPS = Table(
             "bytes",
             "",
             "M[a, 0] to M[a, a], one byte each: byte n > 0 is the weight 2^((n - 255) / 12), to within 3 %; byte 0 is "
-            "a weight below 4.2e-7. The weights of a row add up to 1, less the share of a learned sink",
+            "a weight below 1e-4. The weights of a row add up to 1, less the share of a learned sink and these weights",
         ),
     ),
 )
@@ -181,6 +194,7 @@ def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
     """The rows of a map [blocks, blocks], each up to its diagonal, as `attention_maps` stores them."""
     with np.errstate(divide="ignore"):
         levels = np.round(255 + LEVELS_PER_OCTAVE * np.log2(pooled)).clip(0, 255).astype(np.uint8)
+    levels[levels < LOWEST_LEVEL] = 0
     return [row[: block + 1].tobytes() for block, row in enumerate(levels)]
 
 

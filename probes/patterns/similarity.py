@@ -102,8 +102,8 @@ def _stored_rows(run: RunTables) -> StoredRows | None:
 
 
 def _text_numbers(run: RunTables, models: pd.Index, docs: pd.Index) -> npt.NDArray[np.int64]:
-    """A number [models, docs] for each document in one tokenization."""
-    texts = run.table("pattern_texts")[["model", "doc", "tokenizer"]].astype(str)
+    """A number [models, docs] for each document with stored rows in one tokenization."""
+    texts = run.table("pattern_texts").query("rows > 0")[["model", "doc", "tokenizer"]].astype(str)
     numbers = np.zeros((len(models), len(docs)), np.int64)
     places = models.get_indexer(pd.Index(texts["model"])), docs.get_indexer(pd.Index(texts["doc"]))
     numbers[places] = pd.factorize(texts["tokenizer"] + " " + texts["doc"])[0]
