@@ -1,8 +1,8 @@
 """Writes a run cell by cell and commits it by one rename.
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished cell. The
-first line of that file holds the sha256 of the JSON that follows, a space, and that JSON: the digests of the inputs that
-no earlier cell had, and for each table its length in bytes and its sha256. The tables follow as Arrow streams.
+first line of that file holds the sha256 of the JSON that follows, a space, and that JSON: the digests of the inputs
+that no earlier cell had, and for each table its length in bytes and its sha256. The tables follow as Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
