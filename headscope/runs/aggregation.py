@@ -116,13 +116,15 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
     The interval is clipped to the range of the values, `low` to `high`.
     """
     blocks = []
-    for _, block in values.groupby(level="model"):
-        table = block.unstack("doc")  # one block per model, whose heads all have the same documents
+    keys = values.index.to_frame(index=False)[["model", "doc"]]
+    documents = keys.drop_duplicates().groupby("model")["doc"].agg(frozenset)
+    for _, block in values.groupby(keys["model"].map(documents.to_dict()).to_numpy()):
+        table = block.unstack("doc")  # of models with the same documents
         numbers = table.to_numpy(dtype=np.float64)
         lower, upper = confidence_interval(numbers).clip(low, high)
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
         blocks.append(pd.DataFrame(columns, index=table.index))
-    return pd.concat(blocks)
+    return blocks[0] if len(blocks) == 1 else pd.concat(blocks).sort_index()
 
 
 def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

@@ -60,6 +60,7 @@ class CellExecutor:
     def __init__(self, context: StudyContext) -> None:
         self.context = context
         self.used_labels: Sequence[str] = context.labels
+        self._labels_of_checkpoint: dict[str, list[str]] = {}
         self.runners: dict[str, Any] = {}
         self._warned_labels: set[str | None] = set()
         for name, probe in plugins.probes().items():
@@ -73,6 +74,7 @@ class CellExecutor:
         cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
         self.used_labels = [label for label in self.context.labels if any(cell.model == label for _, cell in cells)]
         for label in self.used_labels:
+            self._labels_of_checkpoint.setdefault(self.context.checkpoint_name(label), []).append(label)
             if label in self.context.specs:
                 _ = self.context.specs[label].step  # reports an unreadable step before any work
         always = [
@@ -91,9 +93,8 @@ class CellExecutor:
         began = time.monotonic()
         model = None if label is None else context.model(label)
         if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured
-            for other in self.used_labels:
-                if context.checkpoint_name(other) == context.checkpoint_name(label):
-                    _ = context.model(other).schedule
+            for other in self._labels_of_checkpoint[context.checkpoint_name(label)]:
+                _ = context.model(other).schedule
         if model is not None:
             self._warn_beyond_native(job, model)
         ready = time.monotonic()

@@ -158,6 +158,10 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     `weighted_log_theta`. From `scales`: `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`.
     `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
     """
+    return run.derived(_head_statistics)
+
+
+def _head_statistics(run: RunTables) -> pd.DataFrame | None:
     functions = {
         "attention": _attention_statistics,
         "learned_sink": _learned_sink_statistics,
