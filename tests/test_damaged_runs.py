@@ -270,7 +270,7 @@ def test_malformed_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Pa
         for name in names:
             with pytest.raises(BadRun):
                 resolve_url("/", {"run": name})
-        (listed,) = resolve_url("/runs", {})[3].sections[""]
+        _chart, listed = resolve_url("/runs", {})[3].sections[""]
     assert {row["run"] for row in listed.rows if row["state"].startswith("cannot be read: ")} == names
     assert [row["models"] for row in listed.rows if row["run"] not in names] == ["base, yarn"]
 

@@ -90,7 +90,7 @@ def test_the_shipped_runs_are_read_only(monkeypatch: pytest.MonkeyPatch, request
     assert request.getfixturevalue("headscope")("dash")[0] == 0
     assert request.getfixturevalue("headscope")("dash", str(Path(__file__).parent))[0] == 0
     assert request.getfixturevalue("headscope")("dash", str(Path(__file__).parent), "--read-only")[0] == 0
-    assert [arguments[-1] for arguments in served] == [True, False, True]
+    assert [read_only for *_, read_only, _ in served] == [True, False, True]
 
 
 def test_a_damaged_notes_file_is_no_note(tmp_path: Path) -> None:

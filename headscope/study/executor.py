@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -60,7 +60,6 @@ class CellExecutor:
     def __init__(self, context: StudyContext) -> None:
         self.context = context
         self.used_labels: Sequence[str] = context.labels
-        self._labels_of_checkpoint: dict[str, list[str]] = {}
         self.runners: dict[str, Any] = {}
         self._warned_labels: set[str | None] = set()
         for name, probe in plugins.probes().items():
@@ -74,7 +73,6 @@ class CellExecutor:
         cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
         self.used_labels = [label for label in self.context.labels if any(cell.model == label for _, cell in cells)]
         for label in self.used_labels:
-            self._labels_of_checkpoint.setdefault(self.context.checkpoint_name(label), []).append(label)
             if label in self.context.specs:
                 _ = self.context.specs[label].step  # reports an unreadable step before any work
         always = [
@@ -111,6 +109,14 @@ class CellExecutor:
             opening_seconds=ready - began,
             peak_bytes=peak_bytes(),
         )
+
+    @cached_property
+    def _labels_of_checkpoint(self) -> dict[str, list[str]]:
+        """The models that some cell needs, by the name of their checkpoint."""
+        labels: dict[str, list[str]] = {}
+        for label in self.used_labels:
+            labels.setdefault(self.context.checkpoint_name(label), []).append(label)
+        return labels
 
     def _warn_beyond_native(self, job: Job, model: Model) -> None:
         """Warn once per model of a context that is longer than the one it was trained for, without a scheme."""

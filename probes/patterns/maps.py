@@ -156,7 +156,7 @@ def _add_difference(figure: go.Figure, first: AttentionMap, second: AttentionMap
     change = np.round(second.weights - first.weights, 4)
     limit = symmetric_limit(change[np.tril_indices(len(change))], minimum=1e-3)
     bar = {**BAR_PLACE, "y": 0, "yanchor": "bottom", "title": {"text": "difference<br> ", "font": {"size": 12}}}
-    bar |= symmetric_colorbar(change, limit)
+    bar |= {name: labels[::2] for name, labels in symmetric_colorbar(change, limit).items()}  # half a bar holds three
     scale = {"zmin": -limit, "zmax": limit, "colorscale": style.DIVERGING_SCALE}
     _add_heat_map(figure, second, change, "difference %{z:+.3g}", place, **scale, colorbar=bar, showscale=True)
 
