@@ -1,7 +1,7 @@
 "use strict";
 // Charts: drawn once, when they come into view, and exported as CSV.
 (function () {
-  // Dash's polyfill replaces String.trim, which plotly calls for every colour of every point, by a slow one.
+  // Restore the browser's String.trim: Dash replaces it by a slow polyfill, and plotly calls it for every colour of every point.
   const blankPage = document.head.appendChild(document.createElement("iframe"));
   String.prototype.trim = blankPage.contentWindow.String.prototype.trim;
   blankPage.remove();

