@@ -47,8 +47,9 @@ def create_app(
     read_only: bool = False,
     combined_with: Sequence[str] = (),
 ) -> Dash:
-    """The app on the runs of a folder; `path` is the folder, or the run to show first, combined with the runs named.
+    """The app on the runs of a folder; `path` is the folder, or the run to show first.
 
+    That run is combined with the runs of the folder that `combined_with` names.
     `models` are the specs of the models of the playground, by label. A `read_only` app writes nothing.
     """
     app = Dash(

@@ -85,7 +85,8 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
 def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article:
     figure = block.figure
     title = str(figure.layout.title.text).replace("<br>", " ")
-    figure.update_layout(title_text=None, margin_t=max(10, (figure.layout.margin.t or 46) - 21))
+    margin = (figure.layout.margin.t or 46) - 21  # without the title above the legend
+    figure.update_layout(title_text=None, margin_t=max(10, margin))
     graph = dcc.Graph(
         id={"chart": block_id, "heads": has_head_points(figure)},
         figure=figure,

@@ -1,6 +1,7 @@
 """Resuming runs: only from the same inputs; a finished run is not measured again."""
 
 import copy
+import hashlib
 import json
 import logging
 import random
@@ -16,7 +17,7 @@ from support.adapters import noisy
 from support.tiny_studies import PROBES, StopsAfter, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.errors import BadInput, InputChanged, Interrupted
+from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
 from headscope.models import checkpoint
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -275,6 +276,16 @@ def test_long_cell_names_get_distinct_folders(tmp_path: Path) -> None:
         folders = {writer._cell(f"{'x' * length}{end}") for length in (240, 300) for end in "ab"}
     assert len(folders) == 4
     assert max(len(folder.name) for folder in folders) <= 255
+
+
+def test_cells_without_digests_of_their_inputs_are_refused(folder: Path) -> None:
+    partial = interrupted_run(folder, "measure")
+    (cell,) = (partial / "cells").iterdir()
+    line, _, tables = cell.read_bytes().partition(b"\n")
+    header = json.dumps(json.loads(line.partition(b" ")[2])["tables"]).encode()  # as earlier versions wrote it
+    cell.write_bytes(hashlib.sha256(header).hexdigest().encode() + b" " + header + b"\n" + tables)
+    with pytest.raises(BadRun, match=rf"was stored by an earlier version. Delete {partial} to start again"):
+        runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
 @pytest.mark.parametrize("other", [True, False])

@@ -2,9 +2,9 @@
 // Charts: drawn once, when they come into view, and exported as CSV.
 (function () {
   // Restore the browser's String.trim: Dash replaces it by a slow polyfill, and plotly calls it for every colour of every point.
-  const blankPage = document.head.appendChild(document.createElement("iframe"));
-  String.prototype.trim = blankPage.contentWindow.String.prototype.trim;
-  blankPage.remove();
+  const cleanFrame = document.head.appendChild(document.createElement("iframe"));
+  String.prototype.trim = cleanFrame.contentWindow.String.prototype.trim;
+  cleanFrame.remove();
 
   const VIEW_MARGIN = "300px";
   const pending = new Map();  // plot -> function that draws it

@@ -20,7 +20,7 @@ from headscope.runs.run_tables import RunTables
 NAME = "Runs"
 PATH = "/runs"
 MAX_CHART_RUNS = 20
-"""The chart shows so many of the newest runs."""
+"""Runs in the chart, the newest."""
 
 
 def controls(run: Run) -> Sequence[str]:
@@ -36,7 +36,7 @@ def missing_command(run: Run) -> str:
 def content(run: Run, view: ViewState) -> PageContent:
     """All runs in a table, and the differences between the configurations of the combined runs."""
     store, rows = current_store(), [*run_records()]
-    charts = [_coverage_chart(finished)] if (finished := _finished_runs()) else []
+    charts = [_coverage_chart(finished)] if (finished := _newest_finished_runs()) else []
     sections: dict[str, list[Block]] = {"": [*charts, RecordTable("Runs of this folder", rows)]}
     if damaged := [f"{row['run']}: {row['state']}" for row in rows if row["state"].startswith("cannot")]:
         sections["Damaged runs"] = [TextBlock(damaged)]
@@ -54,8 +54,8 @@ def content(run: Run, view: ViewState) -> PageContent:
     return PageContent("Runs", introduction, sections)
 
 
-def _finished_runs() -> list[Run]:
-    """The newest readable runs that the chart shows, newest first."""
+def _newest_finished_runs() -> list[Run]:
+    """The readable runs that the chart shows, newest first."""
     return [run for run in current_store().list_runs().values() if isinstance(run, Run)][:MAX_CHART_RUNS]
 
 
@@ -89,7 +89,7 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     newest = f", the {len(runs)} newest" if len(runs) == MAX_CHART_RUNS else ""
     return Chart(
         figure,
-        f"One row per run{newest}. Colour: stored rows of the probe; an empty cell: not measured.",
+        f"One row per run{newest}. Colour: rows that the probe stored; empty: not measured.",
         cell_links=[[query_link(probe.path, run=run.path.name) for probe in rows_by_probe] for run in runs],
     )
 

@@ -1,4 +1,4 @@
-"""Axes: log axes and colour bars with ticks at 1, 2, 5, 10 or at powers of ten; the axis of training steps."""
+"""Axes: log axes and colour bars with ticks at 1, 2, 5, 10 or at powers of ten; the axis of counts."""
 
 import math
 from typing import Any
@@ -60,8 +60,9 @@ def log_colorbar(values: npt.ArrayLike) -> dict[str, Any]:
     return {**ticks, "tickvals": [math.log10(tick) for tick in ticks["tickvals"]]} if ticks else {}
 
 
-class StepAxis:
-    """The axis of training steps: logarithmic over two decades or more, with step 0 left of the first positive step.
+class CountAxis:
+    """An axis of counts (training steps, distances): logarithmic over two decades or more, with 0 left of the first
+    positive one.
 
     `settings` are plotly axis settings; `range` are the ends of the axis in plotly units (log10 on a log axis).
     """

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.plots.axes import StepAxis
+from headscope.plots.axes import CountAxis
 from headscope.runs.column_metadata import statistic
 
 
@@ -55,7 +55,7 @@ def plot_over_steps(
     if heads.empty:
         return style.empty_figure(title, "no model has a training step")
     figure = style.new_figure(title)
-    axis = StepAxis(heads["step"])
+    axis = CountAxis(heads["step"])
     hover = f"step %{{customdata:,}}: {stat.label} %{{y:.4g}}{style.unit_suffix(stat.unit)}"
     table = _quantile_bands(heads, "step", statistic_name, stat.log_scale).assign(
         mean=heads.groupby("step")[statistic_name].median()

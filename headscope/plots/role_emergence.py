@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.plots.axes import StepAxis
+from headscope.plots.axes import CountAxis
 from headscope.plots.highlight import HeadIndex
 from headscope.runs.column_metadata import heads_with_role, statistic
 
@@ -42,7 +42,7 @@ def plot_training_by_layer(
     ]
     trainings = list(dict.fromkeys(training_steps["training"]))
     figure = style.panel_figure(title, [f"layer {layer}" for layer in layers], height=300)
-    step_axis = StepAxis(rows["step"])
+    step_axis = CountAxis(rows["step"])
     for index, layer in enumerate(layers):
         layer_heads, panel_position = rows[rows["layer"] == layer], style.panel_row_col(index, layers)
         if len(trainings) == 1:
@@ -94,7 +94,7 @@ def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: S
     if not counts:
         return style.empty_figure(title, "no head has a role at any step")
     trainings = list(dict.fromkeys(training_steps["training"]))
-    step_axis = StepAxis(rows["step"])
+    step_axis = CountAxis(rows["step"])
     figure = style.panel_figure(title, list(counts), height=260)
     for index, (role, count) in enumerate(counts.items()):
         for training, line_style in _training_line_styles(trainings).items():
@@ -184,7 +184,7 @@ def plot_role_onsets(onsets: pd.DataFrame, trainings: Sequence[str], measured_st
     if onsets.empty:
         return style.empty_figure(title, "no head has a role at the last step")
     roles = list(dict.fromkeys(onsets["role"]))
-    step_axis = StepAxis(pd.Series(measured_steps))
+    step_axis = CountAxis(pd.Series(measured_steps))
     figure = style.new_figure(title, 160 + 46 * len(roles))
     line_styles = _training_line_styles(trainings)
     for index, (training, line_style) in enumerate(line_styles.items()):
@@ -234,7 +234,7 @@ def _add_line(
     column: str,
     label: str,
     line_style: dict[str, Any],
-    step_axis: StepAxis,
+    step_axis: CountAxis,
     show_in_legend: bool,
     panel_position: dict[str, int],
 ) -> None:

@@ -118,7 +118,7 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
     blocks = []
     keys = values.index.to_frame(index=False)[["model", "doc"]]
     documents = keys.drop_duplicates().groupby("model")["doc"].agg(frozenset)
-    for _, block in values.groupby(keys["model"].map(documents.to_dict()).to_numpy()):
+    for _, block in values.groupby(keys["model"].map(documents.to_dict()).to_numpy(), sort=False):
         table = block.unstack("doc")  # of models with the same documents
         numbers = table.to_numpy(dtype=np.float64)
         lower, upper = confidence_interval(numbers).clip(low, high)

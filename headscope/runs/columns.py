@@ -51,8 +51,8 @@ class Table:
     """One stored table: key columns first, then values.
 
     `mean_over_cells` names the count column that weights the value columns when several cells
-    (documents) contribute rows with the same key; None means that keys are unique as written. The rows of a table that
-    `describes_inputs` may be the same in several runs, which then still measured different things.
+    (documents) contribute rows with the same key; None means that keys are unique as written. A table that
+    `describes_inputs` (texts, tokens) may be the same in several runs that measured different things.
     """
 
     name: str

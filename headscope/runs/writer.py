@@ -374,7 +374,10 @@ def _read_header(cell: Path) -> dict[str, Any]:
         raise BadRun(
             f"{cell} is damaged: the sha256 of its first line differs from the recorded one. {_repair_advice(cell)}"
         )
-    return {**json.loads(header), "end": len(line)}
+    contents: dict[str, Any] = {**json.loads(header), "end": len(line)}
+    if "inputs" not in contents:  # nothing to compare with the present inputs
+        raise BadRun(f"{cell} was stored by an earlier version. Delete {cell.parent.parent} to start again")
+    return contents
 
 
 def _stored_tables(cell: Path) -> dict[str, StoredTable]:

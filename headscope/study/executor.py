@@ -91,7 +91,7 @@ class CellExecutor:
         began = time.monotonic()
         model = None if label is None else context.model(label)
         if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured
-            for other in self._labels_of_checkpoint[context.checkpoint_name(label)]:
+            for other in self._labels_by_checkpoint[context.checkpoint_name(label)]:
                 _ = context.model(other).schedule
         if model is not None:
             self._warn_beyond_native(job, model)
@@ -111,7 +111,7 @@ class CellExecutor:
         )
 
     @cached_property
-    def _labels_of_checkpoint(self) -> dict[str, list[str]]:
+    def _labels_by_checkpoint(self) -> dict[str, list[str]]:
         """The models that some cell needs, by the name of their checkpoint."""
         labels: dict[str, list[str]] = {}
         for label in self.used_labels:

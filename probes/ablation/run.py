@@ -283,11 +283,11 @@ def _read_heads(names: Iterable[str]) -> HeadSet:
     """
     heads = HeadSet(())
     for name in names:
-        heads = heads | _heads_of_name(name)
+        heads = heads | _parse_heads(name)
     return heads
 
 
-def _heads_of_name(name: str) -> HeadSet:
+def _parse_heads(name: str) -> HeadSet:
     source, _, rest = name.partition(":")
     if source == "file" and rest:
         return HeadSet.read(rest)

@@ -81,10 +81,10 @@ def have_same_tokens(run: RunTables, doc: str, length: int, model: str, other_mo
 
 
 def document_text(run: RunTables, model: str, doc: str) -> TokenizedText:
-    """A document in the tokens of a model, at its longest context length, of which shorter ones are the beginning."""
+    """The tokens of a document under a model, up to its longest stored context length."""
     tokenizers, texts = run.derived(_load_texts)
-    of_length = tokenizers[model, doc]
-    return texts[of_length[max(of_length)], doc]
+    tokenizer_by_length = tokenizers[model, doc]
+    return texts[tokenizer_by_length[max(tokenizer_by_length)], doc]
 
 
 def top_keys(run: RunTables, pattern_key: PatternKey, query: int) -> pd.DataFrame:

@@ -231,7 +231,7 @@ def _rows_by_model(run: Run, state: LensState, models: Sequence[str]) -> dict[st
 def _weights_chart(state: LensState, text: TokenizedText, rows: Mapping[str, pd.DataFrame]) -> Chart:
     """How far back the top keys of the row are, and their weights, under each model."""
     keys = pd.concat(rows, names=["model"]).reset_index("model")
-    axis = axes.StepAxis(keys["distance"])  # distance 0 has a place beside the logarithmic ones
+    axis = axes.CountAxis(keys["distance"])
     figure = style.new_figure(f"Weight by distance: layer {state.layer}, head {state.head}", CHART_HEIGHT)
     for label, model_style in style.model_styles(keys).items():
         of_model = keys[keys["model"] == label]

@@ -90,14 +90,14 @@ def head_map_chart(run: Run, model: str, layer: int, head: int) -> Chart | None:
     links = _row_links(run, maps[0], layer, head)
     missing = "" if model in labels else f" No map of {model} is stored."
     hint = " A block leads to the nearest stored row in Lens." if links else ""
-    shown = [pooled_map.model for pooled_map in maps]
-    difference = len(maps) == 2 and same_text and have_same_tokens(run, maps[0].doc, maps[0].length, *shown)
+    map_models = [pooled_map.model for pooled_map in maps]
+    difference = len(maps) == 2 and same_text and have_same_tokens(run, maps[0].doc, maps[0].length, *map_models)
     size = map_blocks(maps[0].length)[0]
     blocks = f"blocks of {size} tokens" if size > 1 else "single tokens"
     return Chart(
         plot_head_maps(run, maps, layer, head, difference),
         f"Mean weight of the query rows of a block on the keys of a block; {blocks} of {maps[0].doc}, "
-        f"{maps[0].length:,} tokens. Weights below 0.0001 are stored as 0.{missing} Drag to zoom.{hint}",
+        f"{maps[0].length:,} tokens. The colour scale ends at 0.0001.{missing} Drag to zoom.{hint}",
         cell_links=links,
     )
 

@@ -71,7 +71,7 @@ class PatternsRunner:
         document, length = document_of(cell, self.texts.documents)
         assert cell.model is not None
         assert cell.text_pass is not None
-        count = length if self.texts.is_prompt else self.options.rows
+        count = length if self.texts.is_prompt and self.options.rows else self.options.rows
         top_keys = None
         if count:
             rows = stratified_rows(length, count, self.context.seed + cell.text_pass.document)

@@ -17,8 +17,8 @@ from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
 
 LEVELS_PER_OCTAVE = 12
 """Stored levels of a map's weight between 1 and 1/2."""
-LOWEST_LEVEL = 96
-"""The level of weight 1e-4. Smaller weights would double a run of maps, and add up to less than 0.5 % of a row."""
+MIN_LEVEL = 96
+"""The level of weight 1e-4. Smaller weights, less than 0.5 % of a row, would double the size of a run of maps."""
 
 
 class PatternsOptions(PromptOptions):
@@ -29,8 +29,8 @@ class PatternsOptions(PromptOptions):
         64,
         ge=0,
         le=MAX_PROMPT_TOKENS,
-        description="query rows sampled per document, the same for all heads and models; with 'map', 0 stores the map "
-        "alone",
+        description="query rows sampled per document, the same for all heads and models; with 'map', 0 stores only "
+        "the map",
     )
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")
     map: bool = Field(
@@ -40,9 +40,9 @@ class PatternsOptions(PromptOptions):
     )
 
     @model_validator(mode="after")
-    def _check_stores_something(self) -> "PatternsOptions":
-        if not self.rows and not self.map:
-            raise ValueError("0 'rows' store nothing without 'map'. Add 'map', or give at least 1")
+    def _check_rows(self) -> "PatternsOptions":
+        if self.rows < 2 and not (self.rows == 0 and self.map):
+            raise ValueError(f"'rows' must be at least 2, or 0 together with 'map': {self.rows}. Use more rows")
         return self
 
 
@@ -194,7 +194,7 @@ def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
     """The rows of a map [blocks, blocks], each up to its diagonal, as `attention_maps` stores them."""
     with np.errstate(divide="ignore"):
         levels = np.round(255 + LEVELS_PER_OCTAVE * np.log2(pooled)).clip(0, 255).astype(np.uint8)
-    levels[levels < LOWEST_LEVEL] = 0
+    levels[levels < MIN_LEVEL] = 0
     return [row[: block + 1].tobytes() for block, row in enumerate(levels)]
 
 
