@@ -158,9 +158,11 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_example_notebook_runs_from_checkpoint_to_figure(executed: tuple[Any, Path]) -> None:
     notebook, folder = executed
     outputs = {
-        cell.source.splitlines()[-1]: cell.outputs[-1]["data"] if cell.outputs else {}
+        cell.source.splitlines()[-1]: output["data"]  # the last one of the cell
         for cell in notebook.cells
         if cell.cell_type == "code"
+        for output in cell.outputs
+        if "data" in output  # libraries may write to stderr on a busy machine
     }
     for last in ("run", "charts", "description"):
         (cell,) = (cell for cell in notebook.cells if cell.source.splitlines()[-1] == last)
