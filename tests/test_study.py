@@ -227,6 +227,18 @@ def test_one_checkpoint_under_two_schemes_is_opened_once(folder: Path, tmp_path:
     assert loads.names == [str(folder / "tiny")]
 
 
+def test_checkpoints_with_equal_tokenizer_files_share_one_tokenizer(folder: Path, tmp_path: Path) -> None:
+    models = {"first": folder / "tiny", "equal": tmp_path / "equal", "other": tmp_path / "other"}
+    for label in ("equal", "other"):
+        shutil.copytree(folder / "tiny", models[label])
+    config = models["other"] / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "{{ messages }}"}))
+    study = build_study({**content(folder), "models": {label: str(path) for label, path in models.items()}})
+    context = study_context.StudyContext(study)
+    assert context.tokenizer("first") is context.tokenizer("equal")
+    assert context.tokenizer("first") is not context.tokenizer("other")
+
+
 def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
     other = save_checkpoint(tmp_path / "other", seed=1)
     plan = content(folder)

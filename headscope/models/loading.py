@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +264,7 @@ def file_digest(file: Path) -> bytes:
     return _digest_unchanged(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-@lru_cache(maxsize=256)
+@cache
 def _digest_unchanged(file: Path, *_status: int) -> bytes:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()

@@ -6,7 +6,7 @@ paper is silent are marked "[ours]".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -69,7 +69,7 @@ class Table:
     def values(self) -> list[str]:
         return [column.name for column in self.columns if not column.key]
 
-    @property
+    @cached_property
     def arrow(self) -> pa.Schema:
         """The table's pyarrow schema; units and meanings travel as field metadata."""
         return pa.schema(

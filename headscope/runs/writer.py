@@ -208,7 +208,8 @@ class RunWriter:
         `manifest` holds the other entries of run.json (models, versions, seed, hardware, timings). Raises ValueError
         for a cell that was never added and CannotWrite if the disk is full; the cells are then kept.
         """
-        if missing := [cell for cell in cell_ids if not self._cell(cell).exists()]:
+        cells = {cell_id: self._cell(cell_id) for cell_id in cell_ids}
+        if missing := [cell_id for cell_id, cell in cells.items() if not cell.exists()]:
             raise ValueError(f"cell {missing[0]!r} was never added")
         build = self.partial_path / "commit"
         with uninterrupted():
@@ -216,7 +217,7 @@ class RunWriter:
                 if not self.final_path.is_dir():  # it exists if a kill came between the rename and the clean-up
                     shutil.rmtree(build, ignore_errors=True)
                     build.mkdir()
-                    self._build(build, [self._cell(cell) for cell in cell_ids], manifest)
+                    self._build(build, [*cells.values()], manifest)
                     fsync(build)
                     os.rename(build, self.final_path)
                     fsync(self.final_path.parent)

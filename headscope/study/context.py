@@ -46,6 +46,7 @@ class StudyContext:
     _checkpoint_digests: dict[str, dict[str, str]] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
     _tokenizers: dict[str, Any] = field(default_factory=dict)
+    _tokenizers_by_digest: dict[str, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,7 +133,11 @@ class StudyContext:
         return tokenizer
 
     def _load_tokenizer(self, label: str) -> Any:
+        """The tokenizer of that model's checkpoint. Checkpoints with equal tokenizer files share one."""
         checkpoint = self.specs[label].checkpoint
         if checkpoint not in self._tokenizers:
-            self._tokenizers[checkpoint] = loading.load_tokenizer(checkpoint)
+            digest = digests.digest_tokenizer_files(Path(loading.locate(checkpoint)[0]))
+            if digest not in self._tokenizers_by_digest:
+                self._tokenizers_by_digest[digest] = loading.load_tokenizer(checkpoint)
+            self._tokenizers[checkpoint] = self._tokenizers_by_digest[digest]
         return self._tokenizers[checkpoint]

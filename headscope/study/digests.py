@@ -24,6 +24,12 @@ from headscope.prompts.texts import TokenDocument
 DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
 """Texts, bytes and token ids."""
 
+TOKENIZER_FILES = (
+    *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("vocab*", "merges*", "*.model", "*.tiktoken", "tekken.json"),
+)
+"""Patterns of the files that transformers reads for a tokenizer."""
+
 
 def compute_digest(parts: DigestParts) -> str:
     """One digest of all parts and the boundaries between them."""
@@ -53,6 +59,11 @@ def digest_checkpoint(spec: ModelSpec) -> dict[str, str]:
     if spec.lora is None:
         return inputs
     return {**inputs, "LoRA": digest_files(loading.locate_lora(spec).glob("adapter_*"))}
+
+
+def digest_tokenizer_files(folder: Path) -> str:
+    """Digest of the files of a checkpoint folder that determine its tokenizer."""
+    return digest_files(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
 
 
 def digest_scheme(scheme: Scheme) -> dict[str, str]:
