@@ -90,7 +90,8 @@ def export_scores(
         known = f"it has {', '.join(chosen.options)}" if chosen.options else "it has no options"
         raise BadInput(f"format {file_format} has no option '{unused[0]}'; {known}. Leave it out")
     if chosen.needs_score != (score is not None):
-        raise BadInput(f"format {file_format} needs {'a' if chosen.needs_score else 'no'} score")
+        problem = "a score. Give --score COLUMN" if chosen.needs_score else f"no score: '{score}'. Leave out --score"
+        raise BadInput(f"format {file_format} needs {problem}")
     path = user_input.check_path(out, "out")
     for existing in (path, _side_file(path)):
         if existing.exists():

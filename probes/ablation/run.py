@@ -294,7 +294,7 @@ def _parse_heads(name: str) -> HeadSet:
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
         if match is None:
-            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT or add :MODEL")
+            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT[:MODEL]")
         folder, statistic, count, model = match.groups()
         return Run.open(folder).top_heads(statistic, int(count), model)
     try:
