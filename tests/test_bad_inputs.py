@@ -158,8 +158,8 @@ def of_options() -> Iterator[Any]:
             yield study(f"{section}.{name}", f"{section}: {{{name}: [3.5]}}")
     for section in SECTIONS:
         yield study(f"unknown key '{section}.nope'", f"{section}: {{nope: 1}}")
-        for content, shown_value in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
-            yield study(f"{section} must be a mapping (key: value): {shown_value}", f"{section}: {content}")
+        for content, quoted_value in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
+            yield study(f"{section} must be a mapping (key: value): {quoted_value}", f"{section}: {content}")
         yield study(f"unknown key '{section}s'", f"{section}s: {{}}")
     for value in ("0", "-1", "1"):
         yield case(2, "is too short", "run", f"--length={value}")

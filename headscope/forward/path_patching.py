@@ -120,7 +120,7 @@ def _receives(call: ModuleCall, stream: Tensor) -> bool:
 
 
 class PathPatching:
-    """Path patches of one run of a prompt pair. Create and use it inside `replay.running`.
+    """Path patches of one run of a prompt pair. Create and use it inside `replay.capturing`.
 
     `model_paths` is the model's `inspect_paths`. Memory holds the change of every head's output (the first
     `memory_bytes`; the rest is on disk).

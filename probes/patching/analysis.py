@@ -154,7 +154,7 @@ def pair_metrics(run: RunTables) -> pd.DataFrame:
     return rows[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]].drop_duplicates(keys, ignore_index=True)
 
 
-def shared_pairs(run: RunTables) -> pd.DataFrame:
+def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
     """The pairs that means are over, one row each: prompts, metric, pair.
 
     The metric of such a pair differs enough in every model. Models in which it differs enough in no pair of the set
@@ -215,7 +215,7 @@ def _usable_rows(run: RunTables) -> pd.DataFrame | None:
         return None
     rows = run.table(PATCHING.name)
     rows = plain_types(rows[(rows["position"] == ALL_POSITIONS) & rows["is_normalised"]])
-    return rows.merge(run.derived(shared_pairs))
+    return rows.merge(run.derived(pairs_usable_in_all_models))
 
 
 def _best_method(rows: pd.DataFrame, sweep_keys: Sequence[str] = SWEEP_KEYS) -> pd.DataFrame:

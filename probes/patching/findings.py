@@ -22,7 +22,7 @@ from probes.patching.analysis import (
     estimate_agreement,
     largest_unit,
     pair_metrics,
-    shared_pairs,
+    pairs_usable_in_all_models,
     sweeps,
 )
 from probes.patching.claims import model_claims
@@ -54,7 +54,7 @@ def findings(run: Run) -> Iterator[Finding]:
     """The pairs of each model and set, the largest effects of each sweep, agreement of estimates, changes of models."""
     if PATCHING.name not in run.tables:
         return
-    shared = run.derived(shared_pairs).groupby(["prompts", "metric"]).size()
+    shared = run.derived(pairs_usable_in_all_models).groupby(["prompts", "metric"]).size()
     groups: Any = run.derived(pair_metrics).groupby(["model", "prompts", "metric"], sort=False)
     for (model, prompts, metric), pairs in groups:
         text = _describe_pairs(model, prompts, metric, pairs, int(shared.get((prompts, metric), 0)))

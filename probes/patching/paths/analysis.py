@@ -69,7 +69,7 @@ def _path_effects(exact_rows: pd.DataFrame | None, estimate_rows: pd.DataFrame |
     return _path_columns(paths.index.to_numpy()).join(paths.reset_index(drop=True))
 
 
-def decisive_paths(paths: pd.DataFrame) -> pd.DataFrame:
+def exact_paths_or_all(paths: pd.DataFrame) -> pd.DataFrame:
     """The exact paths of a sweep, or all if every path was only estimated."""
     exact = paths[paths["method"] == "exact"]
     return exact if len(exact) else paths
@@ -77,7 +77,7 @@ def decisive_paths(paths: pd.DataFrame) -> pd.DataFrame:
 
 def strongest_paths(paths: pd.DataFrame, count: int) -> pd.DataFrame:
     """The decisive paths of largest |effect|, strongest first."""
-    decisive = decisive_paths(paths)
+    decisive = exact_paths_or_all(paths)
     return decisive.loc[decisive["effect"].abs().sort_values(ascending=False, kind="stable").index[:count]]
 
 

@@ -10,7 +10,7 @@ from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.run import Run
 from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
 from probes.patching.paths import PROBE, plots
-from probes.patching.paths.analysis import SweepKey, decisive_paths, strongest_paths, sweeps, sweeps_of_model
+from probes.patching.paths.analysis import SweepKey, exact_paths_or_all, strongest_paths, sweeps, sweeps_of_model
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
 
 TABLE_ROWS = 15
@@ -128,7 +128,7 @@ def _sweep_charts(key: SweepKey, paths: pd.DataFrame) -> Iterator[Chart | TextTa
 
 def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
     """The paths of largest and lowest effect, the strongest to the logits, and how many effects differ from zero."""
-    order = decisive_paths(paths).sort_values("effect", ascending=False, kind="stable")
+    order = exact_paths_or_all(paths).sort_values("effect", ascending=False, kind="stable")
     largest, smallest, pairs = order.iloc[0], order.iloc[-1], int(paths["pairs"].max())
     exact = paths[paths["method"] == "exact"]
     if exact.empty:
