@@ -19,9 +19,8 @@ from dashboards import export, layout, run_notes
 from dashboards.controls import build_controls, run_label
 from dashboards.lazy_loading import rendered_page
 from dashboards.pages.runs import describe_progress
-from dashboards.playground import access
 from dashboards.playground.callbacks import register_callbacks
-from dashboards.playground.worker import ModelWorker
+from dashboards.playground.worker import ModelWorker, add_worker
 from dashboards.run_store import RunStore, current_store
 from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
@@ -78,7 +77,7 @@ def create_app(
     if not read_only:
         run_notes.register_callbacks(app)
     if models:
-        access.add_worker(app.server, ModelWorker(models))
+        add_worker(app.server, ModelWorker(models))
         register_callbacks(app)
     _add_security_headers(app)
     app.server.add_url_rule("/newest-run", view_func=_newest_run)

@@ -89,7 +89,7 @@ VOCABULARY = (
 """Terms that no probe declares."""
 
 
-def text() -> str:
+def reference_page() -> str:
     """The whole reference as Markdown."""
     parts = [
         "# headscope reference",
@@ -202,7 +202,7 @@ def _statistics() -> str:
     return "\n".join(rows)
 
 
-def glossary() -> str:
+def glossary_page() -> str:
     """The glossary as Markdown: the terms of all probes, the general vocabulary, and the roles of heads."""
     terms = {term.word: term for term in VOCABULARY}
     for _, declared_terms in plugins.load_parts("glossary"):
@@ -218,7 +218,7 @@ def glossary() -> str:
     return "\n\n".join([*parts, "## Roles of heads", "\n".join(rows)]) + "\n"
 
 
-def measures(page: str) -> str:
+def measures_page(page: str) -> str:
     """The text of docs/measures.md with fresh tables of columns."""
     return COLUMNS_BLOCK.sub(lambda match: f"{match[1]}\n{_column_table(match[2].split())}\n\n{match[3]}", page)
 
@@ -233,6 +233,6 @@ def _column_table(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")
-    GLOSSARY_FILE.write_text(glossary(), encoding="utf-8")
-    MEASURES_FILE.write_text(measures(MEASURES_FILE.read_text(encoding="utf-8")), encoding="utf-8")
+    FILE.write_text(reference_page(), encoding="utf-8")
+    GLOSSARY_FILE.write_text(glossary_page(), encoding="utf-8")
+    MEASURES_FILE.write_text(measures_page(MEASURES_FILE.read_text(encoding="utf-8")), encoding="utf-8")

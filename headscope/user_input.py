@@ -179,7 +179,8 @@ def read_yaml(file: Path, source_name: str) -> Any:
     except BadInput as error:
         raise BadInput(f"{source_name}: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"cannot read {source_name}: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        raise BadInput(f"cannot read {source_name}: {reason}. Use a readable YAML file in UTF-8") from error
     except RecursionError as error:
         raise BadInput(f"cannot read {source_name}: it is nested too deeply. Reduce the nesting") from error
     except (

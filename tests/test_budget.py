@@ -31,7 +31,7 @@ from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.budget import findings
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
-from probes.budget.orders import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
+from probes.budget.streaming_order import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
 
 OPTIONS: dict[str, Any] = {
     "lengths": [32, 64],

@@ -272,7 +272,7 @@ def test_a_window_that_only_the_mask_contains_is_applied() -> None:
 @pytest.mark.parametrize("layer", [-1, families.LAYERS])
 def test_an_unknown_layer_is_bad_input(layer: int) -> None:
     with capturing(tiny("llama")) as layers:
-        with pytest.raises(BadInput, match=f"no layer {layer}: the model has layers 0 to 3"):
+        with pytest.raises(BadInput, match=f"no layer {layer} in the model. Use a layer from 0 to 3"):
             layers.listen(print, [layer])
         with pytest.raises(BadInput, match=f"no layer {layer}"):
             layers.edit_qkv(layer, lambda q, k, v, positions: (q, k, v))

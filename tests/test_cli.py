@@ -85,7 +85,7 @@ def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
     ("scheme", "message"),
     [
         ("yarm:factor=8", "did you mean 'yarn'"),
-        ("yarn:factor=0", "factor=0: expected a number of at least 1"),
+        ("yarn:factor=0", "factor=0 is out of range. Use a number of at least 1"),
         ("yarn", "needs factor="),
         ("yarn:factors=8", "did you mean 'factor'"),
     ],

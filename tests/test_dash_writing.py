@@ -158,10 +158,10 @@ def test_layers_role_statistic_and_set_filter_together(run: Run) -> None:
         "set": "mine",
     }
     view = ViewState.from_query(query, run)
-    shown = {*view.filter_heads(heads)[["layer", "head"]].apply(tuple, axis=1)}
+    filtered_heads = {*view.filter_heads(heads)[["layer", "head"]].apply(tuple, axis=1)}
     without_set = ViewState.from_query({name: value for name, value in query.items() if name != "set"}, run)
     expected = {*without_set.filter_heads(heads)[["layer", "head"]].apply(tuple, axis=1)} & {*members}
-    assert shown == expected
+    assert filtered_heads == expected
     assert "in the set mine" in view.describe_filters()
     assert ViewState.from_query({**query, "set": "other"}, run).notes == (
         "This run has no set \u2018other\u2019; the parameter is ignored.",

@@ -241,7 +241,7 @@ def test_replayed_losses_and_gradients_are_equal_on_two_devices(models: tuple[Mo
     def replayed(model: Model) -> tuple[list[Tensor], list[Tensor]]:
         replay = Replay(model, adapter(model), IDS.to(model.device)[None], memory_bytes=1e9)
         gradients: dict[int, Tensor] = {}
-        with replay.running():
+        with replay.capturing():
             replay.record_streams()
             ablations = [layer_output_edit(zero_ablation, [Unit(layer, 0, 1)], model.geometry) for layer in range(4)]
             losses = [replay.losses({layer: edit}) for layer, edit in enumerate(ablations)]

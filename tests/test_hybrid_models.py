@@ -35,7 +35,7 @@ def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_
     model = loaded(model_type)
     replay = Replay(model, model.schedule, IDS, memory_bytes=1e9)
     units = head_units(model.geometry)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         for unit in (units[0], units[len(units) // 2], units[-1]):
             edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
@@ -48,7 +48,7 @@ def test_the_estimate_of_a_hybrid_is_the_slope_of_the_whole_model(model_type: st
     """The derivative of the loss by a factor of a head's output is minus the estimate of its zero ablation."""
     model = loaded(model_type)
     replay = Replay(model, model.schedule, IDS, memory_bytes=1e9)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         estimates = estimate_effects(replay, {"zero": ABLATIONS["zero"]}, draws=0, seed=0)["zero"]
     factors = [torch.ones(model.geometry.heads, requires_grad=True) for _ in model.attention_modules]

@@ -126,7 +126,7 @@ def test_gradient_estimate_equals_the_derivative_of_the_loss(tmp_path: Path) -> 
     def on_layer(layer: int, z: Tensor, call: Any, gradients: list[Tensor]) -> None:
         slopes[layer] = float((gradients[0] * direction).sum())
 
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         replay.backpropagate([text_loss], on_layer)
         for layer in range(model.geometry.layers):

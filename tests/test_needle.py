@@ -21,7 +21,7 @@ from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.needle import analysis as found_needles
+from probes.needle import analysis as needle_analysis
 from probes.needle import retrieval_scores
 from probes.needle import run as needle
 from probes.needle.generation import rouge1_recall
@@ -38,7 +38,7 @@ def tiny() -> Model:
     return hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
 
 
-# What is found --------------------------------------------------------------------------------------------------------
+# Scores, answers and weights ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(needle_folder: Path, 
     trials = run.needles[run.needles["mode"] == mode]
     assert trials["success"].all()
     assert (trials["recall"] == 1).all()
-    scores = run.heads.set_index(["layer", "head"])[found_needles.retrieval_column(mode)]
+    scores = run.heads.set_index(["layer", "head"])[needle_analysis.retrieval_column(mode)]
     assert scores[0, 2] == pytest.approx(1)
     assert (scores.drop((0, 2)) == 0).all()
     control = run.heads.set_index(["layer", "head"])["retrieval_control"]
@@ -102,11 +102,11 @@ def test_stored_keys_are_those_of_eager_attention_at_every_answer_step(
         row = weights[:, :, trial["prompt_tokens"] - 1 + step, 1:]
         for layer, head, key in (row > bound).nonzero().tolist():
             expected[step, layer, head, key + 1] = float(row[layer, head, key])
-    found = stored.set_index(["step", "layer", "head", "key"])["weight"].to_dict()
+    stored_weights = stored.set_index(["step", "layer", "head", "key"])["weight"].to_dict()
     assert len(expected) > 100
     near_bound = {key for key, weight in expected.items() if abs(weight - bound) < 1e-5}
-    assert {*expected} ^ {*found} <= near_bound
-    assert max(abs(found[key] - expected[key]) for key in {*expected} & {*found}) < 1 / 250
+    assert {*expected} ^ {*stored_weights} <= near_bound
+    assert max(abs(stored_weights[key] - expected[key]) for key in {*expected} & {*stored_weights}) < 1 / 250
 
 
 def test_recall_counts_words_with_repeats() -> None:
@@ -190,11 +190,11 @@ GRID = {"lengths": [320], "depths": 2}
 @pytest.fixture(scope="module")
 def shipped_grid(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All of our needles, hidden from the real model."""
-    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("found"), quiet=True, **GRID)
+    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("shipped"), quiet=True, **GRID)
 
 
 @pytest.fixture(scope="module")
-def found_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def shipped_grid_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("wu")
     return retrieval_scores(smollm2, out=out, quiet=True, needles=1, mode="wu", **GRID)
 
@@ -204,7 +204,7 @@ def found_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run
 def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
     smollm2: Model, mode: str, request: pytest.FixtureRequest
 ) -> None:
-    run: Run = request.getfixturevalue("shipped_grid" if mode == "strict" else "found_as_wu")
+    run: Run = request.getfixturevalue("shipped_grid" if mode == "strict" else "shipped_grid_as_wu")
     eager = copy.deepcopy(smollm2.module)
     eager.set_attn_implementation("eager")
     make = naive_needle.strict_prompt if mode == "strict" else naive_needle.wu_prompt
@@ -239,7 +239,7 @@ def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
 
 @pytest.mark.model
 def test_smollm2_retrieves_shipped_needles_and_controls_score_zero(shipped_grid: Run) -> None:
-    (summary,) = found_needles.retrieval_summary(shipped_grid).to_dict("records")
+    (summary,) = needle_analysis.retrieval_summary(shipped_grid).to_dict("records")
     assert summary["trials"] == 12
     assert summary["share"] >= 0.8
     assert summary["control"] <= 0.05
@@ -296,7 +296,7 @@ def test_run_without_success_has_no_headline_and_stores_failures(
     assert trials["answer"].str.len().gt(0).any()
     assert "retrieval" not in run.heads
     assert run.heads["retrieval_control"].notna().all()
-    (summary,) = found_needles.retrieval_summary(run).to_dict("records")
+    (summary,) = needle_analysis.retrieval_summary(run).to_dict("records")
     assert np.isnan(summary["top"])
     assert "none of" in " ".join(finding.text for finding in assembly.findings_by_topic(run)["Needle in a haystack"])
     terminal.print_warnings(run)

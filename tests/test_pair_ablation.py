@@ -101,7 +101,7 @@ def test_pair_ablation_of_the_real_model_equals_an_edited_eager_attention(smollm
     interventions = pair_interventions(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
     schedule, geometry = resolve_schedule(smollm2, "base"), smollm2.geometry
     replay = Replay(smollm2, schedule, ids, memory_bytes=1e9)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         layer_edits = {
             head.layer: layer_output_edit(interventions["pairs-zero:20-31"], [head], geometry),

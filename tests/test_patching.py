@@ -60,7 +60,7 @@ def exact(
     units: list[Unit] | None = None,
 ) -> dict[Unit, float]:
     replay = PatchingReplay(model, pair, metric, memory_bytes=0)
-    with replay.running():
+    with replay.capturing():
         chosen = patched_units(model, activation) if units is None else units
         return {unit: value for unit, _, value in replay.patch(activation, direction, chosen, [span])}
 
@@ -69,7 +69,7 @@ def estimates(
     model: Model, pair: PairTokens, by_position: bool = False, direction: Direction = "denoising"
 ) -> dict[Activation, Tensor]:
     replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
-    with replay.running():
+    with replay.capturing():
         if by_position:
             return replay.estimate(ACTIVATIONS, direction, [range(at, at + 1) for at in range(pair.aligned)])
         return {name: values[..., 0] for name, values in replay.estimate(ACTIVATIONS, direction, [None]).items()}
@@ -140,7 +140,7 @@ def test_the_estimate_of_kl_for_noising_is_half_the_fisher_information_of_the_ch
     monkeypatch.setattr("headscope.forward.patching.CURVATURE_TOKENS", 3)
     model, pair = loaded(family), random_pair()
     replay = PatchingReplay(model, pair, "kl", memory_bytes=1e9)
-    with replay.running():
+    with replay.capturing():
         estimate = replay.estimate([activation], "noising", [None])[activation][..., 0]
     clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_the_second_order_estimate_of_kl_ranks_the_heads_of_the_real_model(smoll
     units = patched_units(smollm2, "z")[180:]
     for pair in ioi_pairs(smollm2, 4):
         replay = PatchingReplay(smollm2, pair, "kl", memory_bytes=2**30)
-        with replay.running(), torch.no_grad():
+        with replay.capturing(), torch.no_grad():
             values = replay.estimate(["z"], "noising", [None])["z"][..., 0]
             estimated.append([float(values[unit.layer, unit.head]) for unit in units])
             exact_values.append([value for _, _, value in replay.patch("z", "noising", units, [None])])

@@ -99,7 +99,7 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> N
     rows = exact.table("patching").query(
         "model == 'yarn' and pair == 'pair 2' and activation == 'z' and direction == 'noising' and position == -1"
     )
-    with replay.running():
+    with replay.capturing():
         values = replay.patch("z", "noising", patched_units(model, "z"), [None])
         expected = {(unit.layer, unit.head): value for unit, _, value in values}
     stored = rows.set_index(["layer", "head"])["metric_patched"].to_dict()

@@ -85,7 +85,7 @@ def test_patches_of_all_positions_equal_those_of_transformer_lens(
     index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"])
     for pair in pairs:
         replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-        with replay.running():
+        with replay.capturing():
             values = [value for _, _, value in replay.patch(activation, "denoising", chosen, [None])]
         assert_equal(replay, values, patched_by_lens(bridge, pair, FUNCTIONS[activation], index))
 
@@ -103,7 +103,7 @@ def test_patches_of_one_position_equal_those_of_transformer_lens(
     index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"]).assign(pos=at)
     columns = ["layer", "head", "pos"] if activation == "pattern" else ["layer", "pos", "head"]
     replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-    with replay.running():
+    with replay.capturing():
         values = [
             value
             for unit, position in zip(chosen, at, strict=True)
@@ -125,7 +125,7 @@ def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
             bridge, pair.corrupted[:, :-1], clean, corrupted, logit_difference_of(pair), *sender, verbose=False
         )
         replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
-        with replay.running():
+        with replay.capturing():
             patching = PathPatching(replay, inspect_paths(smollm2, pair.clean), "denoising", "recomputed")
             values = dict(patching.patch(paths))
         np.testing.assert_allclose(

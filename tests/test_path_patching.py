@@ -51,14 +51,14 @@ def exact(
     """The change of the logit difference by each path."""
     replay = PatchingReplay(loaded(family), pair or random_pair(), "logit_diff", memory_bytes=0)
     unpatched = replay.corrupted_value if direction == "denoising" else replay.clean_value
-    with replay.running():
+    with replay.capturing():
         patching = PathPatching(replay, path_model(family), direction, norms, memory_bytes=0)
         return {path: value - unpatched for path, value in patching.patch(paths)}
 
 
 def estimates(family: str, norms: Norms = "frozen", pair: PairTokens | None = None) -> Any:
     replay = PatchingReplay(loaded(family), pair or random_pair(), "logit_diff", memory_bytes=1e9)
-    with replay.running():
+    with replay.capturing():
         return PathPatching(replay, path_model(family), "denoising", norms).estimate()
 
 
@@ -97,7 +97,7 @@ def test_estimates_are_the_derivative_of_exact_paths(family: str, norms: Norms) 
     to_heads, to_logits = estimates(family, norms)
     replay = PatchingReplay(loaded(family), random_pair(), "logit_diff", memory_bytes=1e9)
     share = 2e-3
-    with replay.running():
+    with replay.capturing():
         patching = PathPatching(replay, path_model(family), "denoising", norms)
         changes = [patching._changes.load(layer) for layer in range(loaded(family).geometry.layers)]
         for through in (*RECEIVER_INPUTS, "logits"):

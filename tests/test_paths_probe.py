@@ -90,7 +90,7 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) 
     tokens = PairTokens.on_device(pairs.build(2), model.device)
     replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
     paths = [Path((0, 1), (2, 3), "k"), Path((1, 2), None, "logits")]
-    with replay.running():
+    with replay.capturing():
         expected = dict(PathPatching(replay, inspect_paths(model, tokens.clean), "noising").patch(paths))
     rows = exact.table("paths").query("model == 'yarn' and pair == 'pair 2' and direction == 'noising'")
     stored = rows.set_index(["sender_layer", "sender_head", "through"])["metric_patched"]
@@ -112,7 +112,7 @@ def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, fo
         replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
         difference = replay.clean_value - replay.corrupted_value
         if abs(difference) >= 0.5:
-            with replay.running():
+            with replay.capturing():
                 to_heads, _ = PathPatching(replay, inspect_paths(model, tokens.clean), "denoising").estimate()
             effects.append(float(to_heads[0, 1, 3, 2, 2]) / difference)
     row = estimates.query(

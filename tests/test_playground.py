@@ -25,15 +25,14 @@ import headscope
 from dashboards.app import create_app
 from dashboards.components import build_component
 from dashboards.layout import resolve_url
-from dashboards.playground import access
-from dashboards.playground.callbacks import kept_run, parse_count, parse_request, second_prompt
+from dashboards.playground.callbacks import parse_count, parse_request, second_prompt, store_prompt_as_run
 from dashboards.playground.components import next_token_table
-from dashboards.playground.worker import ModelWorker
+from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.playground import tasks
 from headscope.playground.model_process import ModelSession
-from headscope.playground.readings import Reading
+from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.positions.model import Model
 from headscope.report import assembly
 from headscope.runs.run import Run
@@ -87,44 +86,44 @@ def eager_attention(model: Model) -> list[Tensor]:
 
 
 def test_a_reading_has_the_losses_and_next_tokens_of_each_model(session: ModelSession) -> None:
-    readings = tasks.read_prompt(session, PROMPT)
-    assert [reading.label for reading in readings] == ["base", "yarn"]
-    for reading in readings:
-        model = session.model(reading.model)
+    predictions = tasks.predict_prompt(session, PROMPT)
+    assert [prediction.label for prediction in predictions] == ["base", "yarn"]
+    for prediction in predictions:
+        model = session.model(prediction.model)
         ids = tasks.prompt_ids(model, PROMPT)
         with headscope.attached(model), torch.no_grad():
             logits = model.module(ids).logits[0]
         expected = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
-        np.testing.assert_allclose(reading.losses, expected, atol=1e-5)
+        np.testing.assert_allclose(prediction.losses, expected, atol=1e-5)
         p = logits[-1].softmax(-1)
-        assert len(reading.next_tokens) == tasks.SHOWN_NEXT_TOKENS
-        for name, probability in reading.next_tokens.items():
+        assert len(prediction.next_tokens) == tasks.SHOWN_NEXT_TOKENS
+        for name, probability in prediction.next_tokens.items():
             assert probability == pytest.approx(float(p[model.tokenizer.convert_tokens_to_ids(name)]), rel=1e-4)
-        assert "".join(reading.token_texts).split() == PROMPT.split()
-    assert [*readings[0].next_tokens] == [*readings[1].next_tokens]
+        assert "".join(prediction.token_texts).split() == PROMPT.split()
+    assert [*predictions[0].next_tokens] == [*predictions[1].next_tokens]
 
 
 def test_a_token_that_a_tokenizer_lacks_has_no_probability_in_the_browser() -> None:
-    reading = Reading(
+    prediction = PromptPrediction(
         "base", False, ["a"], [False], np.zeros(0, np.float32), {"x": 0.5, "y": None}, {"x": "x", "y": "y"}, {0: 2}
     )
-    sent = Reading.from_json(json.loads(to_json(reading.to_json())))
-    assert sent.next_tokens == reading.next_tokens
+    sent = PromptPrediction.from_json(json.loads(to_json(prediction.to_json())))
+    assert sent.next_tokens == prediction.next_tokens
     assert str(next_token_table([sent])).count("not in its vocabulary") == 1
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "streaming:1+2"])
 def test_ablation_changes_the_next_tokens_as_hs_ablated_does(session: ModelSession, kind: str) -> None:
-    readings = tasks.read_prompt(session, PROMPT, HEADS, kind)
-    assert [reading.label for reading in readings] == ["base", "base, ablated", "yarn", "yarn, ablated"]
-    for before, after in (readings[:2], readings[2:]):
+    predictions = tasks.predict_prompt(session, PROMPT, HEADS, kind)
+    assert [prediction.label for prediction in predictions] == ["base", "base, ablated", "yarn", "yarn, ablated"]
+    for before, after in (predictions[:2], predictions[2:]):
         model = session.model(after.model)
         with headscope.attached(model), headscope.ablated(model, HEADS, kind):
             p = next_probabilities(model)
         for name, probability in after.next_tokens.items():
             assert probability == pytest.approx(float(p[model.tokenizer.convert_tokens_to_ids(name)]), rel=1e-4)
         assert after.next_tokens != before.next_tokens
-    (again, _), model = tasks.read_prompt(session, PROMPT), session.model("base")
+    (again, _), model = tasks.predict_prompt(session, PROMPT), session.model("base")
     assert max(again.next_tokens.values()) == pytest.approx(float(next_probabilities(model).max()), rel=1e-4)
 
 
@@ -200,7 +199,7 @@ def test_patching_estimates_are_shares_of_the_logit_difference(session: ModelSes
     answer, wrong = (torch.tensor([model.tokenizer.convert_tokens_to_ids(word)]) for word in ("w9", "w10"))
     pair = PairTokens(clean_ids, corrupted_ids, answer, wrong, clean_ids.shape[1] - 1)
     replay = PatchingReplay(model, pair, "logit_diff", 2**20)
-    with replay.running():
+    with replay.capturing():
         changes = replay.estimate(["z"], "denoising", [None])["z"][..., 0]
     expected = changes / (replay.clean_value - replay.corrupted_value)
     for (layer, head), row in heads.iterrows():
@@ -213,17 +212,17 @@ def test_patching_estimates_are_shares_of_the_logit_difference(session: ModelSes
 @pytest.fixture(scope="module")
 def kept(session: ModelSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = str(tmp_path_factory.mktemp("kept"))
-    token = next(iter(tasks.read_prompt(session, PROMPT, HEADS, "mean")[0].next_tokens))
+    token = next(iter(tasks.predict_prompt(session, PROMPT, HEADS, "mean")[0].next_tokens))
     name = tasks.keep_prompt(session, PROMPT, folder, token, HEADS, "mean")
     assert tasks.keep_prompt(session, PROMPT, folder, token, HEADS, "mean") == name, "nothing is measured twice"
     return Run.open(Path(folder) / name)
 
 
 def test_a_kept_prompt_is_a_run_with_the_numbers_that_are_shown(kept: Run, session: ModelSession) -> None:
-    readings = tasks.read_prompt(session, PROMPT, HEADS, "mean")
-    token, losses = next(iter(readings[0].next_tokens)), kept.nll.set_index("model")["nll"]
+    predictions = tasks.predict_prompt(session, PROMPT, HEADS, "mean")
+    token, losses = next(iter(predictions[0].next_tokens)), kept.nll.set_index("model")["nll"]
     changes = kept.ablation_sets.set_index("model")
-    for before, after in (readings[:2], readings[2:]):
+    for before, after in (predictions[:2], predictions[2:]):
         assert losses[before.model] == pytest.approx(before.mean_loss, abs=1e-5)
         row = changes.loc[before.model]
         assert np.exp(row["metric_before"]) == pytest.approx(before.next_tokens[token], rel=1e-4)
@@ -249,7 +248,7 @@ def test_a_kept_run_opens_like_any_other(kept: Run) -> None:
 def test_a_read_only_app_keeps_nothing(runs: Path, specs: dict[str, str]) -> None:
     server = create_app(runs, specs, read_only=True).server
     with server.app_context(), pytest.raises(CannotWrite, match="was started with --read-only"):
-        kept_run({}, "w9", server.config["PLAYGROUND_TOKEN"])
+        store_prompt_as_run({}, "w9", server.config["PLAYGROUND_TOKEN"])
     with server.app_context():
         content = resolve_url("/playground", {})[3]
         (block,) = content.sections[""]
@@ -283,17 +282,17 @@ def test_bad_numbers_and_empty_second_prompts_are_refused() -> None:
 @pytest.mark.slow
 def test_the_worker_answers_one_request_at_a_time_in_order(worker: ModelWorker, session: ModelSession) -> None:
     expected = tasks.continue_prompt(session, PROMPT, 3)
-    assert worker.ask("continue", prompt=PROMPT, count=3) == expected
+    assert worker.run_task("continue", prompt=PROMPT, count=3) == expected
     with ThreadPoolExecutor(8) as pool:
         counts = [1, 3, 2, 3, 1, 2]
-        answers = list(pool.map(lambda count: worker.ask("continue", prompt=PROMPT, count=count), counts))
+        answers = list(pool.map(lambda count: worker.run_task("continue", prompt=PROMPT, count=count), counts))
     for count, answer in zip(counts, answers, strict=True):
         assert len(answer[0][2].split()) == count
 
 
 @pytest.mark.slow
 def test_a_mistake_of_the_user_keeps_the_process(worker: ModelWorker) -> None:
-    worker.ask("read", prompt=PROMPT)
+    worker.run_task("predict", prompt=PROMPT)
     process = worker.process_id
     for arguments, message in (
         ({"prompt": "w1 " * 2049}, "the prompt has more than 2,048 tokens. Shorten it"),
@@ -301,44 +300,44 @@ def test_a_mistake_of_the_user_keeps_the_process(worker: ModelWorker) -> None:
         ({"prompt": " "}, "the prompt is empty"),
     ):
         with pytest.raises(BadInput, match=message):
-            worker.ask("read", **arguments)
+            worker.run_task("predict", **arguments)
     with pytest.raises(BadInput, match="the prompt has 300 tokens, and its attention is drawn up to 256"):
-        worker.ask("attention", prompt="w1 " * 300, model="base", layer=0)
+        worker.run_task("attention", prompt="w1 " * 300, model="base", layer=0)
     assert worker.process_id == process
 
 
 @pytest.mark.slow
 def test_a_dead_worker_is_reported_once_and_replaced(worker: ModelWorker) -> None:
-    worker.ask("read", prompt=PROMPT)
+    worker.run_task("predict", prompt=PROMPT)
     process = worker.process_id
     assert process is not None
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
     with pytest.raises(BadInput, match=r"the process that runs the model stopped \(exit code -9\)"):
-        worker.ask("continue", prompt=PROMPT, count=10**6)
-    assert len(worker.ask("read", prompt=PROMPT)) == 2
+        worker.run_task("continue", prompt=PROMPT, count=10**6)
+    assert len(worker.run_task("predict", prompt=PROMPT)) == 2
     assert worker.process_id != process
 
 
 @pytest.mark.slow
 def test_cancel_ends_the_running_and_the_waiting_requests(worker: ModelWorker) -> None:
-    worker.ask("read", prompt=PROMPT)
+    worker.run_task("predict", prompt=PROMPT)
     process = worker.process_id
     with ThreadPoolExecutor(2) as pool:
-        requests = [pool.submit(worker.ask, "continue", prompt=PROMPT, count=10**6) for _ in range(2)]
+        requests = [pool.submit(worker.run_task, "continue", prompt=PROMPT, count=10**6) for _ in range(2)]
         time.sleep(0.5)
         worker.cancel()
         for request in requests:
             with pytest.raises(Interrupted, match="the request was cancelled"):
                 request.result(30)
     assert worker.process_id == process
-    assert len(worker.ask("read", prompt=PROMPT)) == 2
+    assert len(worker.run_task("predict", prompt=PROMPT)) == 2
 
 
 @pytest.mark.slow
 def test_a_request_ends_at_the_time_limit(worker: ModelWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "time_limit", 0.5)
     with pytest.raises(Interrupted, match=r"the request took longer than 0\.5 s\. Shorten the prompt"):
-        worker.ask("continue", prompt=PROMPT, count=10**6)
+        worker.run_task("continue", prompt=PROMPT, count=10**6)
 
 
 @pytest.fixture(scope="module")
@@ -356,9 +355,9 @@ def test_only_the_own_page_with_the_token_reaches_the_worker(app: Flask) -> None
             app.test_request_context(base_url="http://127.0.0.1:8050", headers=headers),
             pytest.raises(BadInput, match="the request does not come from this session"),
         ):
-            access.worker(sent)
+            authorized_worker(sent)
     with app.test_request_context(base_url="http://127.0.0.1:8050", headers=own):
-        assert access.worker(token) is app.config["PLAYGROUND_WORKER"]
+        assert authorized_worker(token) is app.config["PLAYGROUND_WORKER"]
     assert app.config["PLAYGROUND_WORKER"].process_id is None, "the process starts on first use"
 
 
@@ -410,7 +409,7 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
     texts = page.locator("#playground-tokens .token").all_inner_texts()
     assert [text.strip() for text in texts] == PROMPT.split()
-    for column, expected in enumerate(tasks.read_prompt(session, PROMPT, HEADS)):
+    for column, expected in enumerate(tasks.predict_prompt(session, PROMPT, HEADS)):
         cells = page.locator(f"#playground-next tbody td:nth-child({column + 2})")
         probabilities = [float(cell.get_attribute("title") or "nan") for cell in cells.all()]
         assert probabilities == pytest.approx([*expected.next_tokens.values()], abs=1e-6)

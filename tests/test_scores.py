@@ -190,13 +190,13 @@ def test_lists_of_a_published_retrieval_head_file_are_averaged(tmp_path: Path) -
         (("duo", "retrieval", "base", {"sink": 0, "recent": 0}), "leave a streaming head no token"),
         (("duo", "retrieval", "base", {"top": 3}), "format duo has no option 'top'; it has reduction, sink, recent"),
         (("csv", "retrieval", "base", {"top": 3}), "format csv has no option 'top'; it has no options"),
-        (("rtp-llm", "retrieval", "base", {"share": 1.5}), "share=1.5: the share of KV groups must be from 0 to 1"),
+        (("rtp-llm", "retrieval", "base", {"share": 1.5}), "share=1.5 is not a share of KV groups"),
         (("duo", "retrieval", "base", {"reduction": "sum"}), "reduction is 'sum'. Use one of: max, mean"),
-        (("qrhead", "retrieval", "base", {"top": 0}), "top=0: the number of heads must be at least 1"),
+        (("qrhead", "retrieval", "base", {"top": 0}), "top=0 is not a number of heads. Use at least 1"),
         (("longrope", None, "adarope", {}), "the heads of adarope differ in their frequencies"),
         (("mha2mla", "retrieval", "base", {}), "no score 'retrieval' of rotary pairs"),
-        (("duo", "retrieval", "base", {"sink": "4"}), "sink='4': give a whole number"),
-        (("rtp-llm", "retrieval", "base", {"share": None}), "share=None: give a number from 0 to 1"),
+        (("duo", "retrieval", "base", {"sink": "4"}), "sink='4' is not a whole number. Use one of at least 0"),
+        (("rtp-llm", "retrieval", "base", {"share": None}), "share=None is not a number. Use one from 0 to 1"),
     ],
 )
 def test_an_export_that_cannot_be_made_is_refused_and_writes_nothing(

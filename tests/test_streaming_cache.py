@@ -60,7 +60,7 @@ def test_generation_with_dropped_tokens_equals_the_masked_model() -> None:
 
 @torch.no_grad()
 def test_the_cache_stores_what_the_arithmetic_says() -> None:
-    from probes.budget.orders import cache_bytes
+    from probes.budget.streaming_order import cache_bytes
 
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     with streaming_cache(model, GROUPS, WINDOW) as cache:

@@ -179,9 +179,9 @@ def test_which_tokens_a_head_attends_to_at_an_answer(page: Page, needle_run: Run
     caption = page.locator("caption", has_text="L16H0 at the query that outputs")
     expect(caption).to_contain_text(f"{keys['weight'].max():.2f} of its weight")
     tokens = page.locator("table", has=caption).locator("[title^='token ']")
-    shown = {title for token in tokens.all() if "weight" in (title := token.get_attribute("title") or "")}
-    assert shown == {f"token {row.key:,}: weight {row.weight:.3f}" for row in keys.itertuples()}
-    assert shown
+    key_titles = {title for token in tokens.all() if "weight" in (title := token.get_attribute("title") or "")}
+    assert key_titles == {f"token {row.key:,}: weight {row.weight:.3f}" for row in keys.itertuples()}
+    assert key_titles
 
 
 def test_which_effective_lengths_change_most(page: Page):
@@ -192,8 +192,8 @@ def test_which_effective_lengths_change_most(page: Page):
         before, after = lengths["base", layer, head], lengths["adarope", layer, head]
         match = re.search(rf"{word} most in L{layer}H{head} \(([\d,.]+) to ([\d,.]+)", text)
         assert match, text
-        shown = [float(number.replace(",", "")) for number in match.groups()]
-        assert shown == pytest.approx([before, after], rel=5e-3)
+        lengths_in_text = [float(number.replace(",", "")) for number in match.groups()]
+        assert lengths_in_text == pytest.approx([before, after], rel=5e-3)
     expect(page.locator("h1")).to_contain_text("Effective length")
 
 
@@ -206,8 +206,8 @@ def test_which_heads_are_induction_heads(page: Page):
     )
     rows = page.locator(".ag-pinned-left-cols-container .ag-row")
     expect(rows).to_have_count(count)
-    shown = {tuple(map(int, row.locator("[role=gridcell]").all_inner_texts())) for row in rows.all()}
-    assert shown == {*scores["base"][scores["base"] > 0.5].index}
+    pinned_heads = {tuple(map(int, row.locator("[role=gridcell]").all_inner_texts())) for row in rows.all()}
+    assert pinned_heads == {*scores["base"][scores["base"] > 0.5].index}
 
 
 def test_what_ablating_the_top_retrieval_heads_costs(page: Page):

@@ -235,7 +235,7 @@ def ablation_errors(model: Model, ids: Tensor) -> list[float]:
     """Relative differences of the loss without a head, replayed and by a hook in the whole model."""
     replay, errors = replay_of(model, ids), []
     units = head_units(model.geometry)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         for unit in units[5 :: len(units) // 9]:
             edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
@@ -265,7 +265,7 @@ def test_gradients_of_the_replay_equal_those_of_the_whole_model(layout: str) -> 
     model = loaded(layout)
     ids, replay = short_text(model), replay_of(model, short_text(model))
     replayed: dict[int, list[Tensor]] = {}
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         replay.backpropagate([summed_loss, one_logit], lambda layer, z, call, slopes: replayed.update({layer: slopes}))
     for number, objective in enumerate((summed_loss, one_logit)):
@@ -332,7 +332,7 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
     other = ids.flip(1)
     runs = [replay_of(model, text) for text in (ids, other)]
     tested_layers, logits = (0, geometry.layers // 2 - 3, geometry.layers - 1), {}
-    with runs[0].running():
+    with runs[0].capturing():
         for run in runs:
             run.record_streams()
         for layer in tested_layers:
@@ -374,7 +374,7 @@ def rotated_by_hand(model: Model, adapter: AdaRoPE, length: int) -> Iterator[Non
     namespace = sys.modules[type(model.attention_modules[0]).__module__]
     index_of = {module: layer for layer, module in enumerate(model.attention_modules)}
     rotate, attend = namespace.apply_rotary_pos_emb, namespace.eager_attention_forward
-    running: list[int] = []
+    entered_layers: list[int] = []
 
     def rotated(x: Tensor, layer: int, axis: int) -> Tensor:
         theta = adapter.theta(layer).detach()
@@ -391,7 +391,7 @@ def rotated_by_hand(model: Model, adapter: AdaRoPE, length: int) -> Iterator[Non
 
     def apply_rotary_pos_emb(*args: Any, unsqueeze_dim: int = 1, **kwargs: Any) -> Any:
         vectors = [t for t in args if t.dim() == 4]
-        results = tuple(rotated(t, running[-1], unsqueeze_dim) for t in vectors)
+        results = tuple(rotated(t, entered_layers[-1], unsqueeze_dim) for t in vectors)
         return results if len(results) > 1 else results[0]
 
     def eager_attention_forward(module: nn.Module, q: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -403,7 +403,7 @@ def rotated_by_hand(model: Model, adapter: AdaRoPE, length: int) -> Iterator[Non
 
     with ExitStack() as stack:
         for module, layer in index_of.items():
-            handle = module.register_forward_pre_hook(lambda *_, layer=layer: running.append(layer))
+            handle = module.register_forward_pre_hook(lambda *_, layer=layer: entered_layers.append(layer))
             stack.callback(handle.remove)
         for name, function in (("apply_rotary_pos_emb", rotate), ("eager_attention_forward", attend)):
             stack.callback(setattr, namespace, name, function)
@@ -432,7 +432,7 @@ def test_a_reset_unit_of_unequal_layers_equals_an_adapter_with_reset_parameters(
     initial, replay = adapter.untrained_copy(), Replay(model, adapter, ids, memory_bytes=1e9)
     cases = list(zip(kv_group_units(model.geometry)[2::41], cycle(("freq", "scale", "joint"))))
     replayed = []
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         for unit, component in cases:
             reset = PositionReset(component, adapter, initial, model.geometry)  # type: ignore[arg-type]
@@ -453,7 +453,7 @@ def test_bands_of_pairs_leave_out_pairs_that_a_layer_does_not_have() -> None:
         assert not pairs[:5, 8:].any()
     mask, ids = torch.from_numpy(pairs), short_text(model)
     replay = replay_of(model, ids)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         for kind in (PairZeroAblation(mask, model.geometry), PairUnrotation(mask, model.schedule, model.geometry)):
             for unit in head_units(model.geometry)[::60]:

@@ -8,7 +8,7 @@ import pytest
 
 from headscope.runs.aggregation import judge, judge_all
 from headscope.runs.synthetic import synthetic_run
-from probes.influence.analysis import tail_size, top_share_interval
+from probes.influence.analysis import top_share_interval, top_unit_count
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_claim_of_several_parts_needs_all_of_them() -> None:
 
 
 def test_the_top_five_per_cent_are_rounded_up() -> None:
-    assert [tail_size(units) for units in (1, 20, 21, 270)] == [1, 1, 2, 14]
+    assert [top_unit_count(units) for units in (1, 20, 21, 270)] == [1, 1, 2, 14]
 
 
 def test_two_documents_give_no_interval_of_the_top_share() -> None:

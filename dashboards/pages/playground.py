@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from dashboards.playground import access
 from dashboards.playground.components import HeadChoice, PlaygroundBlock
+from dashboards.playground.worker import has_worker, model_labels
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
-from headscope.playground.readings import MAX_TOKENS
+from headscope.playground.prompt_predictions import MAX_TOKENS
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.runs.column_metadata import statistic
@@ -26,18 +26,18 @@ def controls(run: Run) -> Sequence[str]:
 
 def missing_command(run: Run) -> str:
     """The command that starts the app with models; "" if it was."""
-    return "" if access.has_worker() else COMMAND
+    return "" if has_worker() else COMMAND
 
 
 def content(run: Run, view: ViewState) -> PageContent:
     """The playground, or the command that starts the app with models."""
-    if not access.has_worker():
+    if not has_worker():
         return PageContent(
             NAME, "", {"": [TextBlock(["The playground needs a model. Start the app with:"], command=COMMAND)]}
         )
     block = PlaygroundBlock(
         ["A saved page has no playground."],
-        models=access.model_labels(),
+        models=model_labels(),
         first_head=_first_head(run, view),
         choices=[*_choices(run, view)],
     )

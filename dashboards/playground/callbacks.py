@@ -9,7 +9,6 @@ import numpy as np
 from dash import ClientsideFunction, Dash, Input, Output, State, html, no_update
 
 from dashboards.components import PLAYGROUND_BLOCK, build_chart
-from dashboards.playground import access
 from dashboards.playground.components import (
     MAX_GENERATED,
     QUANTITIES,
@@ -19,19 +18,20 @@ from dashboards.playground.components import (
     notice,
     token_components,
 )
+from dashboards.playground.worker import authorized_worker, run_task
 from dashboards.run_store import current_store
 from dashboards.view_state import build_url
 from headscope import user_input
 from headscope.errors import BadInput, HeadscopeError, nearest
 from headscope.heads import HeadSet
-from headscope.playground.readings import Reading
+from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.heads import plot_head_values
 from headscope.report.blocks import Chart
 from headscope.runs.column_metadata import capitalise
 from headscope.streaming import StreamingWindow, is_streaming
 
 TOKEN = State("playground-token", "data")
-READING = Input("playground-reading", "data")
+PREDICTIONS = Input("playground-prediction", "data")
 MODEL = Input("playground-model", "value")
 
 
@@ -57,7 +57,7 @@ def register_callbacks(app: Dash) -> None:
 
 def _register_prompt(app: Dash) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
-        Output("playground-reading", "data"),
+        Output("playground-prediction", "data"),
         Output("playground-message", "children"),
         Output("playground-results", "hidden"),
         Input("playground-run", "n_clicks"),
@@ -72,15 +72,15 @@ def _register_prompt(app: Dash) -> None:
         try:
             request = parse_request(prompt, heads, kind)
             step = {"run": run, "request": request, "count": parse_count(count)}
-            readings = access.ask(token, "read", **request)
+            predictions = run_task(token, "predict", **request)
         except HeadscopeError as reason:
             return no_update, notice(reason), no_update
-        return step | {"readings": [reading.to_json() for reading in readings]}, None, False
+        return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None, False
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-kept", "children"),
         Input("playground-keep", "n_clicks"),
-        State("playground-reading", "data"),
+        State("playground-prediction", "data"),
         State("playground-next-token", "value"),
         TOKEN,
         running=[(Output("playground-keep", "loading"), True, False)],
@@ -88,7 +88,7 @@ def _register_prompt(app: Dash) -> None:
     )
     def keep(_: int, data: Any, next_token: str, token: str) -> Any:
         try:
-            return kept_run(data, next_token, token)
+            return store_prompt_as_run(data, next_token, token)
         except HeadscopeError as reason:
             return notice(reason)
 
@@ -100,7 +100,7 @@ def _register_prompt(app: Dash) -> None:
     )
     def cancel(_: int, token: str) -> Any:
         try:
-            access.worker(token).cancel()
+            authorized_worker(token).cancel()
         except HeadscopeError as reason:
             return notice(reason)
         return no_update
@@ -112,24 +112,24 @@ def _register_prompt(app: Dash) -> None:
         Output("playground-layer", "value"),
         Output("playground-next-token", "data"),
         Output("playground-next-token", "value"),
-        READING,
+        PREDICTIONS,
         MODEL,
         State("playground-layer", "value"),
         State("playground-next-token", "value"),
         prevent_initial_call=True,
     )
-    def show_reading(data: Any, model: str, layer: str, next_token: str) -> tuple[Any, ...]:
-        readings = [Reading.from_json(values) for values in data["readings"]]
-        reading = next(r for r in readings if r.model == model)
-        layers = [str(number) for number in reading.heads_by_layer]
-        options = [{"value": name, "label": display_token(text)} for name, text in reading.next_texts.items()]
+    def show_predictions(data: Any, model: str, layer: str, next_token: str) -> tuple[Any, ...]:
+        predictions = [PromptPrediction.from_json(values) for values in data["predictions"]]
+        prediction = next(p for p in predictions if p.model == model)
+        layers = [str(number) for number in prediction.heads_by_layer]
+        options = [{"value": name, "label": display_token(text)} for name, text in prediction.next_texts.items()]
         return (
-            token_components(reading),
-            next_token_table(readings),
+            token_components(prediction),
+            next_token_table(predictions),
             layers,
             no_update if layer in layers else layers[0],  # as in `attend`: a choice made meanwhile must stay
             options,
-            no_update if next_token in reading.next_texts else options[0]["value"],
+            no_update if next_token in prediction.next_texts else options[0]["value"],
         )
 
 
@@ -142,7 +142,7 @@ def _register_results(app: Dash) -> None:
     )
     def continue_prompt(step: Any, token: str) -> Any:
         try:
-            return continuation_list(access.ask(token, "continue", **step["request"], count=step["count"]))
+            return continuation_list(run_task(token, "continue", **step["request"], count=step["count"]))
         except HeadscopeError as reason:
             return notice(reason)
 
@@ -151,7 +151,7 @@ def _register_results(app: Dash) -> None:
         Output("playground-attention-message", "children"),
         Output("playground-head", "data"),
         Output("playground-head", "value"),
-        READING,
+        PREDICTIONS,
         MODEL,
         Input("playground-layer", "value"),
         State("playground-head", "value"),
@@ -163,7 +163,7 @@ def _register_results(app: Dash) -> None:
             return (no_update,) * 4
         step = {name: data[name] for name in ("run", "request", "count")}
         try:
-            weights = access.ask(token, "attention", prompt=data["request"]["prompt"], model=model, layer=int(layer))
+            weights = run_task(token, "attention", prompt=data["request"]["prompt"], model=model, layer=int(layer))
         except HeadscopeError as reason:
             return step, notice(reason), no_update, no_update
         heads = [str(number) for number in range(len(weights))]
@@ -173,7 +173,7 @@ def _register_results(app: Dash) -> None:
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-all-heads", "children"),
-        READING,
+        PREDICTIONS,
         MODEL,
         Input("playground-quantity", "value"),
         Input("playground-next-token", "value"),
@@ -194,18 +194,18 @@ def _register_results(app: Dash) -> None:
             return notice(reason)
 
 
-def kept_run(data: Mapping[str, Any] | None, next_token: str, token: str) -> html.P:
+def store_prompt_as_run(data: Mapping[str, Any] | None, next_token: str, token: str) -> html.P:
     """Store what is shown as a run, and name it. Raises CannotWrite if the app is read-only."""
     folder = current_store().writable_folder()
     if not data:
         raise BadInput("nothing is shown yet. Run the prompt first")
-    name = access.ask(token, "keep", **data["request"], out=str(folder), token=next_token)
+    name = run_task(token, "keep", **data["request"], out=str(folder), token=next_token)
     link = html.A(name, href=build_url("/", {"run": name}))
     return html.P(["Kept as the run ", link, "."], className="notice")
 
 
 def parse_request(prompt: str | None, heads: str | None, kind: str | None) -> dict[str, Any]:
-    """The arguments of `tasks.read_prompt`. Raises BadInput for an empty prompt, a head or an ablation that is none."""
+    """The arguments of `tasks.predict_prompt`. Raises BadInput for an empty prompt or a wrong head or ablation."""
     if not (prompt or "").strip():
         raise BadInput("the prompt is empty. Type some text")
     try:
@@ -229,7 +229,7 @@ def parse_count(count: Any) -> int:
 
 def attention_picture(weights: Any, data: Mapping[str, Any], model: str, layer: int) -> dict[str, Any]:
     """The attention of a layer for the browser: weights [heads, queries, keys] as base64 of float32, and the tokens."""
-    texts = next(reading["token_texts"] for reading in data["readings"] if reading["model"] == model)
+    texts = next(prediction["token_texts"] for prediction in data["predictions"] if prediction["model"] == model)
     encoded = base64.b64encode(np.ascontiguousarray(weights, "<f4").tobytes()).decode()
     tokens = [display_token(text) for text in texts]
     return {"model": model, "layer": layer, "shape": list(weights.shape), "weights": encoded, "tokens": tokens}
@@ -242,18 +242,18 @@ def heads_chart(
     prompt = {"prompt": data["request"]["prompt"], "model": model}
     label, unit = QUANTITIES[quantity], ""
     if quantity == "attribution":
-        text = next(r["next_texts"][next_token] for r in data["readings"])
+        text = next(p["next_texts"][next_token] for p in data["predictions"])
         label, unit = f"direct logit attribution to “{display_token(text).strip()}”", "logits"
-        values = access.ask(token, "attribution", **prompt, token=next_token)
+        values = run_task(token, "attribution", **prompt, token=next_token)
         caption = "What each head adds directly to the logit at the last token, minus the mean over the vocabulary."
     elif quantity == "patching":
-        values = access.ask(token, "patching", **prompt, **second_prompt(*second))
+        values = run_task(token, "patching", **prompt, **second_prompt(*second))
         caption = (
             "Estimate (gradient-based): share of the logit difference between the two answers that the head's output "
             "from the prompt restores in the corrupted prompt."
         )
     else:
-        values = access.ask(token, "scores", **prompt, kind=quantity)
+        values = run_task(token, "scores", **prompt, kind=quantity)
         caption = "Mean attention weight over the rows of this prompt that see such a token."
     is_signed = quantity in ("attribution", "patching")
     figure = plot_head_values(values, f"{capitalise(label)}: {model}", model, label, unit, is_signed)

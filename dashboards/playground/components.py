@@ -9,11 +9,11 @@ import pandas as pd
 from dash import dcc, html
 
 from dashboards.components import build_component
-from dashboards.playground import access
+from dashboards.playground.worker import session_token
 from dashboards.run_store import READ_ONLY_REASON, current_store
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
-from headscope.playground.readings import Reading
+from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.style import SEQUENTIAL_SCALE, model_styles
 from headscope.report.blocks import TextBlock
 from headscope.report.text import format_percent, to_visible_line, to_visible_token
@@ -69,8 +69,8 @@ def playground_component(block: PlaygroundBlock, view: ViewState, block_id: str)
         hidden=True,
     )
     stores = [
-        dcc.Store("playground-token", data=access.session_token()),
-        dcc.Store("playground-reading"),
+        dcc.Store("playground-token", data=session_token()),
+        dcc.Store("playground-prediction"),
         dcc.Store("playground-attention"),
         dcc.Store("playground-drawn"),
     ]
@@ -239,14 +239,14 @@ def display_token(text: str) -> str:
     return to_visible_token(to_visible_line(text))
 
 
-def token_components(reading: Reading) -> list[html.Span]:
+def token_components(prediction: PromptPrediction) -> list[html.Span]:
     """The tokens of a prompt, shaded by their loss."""
-    losses = [None, *reading.losses.tolist()]
+    losses = [None, *prediction.losses.tolist()]
     components = []
-    for position, (text, loss) in enumerate(zip(reading.token_texts, losses, strict=True)):
+    for position, (text, loss) in enumerate(zip(prediction.token_texts, losses, strict=True)):
         shade = 0.0 if loss is None else min(1.0, loss / HIGH_LOSS)
         tooltip = f"token {position:,}" + ("" if loss is None else f": loss {loss:.2f} nats")
-        name = "token special" if reading.is_special[position] else "token"
+        name = "token special" if prediction.is_special[position] else "token"
         attributes = {"title": tooltip, "data-token": position, "data-loss-shade": f"{100 * shade:.0f}%"}
         style = {"--shade": f"{100 * shade:.0f}%"}
         components.append(html.Span(display_token(text), className=name, style=style, **attributes))
@@ -255,15 +255,15 @@ def token_components(reading: Reading) -> list[html.Span]:
     return components
 
 
-def next_token_table(readings: Sequence[Reading]) -> html.Div:
+def next_token_table(predictions: Sequence[PromptPrediction]) -> html.Div:
     """The probability of each next token and the mean loss, one column per model, before and after ablation."""
-    styles = model_styles(pd.DataFrame({"model": [reading.model for reading in readings]}))
-    head = html.Thead(html.Tr([html.Th("token", scope="col"), *(html.Th(r.label, scope="col") for r in readings)]))
+    styles = model_styles(pd.DataFrame({"model": [prediction.model for prediction in predictions]}))
+    head = html.Thead(html.Tr([html.Th("token", scope="col"), *(html.Th(p.label, scope="col") for p in predictions)]))
     rows = []
-    for name, text in readings[0].next_texts.items():
-        cells = [_probability_cell(r.next_tokens[name], styles[r.model].colour, r.is_ablated) for r in readings]
+    for name, text in predictions[0].next_texts.items():
+        cells = [_probability_cell(p.next_tokens[name], styles[p.model].colour, p.is_ablated) for p in predictions]
         rows.append(html.Tr([html.Th(html.Span(display_token(text), className="token-name"), scope="row"), *cells]))
-    losses = [html.Td(f"{r.mean_loss:.3f}" if len(r.losses) else "–") for r in readings]
+    losses = [html.Td(f"{p.mean_loss:.3f}" if len(p.losses) else "–") for p in predictions]
     foot = html.Tfoot(html.Tr([html.Th("loss", scope="row", title="mean loss of the prompt, nats per token"), *losses]))
     caption = "Probability of the next token, and mean loss of the prompt (nats/token)"
     table = html.Table([html.Caption(caption), head, html.Tbody(rows), foot], className="next-tokens")

@@ -7,11 +7,14 @@ process.
 
 import math
 import multiprocessing
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Condition
 from typing import Any
+
+from flask import Flask, current_app, request
 
 from headscope.errors import BadInput, Interrupted
 
@@ -35,7 +38,7 @@ class ModelWorker:
         self._cancel_count = 0
         self._next_ticket, self._turn, self._changed = 0, 0, Condition()
 
-    def ask(self, task: str, /, **arguments: Any) -> Any:
+    def run_task(self, task: str, /, **arguments: Any) -> Any:
         """The result of a task of `headscope.playground.tasks`, after the requests before it.
 
         Raises Interrupted if it is cancelled or takes too long, BadInput if the process dies or too many requests
@@ -127,6 +130,41 @@ class ModelWorker:
             f"the process that runs the model stopped (exit code {code}), perhaps for lack of memory. Try again: the "
             "next request starts a new one"
         )
+
+
+def add_worker(server: Flask, worker: ModelWorker) -> None:
+    """Give the server a worker and a new token."""
+    server.config.update(PLAYGROUND_WORKER=worker, PLAYGROUND_TOKEN=secrets.token_urlsafe())
+
+
+def has_worker() -> bool:
+    """Whether the app was started with models."""
+    return "PLAYGROUND_WORKER" in current_app.config
+
+
+def model_labels() -> list[str]:
+    """The labels of the models."""
+    return [*current_app.config["PLAYGROUND_WORKER"].specs]
+
+
+def session_token() -> str:
+    """The token that the page sends with its requests."""
+    token: str = current_app.config["PLAYGROUND_TOKEN"]
+    return token
+
+
+def authorized_worker(token: str | None) -> ModelWorker:
+    """The worker. Raises BadInput if the request comes from another site or lacks the session's token."""
+    is_own_page = request.headers.get("Origin") == request.host_url.rstrip("/")
+    if not is_own_page or not secrets.compare_digest((token or "").encode(), session_token().encode()):
+        raise BadInput("the request does not come from this session of the app. Load the page again")
+    model_worker: ModelWorker = current_app.config["PLAYGROUND_WORKER"]
+    return model_worker
+
+
+def run_task(token: str | None, task: str, /, **arguments: Any) -> Any:
+    """The result of a task (see `ModelWorker.run_task`) for a request with this token."""
+    return authorized_worker(token).run_task(task, **arguments)
 
 
 def _run_worker(connection: Any, cancelled: Any, specs: Mapping[str, str]) -> None:

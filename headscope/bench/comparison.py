@@ -49,7 +49,8 @@ def read_earlier(path: Path) -> tuple[str, dict[Key, Row]]:
         message = f"cannot read {quote(str(path))}: {error.strerror}. Write it with headscope bench --json"
         raise ResourceMissing(message) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{quote(str(path))} is not the output of headscope bench --json") from error
+        message = f"{quote(str(path))} is not the output of headscope bench --json. Use a file that it wrote"
+        raise BadInput(message) from error
 
 
 def add_earlier(rows: Sequence[Row], earlier: Mapping[Key, Row]) -> list[dict[str, Any]]:

@@ -65,6 +65,6 @@ def export(
     from headscope.runs.run import Run
 
     options = {"reduction": reduction, "sink": sink, "recent": recent, "share": share, "top": top}
-    given_options = {name: value for name, value in options.items() if value is not None}
-    path = Run.open(runs[0]).export(file_format, out, score, model, **given_options)
+    export_options = {name: value for name, value in options.items() if value is not None}
+    path = Run.open(runs[0]).export(file_format, out, score, model, **export_options)
     print(f"Export: {path}")

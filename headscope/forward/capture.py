@@ -83,9 +83,10 @@ class CapturedLayers:
         self._exit_stack.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
 
     def _module(self, layer: int) -> nn.Module:
-        if not 0 <= layer < len(self._model.attention_modules):
-            raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention_modules) - 1}")
-        return self._model.attention_modules[layer]
+        modules = self._model.attention_modules
+        if not 0 <= layer < len(modules):
+            raise BadInput(f"no layer {layer} in the model. Use a layer from 0 to {len(modules) - 1}")
+        return modules[layer]
 
 
 @contextmanager

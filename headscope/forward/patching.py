@@ -138,7 +138,7 @@ def patched_units(model: Model, activation: Activation) -> list[Unit]:
 class PatchingReplay:
     """The clean and the corrupted run of a prompt pair; methods patch one of them with activations of the other.
 
-    `clean_value` and `corrupted_value` are the metric in the two unchanged runs. Call every method inside `running`.
+    `clean_value` and `corrupted_value` are the metric in the two unchanged runs. Call every method inside `capturing`.
     Memory holds the residual streams of both runs (the first `memory_bytes`; the rest is on disk) and the activations
     of one layer. Prompts of different lengths allow only z and v: q and k are rotated by their positions. Raises
     BadInput if the metric is not finite.
@@ -152,16 +152,16 @@ class PatchingReplay:
             Replay(model, schedule, ids, memory_bytes / 2, first_target)
             for ids, first_target in zip((pair.clean, pair.corrupted), first_targets, strict=True)
         )
-        with self.running():
+        with self.capturing():
             for replay in (self.clean, self.corrupted):
                 replay.record_streams()
             clean_logits, corrupted_logits = (replay.target_logits({}) for replay in (self.clean, self.corrupted))
         self.metric = metric_function(metric, pair, clean_logits)
         self.clean_value, self.corrupted_value = self.value(clean_logits), self.value(corrupted_logits)
 
-    def running(self) -> AbstractContextManager[Any]:
+    def capturing(self) -> AbstractContextManager[Any]:
         """Attach the position scheme and capture the model's layers."""
-        return self.clean.running()
+        return self.clean.capturing()
 
     def estimate(
         self, activations: Sequence[Activation], direction: Direction, spans: Sequence[range | None]

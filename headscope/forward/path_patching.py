@@ -120,7 +120,7 @@ def _receives(call: ModuleCall, stream: Tensor) -> bool:
 
 
 class PathPatching:
-    """Path patches of one run of a prompt pair. Create and use it inside `replay.running`.
+    """Path patches of one run of a prompt pair. Create and use it inside `replay.capturing`.
 
     `model_paths` is the model's `inspect_paths`. Memory holds the change of every head's output (the first
     `memory_bytes`; the rest is on disk).
@@ -156,7 +156,9 @@ class PathPatching:
         """
         for path in paths:
             if path.receiver is not None and path.receiver[0] <= path.sender[0]:
-                raise BadInput(f"{path}: the receiver is not in a later layer than the sender")
+                raise BadInput(
+                    f"{path}: the receiver is not in a later layer than the sender. Use a receiver of a later layer"
+                )
         batch = max(1, BATCH_TOKENS // self.run.ids.shape[1])
         for layer in sorted({path.receiver[0] for path in paths if path.receiver is not None}):
             layer_paths = sorted(path for path in paths if path.receiver is not None and path.receiver[0] == layer)

@@ -82,7 +82,7 @@ class ResidualStreamStore:
 class Replay:
     """One document, ids [1, L], under one schedule. The targets are the tokens from `first_target` on.
 
-    Call `record_streams` once, and use the replay inside `running`. Streams are counted by decoder layer, edits and
+    Call `record_streams` once, and use the replay inside `capturing`. Streams are counted by decoder layer, edits and
     gradients by attention layer.
     """
 
@@ -98,7 +98,7 @@ class Replay:
         self._further_outputs: tuple[Any, ...] | None = None  # of the last layer; None if it returns a tensor
 
     @contextmanager
-    def running(self) -> Iterator[CapturedLayers]:
+    def capturing(self) -> Iterator[CapturedLayers]:
         """Attach the schedule, capture the layers and put the model into evaluation mode."""
         with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
             yield layers

@@ -94,14 +94,14 @@ def _unit_moment_sums(q: Tensor, k: Tensor, visible_counts: Tensor | IntArray) -
     start, size = k.shape[-1] - count, items_per_tile(q.device, QUERIES_PER_CHUNK, 12 * units * heads_per_group)
     hidden = np.arange(start, k.shape[-1]) - to_numpy(visible_counts)  # the last key that each query does not see
     first = start if (hidden < 0).all() else int(hidden.min()) + 1
-    running = _key_moments(k[:, :, 0, first:]).cumsum_(-1)
+    cumulative_moments = _key_moments(k[:, :, 0, first:]).cumsum_(-1)
     if start and (hidden < 0).all():
         for earlier_keys in torch.split(k[:, :, 0, :start], size // 4, -1):
-            running += _key_moments(earlier_keys).sum(-1, keepdim=True)
-    visible = running[..., start - first :]
+            cumulative_moments += _key_moments(earlier_keys).sum(-1, keepdim=True)
+    visible = cumulative_moments[..., start - first :]
     later = np.flatnonzero(hidden >= first)
     if len(later):
-        hidden_moments = running.index_select(-1, to_device(q.device, hidden[later] - first))
+        hidden_moments = cumulative_moments.index_select(-1, to_device(q.device, hidden[later] - first))
         visible.index_add_(-1, to_device(q.device, later), hidden_moments, alpha=-1)
     sums = torch.zeros(3, units, heads_per_group, dtype=torch.float64, device=q.device)
     for begin in range(0, count, size):

@@ -66,7 +66,10 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
             peft_model = peft.PeftModel.from_pretrained(module, str(folder))
     except Exception as error:  # peft raises many kinds of errors for a broken config or wrong shapes
         _remove_lora(module, trainable)
-        raise BadInput(f"the LoRA in '{folder}' cannot be applied to '{name}' ({first_line(error)})") from error
+        raise BadInput(
+            f"the LoRA in '{folder}' cannot be applied to '{name}' ({first_line(error)}). Use a plain LoRA that was "
+            "trained on this checkpoint"
+        ) from error
     try:
         _refuse_mismatch(stored, peft_model, folder, name)
     except BadInput:

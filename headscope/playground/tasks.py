@@ -1,6 +1,6 @@
 """The tasks of the worker process: what the playground computes with a model.
 
-A task takes the session and plain arguments, and returns plain data: arrays, texts and `Reading`.
+A task takes the session and plain arguments, and returns plain data: arrays, texts and `PromptPrediction`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from headscope.heads import Head, format_head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
 from headscope.playground.model_process import ModelSession
-from headscope.playground.readings import MAX_PICTURE_TOKENS, MAX_TOKENS, Reading
+from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.pairs import PromptPair, tokenize_pair
@@ -46,19 +46,21 @@ KEPT_STUDY = Path(__file__).parents[1] / "study_files" / "prompt.yaml"
 """What is measured of a prompt that is kept."""
 
 
-def read_prompt(session: ModelSession, prompt: str, heads: Sequence[Head] = (), kind: str = "zero") -> list[Reading]:
+def predict_prompt(
+    session: ModelSession, prompt: str, heads: Sequence[Head] = (), kind: str = "zero"
+) -> list[PromptPrediction]:
     """Losses and next tokens under each model, and again without `heads` if there are any."""
     passes = []
     for label in session.labels:
         model = session.model(label)
         ids = prompt_ids(model, prompt)
         for ablated_heads in [(), heads] if heads else [()]:
-            with running(session, label, ablated_heads, kind):
+            with attached_and_ablated(session, label, ablated_heads, kind):
                 passes.append((label, ablated_heads, ids, *_losses_and_next_logits(model, ids)))
     tokenizers = [session.model(label).tokenizer for label, *_ in passes]
     probabilities = [logits.double().softmax(-1) for *_, logits in passes]
     names = _most_probable_tokens(tokenizers, probabilities)
-    readings = []
+    predictions = []
     for (label, ablated_heads, ids, losses, _), tokenizer, p in zip(passes, tokenizers, probabilities, strict=True):
         texts, is_special = token_texts(tokenizer, ids[0].tolist())
         token_ids = {name: _token_id(tokenizer, name) for name in names}
@@ -66,20 +68,20 @@ def read_prompt(session: ModelSession, prompt: str, heads: Sequence[Head] = (), 
         geometry = session.model(label).geometry
         heads_of_layers = dict(zip(geometry.layer_numbers, geometry.layer_heads, strict=True))
         fields = (losses.float().cpu().numpy(), next_tokens, names, heads_of_layers)
-        readings.append(Reading(label, bool(ablated_heads), texts, is_special, *fields))
-    return readings
+        predictions.append(PromptPrediction(label, bool(ablated_heads), texts, is_special, *fields))
+    return predictions
 
 
 def continue_prompt(
     session: ModelSession, prompt: str, count: int, heads: Sequence[Head] = (), kind: str = "zero"
 ) -> list[tuple[str, bool, str]]:
-    """`count` greedily generated tokens as text by (model, is_ablated), in the order of `read_prompt`."""
+    """`count` greedily generated tokens as text by (model, is_ablated), in the order of `predict_prompt`."""
     continuations = []
     for label in session.labels:
         model = session.model(label)
         ids = prompt_ids(model, prompt)
         for ablated_heads in [(), heads] if heads else [()]:
-            with running(session, label, ablated_heads, kind):
+            with attached_and_ablated(session, label, ablated_heads, kind):
                 tokens = _generate_greedily(model, ids, count)
             continuations.append((label, bool(ablated_heads), str(model.tokenizer.decode(tokens))))
     return continuations
@@ -95,7 +97,7 @@ def attention_of_layer(session: ModelSession, prompt: str, model: str, layer: in
             "the prompt, or store its rows with headscope patterns --prompt"
         )
     weights: list[Tensor] = []
-    with running(session, model), capturing(opened) as layers:
+    with attached_and_ablated(session, model), capturing(opened) as layers:
         index = opened.geometry.layer_numbers.index(layer)
         layers.listen(lambda record: weights.append(record.weights(range(ids.shape[1]))), [index])
         finite_hidden_states(opened, ids)
@@ -131,7 +133,7 @@ def prompt_scores(session: ModelSession, prompt: str, model: str, kind: str) -> 
             scores[record.layer, : len(weights)] = (weights.sum(-1) / len(torch.unique(rows[is_visible]))).cpu()
 
     if len(rows):
-        with running(session, model), capturing(opened) as layers:
+        with attached_and_ablated(session, model), capturing(opened) as layers:
             layers.listen(add_layer)
             finite_hidden_states(opened, ids)
     return _head_values(opened, scores)
@@ -168,7 +170,7 @@ def patching_estimate(
     texts = PromptPair("prompts", prompt, corrupted, answer, wrong, location="the prompts")
     pair = tokenize_pair(opened.tokenizer, texts, needs_one_token=True, needs_wrong=True)
     replay = PatchingReplay(opened, PairTokens.on_device(pair, opened.device), "logit_diff", 2**30)
-    with replay.running():
+    with replay.capturing():
         changes = replay.estimate(["z"], "denoising", [None])["z"][..., 0]
     difference = replay.clean_value - replay.corrupted_value
     if abs(difference) < 1e-3:
@@ -208,7 +210,7 @@ def keep_prompt(
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {
-    "read": read_prompt,
+    "predict": predict_prompt,
     "continue": continue_prompt,
     "attention": attention_of_layer,
     "attribution": head_attribution,
@@ -233,7 +235,9 @@ def prompt_ids(model: Model, prompt: str) -> Tensor:
 
 
 @contextmanager
-def running(session: ModelSession, label: str, heads: Sequence[Head] = (), kind: str = "zero") -> Iterator[None]:
+def attached_and_ablated(
+    session: ModelSession, label: str, heads: Sequence[Head] = (), kind: str = "zero"
+) -> Iterator[None]:
     """Run a model under its position scheme without `heads`, as `hs.ablated` does. Leaving restores the model."""
     model, heads = session.model(label), [(int(layer), int(head)) for layer, head in heads]
     with ExitStack() as stack:

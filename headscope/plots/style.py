@@ -178,6 +178,11 @@ def set_title(figure: go.Figure, title: str) -> go.Figure:
     return figure
 
 
+def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
+    """Plotly settings of a title with a smaller line below it."""
+    return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": TEXT_COLOUR}}}
+
+
 def set_top_margin(figure: go.Figure, space: int = 46) -> go.Figure:
     """Set the space above the plot in px, plus the height of further title lines, and return the figure."""
     figure.layout.margin.t = space + TITLE_LINE_HEIGHT * str(figure.layout.title.text or "").count("<br>")

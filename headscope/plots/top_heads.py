@@ -24,7 +24,7 @@ def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, 
     The dotted line is the threshold of a role.
     """
     stat = statistic(statistic_name)
-    figure = compact(style.new_figure(f"{stat.title} of the top heads"))
+    figure = fit_to_card(style.new_figure(f"{stat.title} of the top heads"))
     names = [format_head(layer, head) for layer, head in zip(top["layer"], top["head"], strict=True)]
     for label, model_style in style.model_styles(heads).items():
         values = heads[heads["model"] == label].set_index(["layer", "head"])[statistic_name]
@@ -46,7 +46,7 @@ def plot_unit_bars(
     title: str, names: Sequence[str], values: Sequence[float], heads: Sequence[Sequence[int]], hover: str, model: str
 ) -> go.Figure:
     """Horizontal bars of signed values of units, (layer, head, kv_group) each: red above zero, blue below."""
-    figure = compact(style.new_figure(title))
+    figure = fit_to_card(style.new_figure(title))
     figure.add_bar(
         x=values,
         y=names,
@@ -61,7 +61,7 @@ def plot_unit_bars(
     return style.set_metadata(figure, heads=True, model=style.escape_label(model), x="unit")
 
 
-def compact(figure: go.Figure) -> go.Figure:
+def fit_to_card(figure: go.Figure) -> go.Figure:
     """Fit a figure to a card, in place, and return it."""
     return figure.update_layout(height=CARD_HEIGHT, margin={"l": 74, "r": 24, "b": 52})
 

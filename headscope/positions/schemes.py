@@ -153,11 +153,12 @@ class PRoPE:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= 1:
-            raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
+            raise BadInput(f"keep={self.keep:g} is not a share of the rotary pairs. Use a number between 0 and 1")
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
-            raise unsupported_scheme(checkpoint, "prope", f"its own frequencies change beyond {limit} tokens")
+            reason = f"its own frequencies change beyond {limit} tokens. Use another scheme"
+            raise unsupported_scheme(checkpoint, "prope", reason)
         return _keeping_highest_frequencies(checkpoint, "prope", self.keep)
 
 
@@ -300,19 +301,20 @@ def _parse_value(text: str, field_type: str, description: str) -> Any:
     try:
         number = int(text) if "int" in field_type else float(text)
     except ValueError as error:
-        raise BadInput(f"'{text}' is not a number: {description}") from error
+        kind = "a whole number" if "int" in field_type else "a number"
+        raise BadInput(f"'{text}' is not a number: {description}. Use {kind}") from error
     if isinstance(number, int) and abs(number) > MAX_INTEGER:
-        raise BadInput(f"{user_input.quote(number)} is too large: {description}")
+        raise BadInput(f"{user_input.quote(number)} is too large: {description}. Use at most {MAX_INTEGER:,}")
     return number
 
 
 def _require_at_least(low: float, high: float, **options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not low <= value <= high:
-            raise BadInput(f"{name}={value:g}: expected a number of at least {low:g} and at most {high:g}")
+            raise BadInput(f"{name}={value:g} is out of range. Use a number of at least {low:g} and at most {high:g}")
 
 
 def _require_above(low: float, high: float, **options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not low < value <= high:
-            raise BadInput(f"{name}={value:g}: expected a number above {low:g} and at most {high:g}")
+            raise BadInput(f"{name}={value:g} is out of range. Use a number above {low:g} and at most {high:g}")

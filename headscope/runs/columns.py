@@ -123,7 +123,7 @@ def all_tables() -> Mapping[str, Table]:
 
 
 @cache
-def repeatable_tables() -> frozenset[str]:
+def shareable_table_names() -> frozenset[str]:
     """Names of the tables whose rows several runs of one model can share.
 
     They come from probes that always run, belong to no model, or describe inputs.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
 from headscope.runs import hub, summary
-from headscope.runs.columns import all_tables, repeatable_tables
+from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
 from headscope.runs.run_tables import RunTables
 
@@ -175,7 +175,7 @@ class CombinedRun(Run):
 
     def _may_repeat(self, name: str) -> bool:
         """Whether two runs can have rows with the same key. A model that was measured twice became two models."""
-        return name in repeatable_tables() and sum(name in run.tables for run in self.parts) > 1
+        return name in shareable_table_names() and sum(name in run.tables for run in self.parts) > 1
 
 
 def combine_runs(runs: Sequence[Run]) -> Run:
@@ -228,7 +228,7 @@ def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     has_same_facts = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
     documents = {item for _, model in entries for item in (model.get("documents_sha256") or {}).items()}
     has_same_texts = len(documents) == len({name for name, _ in documents})
-    measured = [name for run, _ in entries for name in run.tables if name not in repeatable_tables()]
+    measured = [name for run, _ in entries for name in run.tables if name not in shareable_table_names()]
     return has_same_facts and has_same_texts and len(measured) == len(set(measured))
 
 

@@ -44,9 +44,9 @@ class ExportOptions:
     def __post_init__(self) -> None:
         for name in ("sink", "recent", "top"):
             if type(getattr(self, name)) is not int:
-                raise BadInput(f"{name}={getattr(self, name)!r}: give a whole number")
+                raise BadInput(f"{name}={getattr(self, name)!r} is not a whole number. Use one of at least 0")
         if not isinstance(self.share, int | float):
-            raise BadInput(f"share={self.share!r}: give a number from 0 to 1")
+            raise BadInput(f"share={self.share!r} is not a number. Use one from 0 to 1")
         if self.reduction not in get_args(Reduction):
             raise BadInput(f"reduction is '{self.reduction}'. Use one of: {', '.join(get_args(Reduction))}")
         if self.sink < 0 or self.recent < 0 or self.sink + self.recent == 0:
@@ -54,9 +54,9 @@ class ExportOptions:
                 f"sink={self.sink} and recent={self.recent} leave a streaming head no token. Give at least one token"
             )
         if not 0 <= self.share <= 1:
-            raise BadInput(f"share={self.share}: the share of KV groups must be from 0 to 1")
+            raise BadInput(f"share={self.share} is not a share of KV groups. Use a number from 0 to 1")
         if self.top < 1:
-            raise BadInput(f"top={self.top}: the number of heads must be at least 1")
+            raise BadInput(f"top={self.top} is not a number of heads. Use at least 1")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def export_scores(
         known = f"it has {', '.join(chosen.options)}" if chosen.options else "it has no options"
         raise BadInput(f"format {file_format} has no option '{unused[0]}'; {known}. Leave it out")
     if chosen.needs_score != (score is not None):
-        raise BadInput(f"format {file_format} needs {'a' if chosen.needs_score else 'no'} score")
+        problem = "a score. Give --score COLUMN" if chosen.needs_score else f"no score: '{score}'. Leave out --score"
+        raise BadInput(f"format {file_format} needs {problem}")
     path = user_input.check_path(out, "out")
     for existing in (path, _side_file(path)):
         if existing.exists():

@@ -29,10 +29,12 @@ def pair_ranks(run: RunTables, score: str, model: str | None) -> tuple[npt.NDArr
     sums = per_head.groupby(level=["layer", "kv_group", "pair"]).sum().unstack("pair")
     counts = sums.groupby(level="layer").size()
     if counts.nunique() != 1 or sums.isna().any(axis=None):
-        raise BadInput(f"layers of {label} differ in KV heads or rotary pairs, which the format mha2mla cannot hold")
+        raise BadInput(
+            f"layers of {label} differ in KV heads or rotary pairs, which mha2mla cannot hold. Export another model"
+        )
     values = sums.to_numpy().reshape(len(counts), counts.iloc[0], -1)
     if values.shape[-1] > np.iinfo(np.uint8).max + 1:
-        raise BadInput(f"{label} has {values.shape[-1]} rotary pairs; the format mha2mla holds up to 256")
+        raise BadInput(f"{label} has {values.shape[-1]} rotary pairs; mha2mla holds at most 256. Export another model")
     ranks = (-values).argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable").astype(np.uint8)
     digest = next(entry["weights_sha256"] for entry in run.manifest["models"] if entry["label"] == label)
     return ranks, {
@@ -53,15 +55,17 @@ def longrope_parameters(run: RunTables, model: str | None) -> tuple[dict[str, An
     positions, scales = (rows[rows["model"] == label] for rows in (run.table("positions"), run.table("scales")))
     thetas = positions.pivot(index=["layer", "kv_group"], columns="pair", values="theta").to_numpy(dtype=np.float64)
     if not np.isclose(thetas, thetas[0], rtol=1e-6, atol=0).all():
-        raise BadInput(f"the heads of {label} differ in their frequencies; longrope has one set for all heads")
+        raise BadInput(f"the heads of {label} differ in their frequencies; longrope has one set. Export another model")
     if (scales["gamma"] != 0).any() or np.ptp(scales["logit_scale"].to_numpy()) > 1e-6:
-        raise BadInput(f"the temperature of {label} differs by head or length; longrope has one for all")
+        raise BadInput(f"the temperature of {label} differs by head or length; longrope has one. Export another model")
     if (thetas[0] <= 0).any():
-        raise BadInput(f"some rotary pairs of {label} do not rotate, which longrope cannot hold")
+        raise BadInput(f"some rotary pairs of {label} do not rotate, which longrope cannot hold. Export another model")
     log_base = positions.pivot(index=["layer", "kv_group"], columns="pair", values="log_theta_base").to_numpy()[0]
     pairs = np.arange(len(log_base))
     if not np.allclose(log_base, log_base[1] * pairs, rtol=1e-5, atol=1e-6):
-        raise BadInput(f"the checkpoint's own frequencies of {label} are not powers of one base, as longrope needs")
+        raise BadInput(
+            f"the checkpoint of {label} has frequencies of no single base, which longrope needs. Export another model"
+        )
     factors = [float(factor) for factor in np.exp(log_base) / thetas[0]]
     entry = next(entry for entry in run.manifest["models"] if entry["label"] == label)
     native = entry["geometry"].get("native_context")

@@ -240,19 +240,19 @@ class _AnswerReplay:
         self.answer, wrong = (torch.from_numpy(t.astype(np.int64)).to(model.device) for t in (pair.answer, pair.wrong))
         schedule: Any = model.schedule
         self._replay = Replay(model, schedule, ids, STREAM_MEMORY_BYTES, len(pair.clean))
-        with self._replay.running():
+        with self._replay.capturing():
             self._replay.record_streams()
             logits = self._replay.target_logits({})
         self._metric = metric_function(metric, PairTokens(ids, ids, self.answer, wrong, len(pair.clean)), logits)
 
     def value(self, edits: Mapping[int, OutputEdit]) -> float:
         """The metric with edited head outputs in some attention layers."""
-        with self._replay.running():
+        with self._replay.capturing():
             return self._finite_metric(self._replay.target_logits(edits))
 
     def values_of(self, layer: int, edits: Sequence[OutputEdit]) -> list[float]:
         """The metric with each of these edits of one attention layer by itself."""
-        with self._replay.running():
+        with self._replay.capturing():
             z, call = self._replay.attention(layer)
             batch = max(1, BATCH_TOKENS // z.shape[2])
             batches = [edits[first : first + batch] for first in range(0, len(edits), batch)]
@@ -294,7 +294,7 @@ def _parse_heads(name: str) -> HeadSet:
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
         if match is None:
-            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT or add :MODEL")
+            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT[:MODEL]")
         folder, statistic, count, model = match.groups()
         return Run.open(folder).top_heads(statistic, int(count), model)
     try:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.plots.top_heads import compact
+from headscope.plots.top_heads import fit_to_card
 from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, TextTable
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import format_percent
@@ -52,7 +52,7 @@ def answers(context: RenderContext) -> Iterator[Card]:
     part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
     figure = plots.plot_loss_curves(part, settings["bound"], f"Loss by share of streaming KV groups: {model}")
     yield Card(
-        compact(figure),
+        fit_to_card(figure),
         f"{format_percent(best['largest_share'])} of the {int(settings['groups'])} KV groups of {model} can stream "
         f"before the loss rises by more than {settings['bound']:g} nats per "
         f"token{format_interval(best, 'largest_share', format_percent)}.",

@@ -19,17 +19,6 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.budget import passes
-from probes.budget.orders import (
-    SIGNS_AND_COLUMNS,
-    UNIT,
-    FixedScores,
-    cache_bytes,
-    lowest_groups,
-    measured_scores,
-    random_ranks,
-    rank_groups,
-    streaming_count,
-)
 from probes.budget.schema import (
     ANSWERS,
     CACHE,
@@ -42,6 +31,17 @@ from probes.budget.schema import (
     TASKS,
     BudgetOptions,
     order_name,
+)
+from probes.budget.streaming_order import (
+    SIGNS_AND_COLUMNS,
+    UNIT,
+    FixedScores,
+    cache_bytes,
+    lowest_groups,
+    measured_scores,
+    random_ranks,
+    rank_groups,
+    streaming_count,
 )
 
 if TYPE_CHECKING:

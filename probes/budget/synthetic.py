@@ -10,7 +10,6 @@ import pandas as pd
 from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
-from probes.budget.orders import UNIT, rank_groups, streaming_count
 from probes.budget.schema import (
     ANSWERS,
     CACHE,
@@ -23,6 +22,7 @@ from probes.budget.schema import (
     SETTINGS,
     TASKS,
 )
+from probes.budget.streaming_order import UNIT, rank_groups, streaming_count
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 DRAWS = 2

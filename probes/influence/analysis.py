@@ -21,7 +21,7 @@ from probes.influence.heads import best_method_rows
 from probes.influence.labels import ESTIMATE_LABELS, unit_noun
 from probes.influence.schema import NAMED_SET_PREFIX, SWEEP_KEYS, UNIT_COLUMNS, UNIT_TABLES
 
-TAIL_FRACTION = 0.05
+TOP_FRACTION = 0.05
 """Share of units in the tail of the influence distribution."""
 ANSWERED_THRESHOLD = 0.5
 """A trial counts as answered if more than this share of the answer's tokens is the model's top prediction [ours]."""
@@ -159,15 +159,15 @@ def gini(values: npt.ArrayLike) -> float:
     return float((2 * np.arange(1, count + 1) - count - 1) @ sizes / (count * sizes.sum()))
 
 
-def tail_size(units: int) -> int:
+def top_unit_count(units: int) -> int:
     """Number of units in the top 5 %, rounded up."""
-    return math.ceil(TAIL_FRACTION * units)
+    return math.ceil(TOP_FRACTION * units)
 
 
 def top_share(values: npt.ArrayLike) -> float:
     """Share of the total positive change that the top 5 % of units contribute, 0..1; 0 if no change is positive."""
     rises = np.sort(np.asarray(values, dtype=np.float64).clip(min=0))[::-1]
-    return float(rises[: tail_size(len(rises))].sum() / rises.sum()) if rises.sum() else 0.0
+    return float(rises[: top_unit_count(len(rises))].sum() / rises.sum()) if rises.sum() else 0.0
 
 
 def changes_by_document(run: RunTables, key: SweepKey) -> pd.DataFrame:

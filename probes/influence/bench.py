@@ -31,7 +31,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
         for component in get_args(Component)
     ]
     replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
 
     def plain() -> None:
@@ -45,7 +45,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
                 (gradients[0] * (layer_output_edit(reset, units, model.geometry)(z, call) - z)).sum(-1)
 
         estimate_replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
-        with estimate_replay.running():
+        with estimate_replay.capturing():
             estimate_replay.record_streams()
             estimate_replay.backpropagate(
                 [lambda logits, tokens: token_losses(logits, tokens).sum()], multiply_gradients
@@ -53,7 +53,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
     def evaluate() -> None:
         layers = model.geometry.layers
-        with replay.running():
+        with replay.capturing():
             for unit in (Unit((2 * n + 1) * layers // (2 * BENCHMARK_UNITS), 0) for n in range(BENCHMARK_UNITS)):
                 replay.losses({unit.layer: layer_output_edit(resets[-1], [unit], model.geometry)})
 

@@ -16,7 +16,7 @@ from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands
 from probes.influence.analysis import (
-    TAIL_FRACTION,
+    TOP_FRACTION,
     SweepUnits,
     answered_trials,
     band_sweeps,
@@ -29,10 +29,10 @@ from probes.influence.analysis import (
     named_set_effects,
     ranked_set_effects,
     sweeps_without_bands,
-    tail_size,
     top_heads_by_statistic,
     top_share,
     top_share_interval,
+    top_unit_count,
     unit_of_head,
     unit_of_largest_rise,
     unit_rank,
@@ -106,11 +106,11 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         yield PaperClaim(
             f"{change}: a few {noun}s account for most of the influence",
             "inconclusive" if reason else judge(low, high, MIN_TOP_SHARE),
-            f"{label}, {length:,} tokens: the top {format_percent(TAIL_FRACTION)}, {tail_size(len(order))} of "
+            f"{label}, {length:,} tokens: the top {format_percent(TOP_FRACTION)}, {top_unit_count(len(order))} of "
             f"{len(order)} {noun}s, contribute {format_percent(share)} of the total rise"
             f"{_format_bounds(low, high, format_percent)}{reason}",
             model=label,
-            criterion=f"the top {format_percent(TAIL_FRACTION)} contribute more than {format_percent(MIN_TOP_SHARE)}",
+            criterion=f"the top {format_percent(TOP_FRACTION)} contribute more than {format_percent(MIN_TOP_SHARE)}",
             data=FindingData(share, low, high, len(order)),
         )
         yield from _top_head_claims(heads, units, changes, change)
@@ -212,9 +212,9 @@ def _top_head_claims(
     heads: pd.DataFrame, units: pd.DataFrame, changes: pd.DataFrame, change: str
 ) -> Iterator[PaperClaim]:
     """Claims that a model's top heads are among the units of largest influence."""
-    size = tail_size(len(units))
+    size = top_unit_count(len(units))
     statement = (
-        f"is among the {format_percent(TAIL_FRACTION)} of {unit_noun(units)}s with the largest influence ({size} of "
+        f"is among the {format_percent(TOP_FRACTION)} of {unit_noun(units)}s with the largest influence ({size} of "
         f"{len(units)})"
     )
     yield from _rank_claims(heads, units, changes, f"{change}: the {{}} {statement}", size)
@@ -282,7 +282,7 @@ def _sweep_finding(
         f"{describe_sweep(component, target, noun)} in {label} ({describe_context_length(length, objective)}): the "
         f"loss{'' if objective == 'text' else ' of the answer'} rises most for {unit_label(largest)}, by "
         f"{format_change(largest['delta'])} nats/token{describe_uncertainty(largest)}. It {lower_end}. "
-        f"{capitalise(describe_methods(order))}. The top {format_percent(TAIL_FRACTION)} of {len(order)} {noun}s "
+        f"{capitalise(describe_methods(order))}. The top {format_percent(TOP_FRACTION)} of {len(order)} {noun}s "
         f"contribute {format_percent(top_share(order['delta']))} of the total rise (Gini coefficient of the absolute "
         f"changes {gini(order['delta']):.2f}). {significance}."
     )

@@ -53,7 +53,7 @@ class EffectEstimate:
 def estimate_effects(
     replay: Replay, interventions: Mapping[InterventionKey, Intervention], draws: int, seed: int
 ) -> dict[InterventionKey, EffectEstimate]:
-    """The estimates of every intervention on one recorded text. Call inside `replay.running`.
+    """The estimates of every intervention on one recorded text. Call inside `replay.capturing`.
 
     Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each intervention.
     """

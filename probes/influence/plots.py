@@ -11,8 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, head_scatter, style
-from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
-from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.runs.column_metadata import capitalise
 from probes.influence.analysis import unit_of_head
 from probes.influence.effect_rows import TEXT_NOUNS
@@ -70,45 +69,13 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
 
 
 def plot_matrix(units: pd.DataFrame) -> go.Figure:
-    """Heatmap of influence (nats/token) by layer and unit; red: the loss rises.
-
-    Colours saturate at the 99 % quantile of |Δ|.
-    """
+    """Heatmap of influence (nats/token) by layer and unit; red: the loss rises."""
     if reason := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", reason)
-    are_groups = bool((units["head"] < 0).all())
-    columns = units["kv_group"] if are_groups else units["head"]
-    grid = np.full((int(units["layer"].max()) + 1, int(columns.max()) + 1), np.nan)
-    head_ids = np.full((*grid.shape, 3), np.nan)
-    uncertainty = np.full(grid.shape, "", dtype=object)
-    grid[units["layer"], columns] = units["delta"]
-    head_ids[units["layer"], columns] = units[["layer", "head", "kv_group"]]
-    uncertainty[units["layer"], columns] = [describe_uncertainty(unit) for _, unit in units.iterrows()]
-    limit = symmetric_limit(grid, 1e-9)
-    unit_name = "KV group" if are_groups else "head"
-    figure = style.new_figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_sweep_title(units))
-    figure.add_heatmap(
-        x=list(range(grid.shape[1])),
-        y=list(range(grid.shape[0])),
-        z=grid,
-        zmin=-limit,
-        zmax=limit,
-        customdata=head_ids,
-        text=uncertainty,
-        hovertemplate=f"layer %{{y}}, {unit_name} %{{x}}<br>Δ %{{z:+.3g}} nats/token%{{text}}<extra></extra>",
-        colorbar={"title": {"text": "nats/token"}} | symmetric_colorbar(grid, limit),
-        xgap=1,
-        ygap=1,
-        **ZERO_CENTRED_SCALE,
-    )
-    mark_clipped_cells(figure, grid, limit)
-    figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
-    figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
-    return style.set_metadata(
-        style.declare_head_points(style.set_top_margin(figure, 62)),
-        value="influence (nats/token)",
-        model=style.escape_label(units["model"].iloc[0]),
-    )
+    texts = [f"Δ {unit['delta']:+.3g} nats/token{describe_uncertainty(unit)}" for _, unit in units.iterrows()]
+    figure = plot_unit_matrix(units, "delta", texts, "nats/token", 1e-9).update_layout(title=_sweep_title(units))
+    model = style.escape_label(units["model"].iloc[0])
+    return style.set_metadata(style.set_top_margin(figure, 62), value="influence (nats/token)", model=model)
 
 
 def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
@@ -256,4 +223,4 @@ def influence_title(units: pd.DataFrame, title_suffix: str, subtitle: str) -> di
         f"Influence{' on answers' if first['objective'] == 'answer' else ''}"
         f"{title_suffix}: {style.escape_label(first['model'])}"
     )
-    return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}
+    return style.title_with_subtitle(text, subtitle)

@@ -62,7 +62,7 @@ def head_influence(
         rows: list[Row] = []
         for number, text in enumerate(texts):
             replay = _prepare_replay(sweep, text, config.memory)
-            with replay.replay.running():
+            with replay.replay.capturing():
                 keys = {"context_length": text.length, **text.keys}
                 rows.extend({**keys, **row} for row in measure(replay, number))
         return rows
@@ -231,7 +231,7 @@ class InfluenceRunner:
         if self._cached_replay is None or self._cached_replay[0] != key:
             self._cached_replay = None
             self._cached_replay = (key, _prepare_replay(sweep, text, self.options.memory))
-        with self._cached_replay[1].replay.running():
+        with self._cached_replay[1].replay.capturing():
             yield self._cached_replay[1]
 
 

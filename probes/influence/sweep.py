@@ -129,18 +129,18 @@ class TextReplay:
 
     def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first_scored: int = 1):
         self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first_scored)
-        with self.replay.running():
+        with self.replay.capturing():
             self.replay.record_streams()
             self._baseline_losses = self.replay.losses({}).double()
         self.baseline_loss = float(self._baseline_losses.mean())
 
     @property
     def top1_accuracy(self) -> float:
-        """Share of these tokens that are the unchanged model's top prediction. Call inside `replay.running`."""
+        """Share of these tokens that are the unchanged model's top prediction. Call inside `replay.capturing`."""
         return self.replay.accuracy()
 
     def loss_change(self, intervention: Intervention, units: Sequence[Unit]) -> float:
-        """Mean loss with these units changed together minus `baseline_loss`. Call inside `replay.running`."""
+        """Mean loss with these units changed together minus `baseline_loss`. Call inside `replay.capturing`."""
         geometry = self.replay.model.geometry
         layers = sorted({unit.layer for unit in units})
         by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}

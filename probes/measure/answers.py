@@ -8,7 +8,7 @@ import pandas as pd
 from headscope.heads import format_head
 from headscope.plots import heads as head_figures
 from headscope.plots import loss
-from headscope.plots.top_heads import compact, hide_long_legend, plot_unit_bars
+from headscope.plots.top_heads import fit_to_card, hide_long_legend, plot_unit_bars
 from headscope.report.blocks import Card, RenderContext
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import describe_values
@@ -33,7 +33,7 @@ def _length_card(context: RenderContext) -> Iterator[Card]:
     if not name or not medians:
         return
     values = {label: float(of_model.median()) for label, of_model in medians.items()}
-    figure = compact(head_figures.plot_distribution(context.heads, name))
+    figure = fit_to_card(head_figures.plot_distribution(context.heads, name))
     yield Card(
         figure.update_yaxes(title_text="effective length (tokens)"),
         f"The median effective length at a context length of {parse_column(name).length:,} tokens is "
@@ -98,7 +98,7 @@ def _loss_card(context: RenderContext) -> Iterator[Card]:
     if models[0] not in losses or not others:
         return
     changes = {label: float(losses[label] - losses[models[0]]) for label in others}
-    figure = compact(loss.plot_loss_difference(nll, models[0]))
+    figure = fit_to_card(loss.plot_loss_difference(nll, models[0]))
     yield Card(
         hide_long_legend(figure),
         f"Over {int(longest['context_length'].iloc[0]):,} tokens, the mean loss minus that of {models[0]} is "

@@ -136,15 +136,15 @@ def effects_by_span(run: RunTables, key: SweepKey) -> pd.DataFrame:
     return effects.assign(span=pd.Categorical(effects["span"], [*map(str, first_positions.index)]))
 
 
-def decisive_units(units: pd.DataFrame) -> pd.DataFrame:
-    """The exact units of a sweep, or all if every unit was only estimated."""
-    exact = units[units["method"] == "exact"]
-    return exact if len(exact) else units
+def exact_or_all(effects: pd.DataFrame) -> pd.DataFrame:
+    """The exact rows of the units or paths of a sweep, or all rows if every one was only estimated."""
+    exact = effects[effects["method"] == "exact"]
+    return exact if len(exact) else effects
 
 
 def largest_unit(units: pd.DataFrame) -> pd.Series:
-    """The decisive unit of largest effect."""
-    return decisive_units(units).sort_values("effect", ascending=False, kind="stable").iloc[0]
+    """The unit of largest effect, of the exact ones if there are any."""
+    return exact_or_all(units).sort_values("effect", ascending=False, kind="stable").iloc[0]
 
 
 def pair_metrics(run: RunTables) -> pd.DataFrame:
@@ -154,7 +154,7 @@ def pair_metrics(run: RunTables) -> pd.DataFrame:
     return rows[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]].drop_duplicates(keys, ignore_index=True)
 
 
-def shared_pairs(run: RunTables) -> pd.DataFrame:
+def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
     """The pairs that means are over, one row each: prompts, metric, pair.
 
     The metric of such a pair differs enough in every model. Models in which it differs enough in no pair of the set
@@ -215,7 +215,7 @@ def _usable_rows(run: RunTables) -> pd.DataFrame | None:
         return None
     rows = run.table(PATCHING.name)
     rows = plain_types(rows[(rows["position"] == ALL_POSITIONS) & rows["is_normalised"]])
-    return rows.merge(run.derived(shared_pairs))
+    return rows.merge(run.derived(pairs_usable_in_all_models))
 
 
 def _best_method(rows: pd.DataFrame, sweep_keys: Sequence[str] = SWEEP_KEYS) -> pd.DataFrame:

@@ -35,11 +35,11 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
     def estimate() -> None:
         new_replay = PatchingReplay(model, pair, "logit_diff", STREAM_MEMORY_BYTES)
-        with new_replay.running():
+        with new_replay.capturing():
             new_replay.estimate(["z"], "denoising", [None])
 
     def patch() -> None:
-        with replay.running():
+        with replay.capturing():
             list(replay.patch("z", "denoising", units, [None]))
 
     return {

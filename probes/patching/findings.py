@@ -9,7 +9,6 @@ import pandas as pd
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import head_mask
-from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.run import Run
 from probes.patching import PROBE
 from probes.patching.analysis import (
@@ -17,16 +16,23 @@ from probes.patching.analysis import (
     UNIT_KEYS,
     SweepKey,
     agreement_of,
-    decisive_units,
     effects_by_span,
     estimate_agreement,
+    exact_or_all,
     largest_unit,
     pair_metrics,
-    shared_pairs,
+    pairs_usable_in_all_models,
     sweeps,
 )
 from probes.patching.claims import model_claims
-from probes.patching.labels import describe_methods, describe_sweep, format_effect, unit_label, unit_noun
+from probes.patching.labels import (
+    describe_methods,
+    describe_significance,
+    describe_sweep,
+    format_effect,
+    unit_label,
+    unit_noun,
+)
 from probes.patching.schema import MIN_DIFFERENCE, PATCHING, WHOLE_GROUP
 
 GLOSSARY = (
@@ -54,7 +60,7 @@ def findings(run: Run) -> Iterator[Finding]:
     """The pairs of each model and set, the largest effects of each sweep, agreement of estimates, changes of models."""
     if PATCHING.name not in run.tables:
         return
-    shared = run.derived(shared_pairs).groupby(["prompts", "metric"]).size()
+    shared = run.derived(pairs_usable_in_all_models).groupby(["prompts", "metric"]).size()
     groups: Any = run.derived(pair_metrics).groupby(["model", "prompts", "metric"], sort=False)
     for (model, prompts, metric), pairs in groups:
         text = _describe_pairs(model, prompts, metric, pairs, int(shared.get((prompts, metric), 0)))
@@ -113,22 +119,12 @@ def _describe_pairs(model: str, prompts: str, metric: str, pairs: pd.DataFrame, 
 def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     """The units of largest and lowest effect, exact ones if there are any, and how many effects differ from zero."""
     model, prompts = key[:2]
-    exact, largest, pairs = units[units["method"] == "exact"], largest_unit(units), int(units["pairs"].max())
-    smallest = decisive_units(units).sort_values("effect", kind="stable").iloc[0]
-    significant = int((exact["p_adjusted"] < 0.05).sum())
-    if exact.empty:
-        significance = "Estimates do not decide whether an effect is real"
-    elif pairs < MIN_DOCUMENTS:
-        significance = "Too few pairs for a significance test"
-    else:
-        significance = (
-            f"{significant} of {len(exact)} exact effects differ from zero (false discovery rate 5 % over "
-            f"{len(units)} {unit_noun(units)})"
-        )
+    largest, pairs = largest_unit(units), int(units["pairs"].max())
+    smallest = exact_or_all(units).sort_values("effect", kind="stable").iloc[0]
     text = (
         f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the most "
         f"positive effect is that of {unit_label(largest)}, {format_effect(largest)}. The lowest is that of "
-        f"{unit_label(smallest)}, {format_effect(smallest)}. {significance}."
+        f"{unit_label(smallest)}, {format_effect(smallest)}. {describe_significance(units, unit_noun(units))}."
     )
     head = None if largest["head"] == WHOLE_GROUP else int(largest["head"])
     data = FindingData(largest["effect"], largest["low"], largest["high"], pairs, int(largest["layer"]), head)
@@ -139,8 +135,8 @@ def _span_finding(key: SweepKey, effects: pd.DataFrame) -> Finding:
     """The unit of largest absolute effect in each named span."""
     parts = []
     for span, units in effects.groupby("span", observed=True):
-        decisive = decisive_units(units)
-        largest = decisive.iloc[int(decisive["effect"].abs().argmax())]
+        candidates = exact_or_all(units)
+        largest = candidates.iloc[int(candidates["effect"].abs().argmax())]
         parts.append(f"{span}: {unit_label(largest)}, {format_effect(largest)}")
     return Finding(
         PROBE.title,

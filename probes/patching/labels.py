@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.heads import format_head
+from headscope.runs.aggregation import MIN_DOCUMENTS
 from probes.patching.analysis import SweepKey
 from probes.patching.paths.analysis import SweepKey as PathSweepKey
 from probes.patching.paths.schema import LOGITS
@@ -55,6 +56,17 @@ def describe_path_methods(paths: pd.DataFrame) -> str:
     return (
         f"{exact:,} of {len(paths):,} paths exact, the others estimated" if exact else f"{len(paths):,} paths estimated"
     )
+
+
+def describe_significance(effects: pd.DataFrame, noun: str) -> str:
+    """How many exact effects of a sweep differ from zero, or why that is open; `noun` is what the rows are."""
+    exact = effects[effects["method"] == "exact"]
+    if exact.empty:
+        return "Estimates do not decide whether an effect is real"
+    if effects["pairs"].max() < MIN_DOCUMENTS:
+        return "Too few pairs for a significance test"
+    count, rows = int((exact["p_adjusted"] < 0.05).sum()), f"{len(effects):,} {noun}"
+    return f"{count} of {len(exact)} exact effects differ from zero (false discovery rate 5 % over {rows})"
 
 
 def format_effect(effect: pd.Series) -> str:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from headscope.plots import head_scatter, style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.report.text import to_visible_line
 from probes.patching.analysis import UNIT_KEYS, SweepKey, largest_unit
 from probes.patching.labels import describe_methods, describe_sweep, format_effect, unit_label
@@ -21,46 +22,13 @@ ESTIMATE_MARK = "~"
 
 
 def plot_matrix(key: SweepKey, units: pd.DataFrame) -> go.Figure:
-    """Heatmap of the mean effect by layer and unit. Estimated units are marked.
-
-    Colours saturate at the 99 % quantile of |effect|.
-    """
-    is_group = bool((units["head"] == WHOLE_GROUP).all())
-    columns = units["kv_group"] if is_group else units["head"]
-    grid = np.full((int(units["layer"].max()) + 1, int(columns.max()) + 1), np.nan)
-    marks, hover = (np.full(grid.shape, "", dtype=object) for _ in range(2))
-    head_ids = np.full((*grid.shape, 3), np.nan)
-    grid[units["layer"], columns] = units["effect"]
-    head_ids[units["layer"], columns] = units[["layer", "head", "kv_group"]]
-    marks[units["layer"], columns] = np.where(units["method"] == "exact", "", ESTIMATE_MARK)
-    hover[units["layer"], columns] = [format_effect(unit) for _, unit in units.iterrows()]
-    limit = symmetric_limit(grid, 1e-3)
-    figure = style.new_figure("", int(np.clip(160 + 18 * len(grid), 280, 760)))
-    figure.update_layout(title=_title(key, describe_methods(units)))
-    has_both = 0 < (units["method"] == "exact").sum() < len(units)
-    unit_name = "KV group" if is_group else "head"
-    figure.add_heatmap(
-        x=list(range(grid.shape[1])),
-        y=list(range(grid.shape[0])),
-        z=grid,
-        zmin=-limit,
-        zmax=limit,
-        customdata=head_ids,
-        text=marks if has_both else None,
-        texttemplate="%{text}" if has_both else None,
-        hovertext=hover,
-        hovertemplate=f"layer %{{y}}, {unit_name} %{{x}}<br>effect %{{hovertext}}<extra></extra>",
-        colorbar={"title": {"text": "effect"}} | symmetric_colorbar(grid, limit),
-        xgap=1,
-        ygap=1,
-        **ZERO_CENTRED_SCALE,
-    )
-    mark_clipped_cells(figure, grid, limit)
-    figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
-    figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
-    return style.set_metadata(
-        style.declare_head_points(style.set_top_margin(figure, 62)), value="effect", model=style.escape_label(key[0])
-    )
+    """Heatmap of the mean effect by layer and unit. Estimated units are marked if others are exact."""
+    texts = [f"effect {format_effect(unit)}" for _, unit in units.iterrows()]
+    is_exact = units["method"] == "exact"
+    marks = np.where(is_exact, "", ESTIMATE_MARK).tolist() if is_exact.any() and not is_exact.all() else None
+    figure = plot_unit_matrix(units, "effect", texts, "effect", 1e-3, marks)
+    style.set_top_margin(figure.update_layout(title=_title(key, describe_methods(units))), 62)
+    return style.set_metadata(figure, value="effect", model=style.escape_label(key[0]))
 
 
 def plot_positions(key: SweepKey, pair: str, rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
@@ -176,7 +144,7 @@ def describe_largest(units: pd.DataFrame) -> str:
 def _title(key: SweepKey, subtitle: str) -> dict[str, object]:
     text = f"{describe_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
     subtitle = style.escape_label(subtitle, 80)
-    return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}
+    return style.title_with_subtitle(text, subtitle)
 
 
 def _token_label(clean: str, corrupted: str) -> str:

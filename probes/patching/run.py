@@ -90,7 +90,7 @@ class PatchingRunner:
         pair = self._pair_set(cell.model, task.prompts).build(task.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
-        with replay.running():
+        with replay.capturing():
             if task.step == "estimate":
                 table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
             else:

@@ -33,7 +33,7 @@ def replay_losses(
 ) -> list[float]:
     """Mean loss with each intervention on its units; the last is that of nothing changed."""
     replay = Replay(model, schedule, ids, memory_bytes=1e9)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         losses = []
         for intervention, units in [*interventions, (ABLATIONS["zero"], [])]:

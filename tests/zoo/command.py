@@ -1,4 +1,4 @@
-"""The command: judge types, variants and ways of use in forked children, print each verdict, write the table."""
+"""The command: judge types, variants and ways of use in worker processes, print each verdict, write the table."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import transformers
-from transformers import modeling_layers, modeling_rope_utils, modeling_utils  # noqa: F401  # what every child needs
+from transformers import modeling_layers, modeling_rope_utils, modeling_utils  # noqa: F401  # what every worker needs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from . import build, checkpoint_page, checks, decoding_and_bf16, hub_coverage, layout_checks, layouts, table, variants
@@ -27,15 +27,15 @@ VISION = (
 """Vision-language models that are no causal-LM type by themselves; their text part is judged."""
 TYPES = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION)
 
-Work = Callable[[], Verdict]
+Check = Callable[[], Verdict]
 
 
-def type_checks(names: tuple[str, ...]) -> dict[str, Work]:
+def type_checks(names: tuple[str, ...]) -> dict[str, Check]:
     """A model of each type with its family's defaults."""
     return {name: partial(checks.check_model, partial(build.tiny, name)) for name in names}
 
 
-def variant_checks() -> dict[str, Work]:
+def variant_checks() -> dict[str, Check]:
     """What families may have beside their defaults, as "TYPE, WHAT"."""
     return {
         f"{name}, {description}": partial(checks.check_model, partial(build.tiny, name, changes))
@@ -43,7 +43,7 @@ def variant_checks() -> dict[str, Work]:
     }
 
 
-def usage_checks() -> dict[str, Work]:
+def usage_checks() -> dict[str, Check]:
     """Cached decoding and bfloat16, for one family of each kind."""
     return {
         f"{name}, {description}": partial(judging, partial(build.tiny, name))
@@ -55,18 +55,18 @@ def usage_checks() -> dict[str, Work]:
     }
 
 
-def layout_work() -> dict[str, Work]:
+def layout_checks_by_name() -> dict[str, Check]:
     """Every measure on each published layout."""
     return {
         name: partial(layout_checks.check_layout, partial(layouts.build_layout, name)) for name in layouts.layouts()
     }
 
 
-def verdicts(work: Mapping[str, Work], max_processes: int) -> dict[str, Verdict]:
-    """The verdict of each piece of work, in order, printed as it comes."""
-    names = list(work)
+def run_checks(checks_by_name: Mapping[str, Check], max_processes: int) -> dict[str, Verdict]:
+    """The verdict of each check, in order, printed as it comes."""
+    names = list(checks_by_name)
     by_name: dict[str, Verdict] = {}
-    for index, result, seconds in run_in_processes(list(work.values()), max_processes):
+    for index, result, seconds in run_in_processes(list(checks_by_name.values()), max_processes):
         verdict = result if isinstance(result, Verdict) else Verdict("TRACEBACK", str(result))
         by_name[names[index]] = verdict
         print(line(names[index], verdict, seconds), flush=True)
@@ -91,17 +91,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--layouts", action="store_true", help="published layouts in place of the types")
     parser.add_argument("--json", type=Path, help="store the verdicts in this file")
     parser.add_argument("--write", type=Path, help="write the table of families, or of layouts, into this file")
-    parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="how many at once")
+    parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="number of worker processes")
     options = parser.parse_args(arguments)
     if options.types and (options.write or options.layouts):
         parser.error("--write and --layouts take all types or layouts: name none")
     transformers.logging.set_verbosity_error()
     start = time.monotonic()
     names = tuple(options.types) or TYPES
-    all_checks = layout_work() if options.layouts else type_checks(names)
+    all_checks = layout_checks_by_name() if options.layouts else type_checks(names)
     extra_checks = (variant_checks() if options.variants else {}) | (usage_checks() if options.use else {})
     all_checks |= {name: job for name, job in extra_checks.items() if name.partition(", ")[0] in names}
-    verdicts_by_name = verdicts(all_checks, options.children)
+    verdicts_by_name = run_checks(all_checks, options.children)
     counted = layouts.layouts() if options.layouts else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     counts = Counter(verdict.kind for name, verdict in verdicts_by_name.items() if name in counted)
     processor_seconds = sum(

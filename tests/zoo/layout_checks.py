@@ -180,7 +180,7 @@ def _influence(model: Model, ids: Tensor, truth: Truth) -> Errors:
     ids = ids[:, :TEXT_LENGTH]
     replay = Replay(model, model.schedule, ids, memory_bytes=1e9)
     units = _sample_units(model)
-    with replay.running():
+    with replay.capturing():
         replay.record_streams()
         edits = [{u.layer: layer_output_edit(ABLATIONS["zero"], [u], model.geometry)} for u in units]
         losses = [float(replay.losses(edit).double().sum()) for edit in edits]
@@ -204,7 +204,7 @@ def _patching(model: Model, ids: Tensor, truth: Truth) -> Errors:
     answer, wrong = torch.tensor([7]), torch.tensor([9])
     pair = PairTokens(*(torch.cat([prompt, answer[None]], 1) for prompt in (clean, corrupted)), answer, wrong, 20)
     replay, units = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9), _sample_units(model)
-    with replay.running():
+    with replay.capturing():
         values = [value for _, _, value in replay.patch("z", "denoising", units, [None])]
     sources: dict[int, Tensor] = {}
     errors = []

@@ -1,4 +1,4 @@
-"""Work in children forked from this process, which has imported what all need, with a time limit for each piece."""
+"""Run tasks in worker processes, forked from this one after its imports, with a time limit for each task."""
 
 import gc
 import os
@@ -9,60 +9,60 @@ from typing import Any
 
 import torch
 
-LIMIT = 120.0
-"""Seconds that one piece of work may take."""
+TIME_LIMIT = 120.0
+"""Seconds that one task may take."""
 
 
-def run_in_processes(work: Sequence[Callable[[], Any]], max_processes: int) -> Iterator[tuple[int, Any, float]]:
-    """Yield (index, what the work returned or the exception that it died of, seconds) as each finishes.
+def run_in_processes(tasks: Sequence[Callable[[], Any]], max_processes: int) -> Iterator[tuple[int, Any, float]]:
+    """Yield (index, result of the task or the exception that ended it, seconds) as each task finishes.
 
-    A child does one piece after another; one that dies or takes too long is replaced.
+    A worker runs one task after another; one that dies or takes too long is replaced.
     """
-    gc.freeze()  # else every child copies what it inherited, to count references to it
-    waiting = list(range(len(work)))[::-1]
+    gc.freeze()  # else every worker copies what it inherited, to count references to it
+    remaining = list(range(len(tasks)))[::-1]
     idle: list[tuple[Connection, int]] = []
-    running: dict[Connection, tuple[int, int, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < max_processes:
-            connection, child = idle.pop() if idle else _fork(work)
-            index = waiting.pop()
-            connection.send(index)
-            running[connection] = (index, child, time.monotonic())
-        ready = wait(list(running), timeout=1)
-        for connection, (index, child, start) in list(running.items()):
+    busy: dict[Connection, tuple[int, int, float]] = {}
+    while remaining or busy:
+        while remaining and len(busy) < max_processes:
+            connection, process_id = idle.pop() if idle else _start_worker(tasks)
+            task_index = remaining.pop()
+            connection.send(task_index)
+            busy[connection] = (task_index, process_id, time.monotonic())
+        ready = wait(list(busy), timeout=1)
+        for connection, (task_index, process_id, start) in list(busy.items()):
             seconds = time.monotonic() - start
             if connection in ready:
                 try:
                     result = connection.recv()
-                    idle.append((connection, child))
+                    idle.append((connection, process_id))
                 except EOFError:
-                    os.waitpid(child, 0)
-                    result = RuntimeError("the child died")
-            elif seconds > LIMIT:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
-                result = TimeoutError(f"no answer in {LIMIT:g} s")
+                    os.waitpid(process_id, 0)
+                    result = RuntimeError("the worker process died")
+            elif seconds > TIME_LIMIT:
+                os.kill(process_id, 9)
+                os.waitpid(process_id, 0)
+                result = TimeoutError(f"no result in {TIME_LIMIT:g} s")
             else:
                 continue
-            del running[connection]
-            yield index, result, seconds
-    for connection, child in idle:
+            del busy[connection]
+            yield task_index, result, seconds
+    for connection, process_id in idle:
         connection.send(None)
-        os.waitpid(child, 0)
+        os.waitpid(process_id, 0)
 
 
-def _fork(work: Sequence[Callable[[], Any]]) -> tuple[Connection, int]:
-    """A child that answers the index of a piece of work with its result, until it receives None."""
-    connection, child_connection = Pipe()
-    child = os.fork()
-    if child:
-        child_connection.close()
-        return connection, child
+def _start_worker(tasks: Sequence[Callable[[], Any]]) -> tuple[Connection, int]:
+    """Fork a worker that answers the index of a task with its result: its connection and process id. None ends it."""
+    connection, worker_connection = Pipe()
+    process_id = os.fork()
+    if process_id:
+        worker_connection.close()
+        return connection, process_id
     torch.set_num_threads(1)
-    while (index := child_connection.recv()) is not None:
+    while (task_index := worker_connection.recv()) is not None:
         try:
-            result: Any = work[index]()
+            result: Any = tasks[task_index]()
         except BaseException as error:
             result = RuntimeError(f"{type(error).__name__}: {error}")
-        child_connection.send(result)
+        worker_connection.send(result)
     os._exit(0)  # without the parent's exit handlers

@@ -103,7 +103,9 @@ def _forward_mpt(
         key, value = past_key_values.update(key, value, module.layer_idx)
     keys, max_keys = key.shape[2], position_bias.shape[2]
     if keys > max_keys:
-        raise UnsupportedModel(f"a text of {keys} tokens is too long: the ALiBi table has {max_keys} (max_seq_len)")
+        raise UnsupportedModel(
+            f"a text of {keys} tokens is longer than the ALiBi table (max_seq_len). Use at most {max_keys} tokens"
+        )
     out, _ = attend(
         module,
         query,

@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run_tables import RunTables
-from probes.patching.analysis import adjusted_p_values, t_test
+from probes.patching.analysis import adjusted_p_values, exact_or_all, t_test
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATH_KEYS, PATHS, THROUGH
 
 SWEEP_KEYS = ["model", "prompts", "metric", "direction", "norms"]
@@ -69,16 +69,10 @@ def _path_effects(exact_rows: pd.DataFrame | None, estimate_rows: pd.DataFrame |
     return _path_columns(paths.index.to_numpy()).join(paths.reset_index(drop=True))
 
 
-def decisive_paths(paths: pd.DataFrame) -> pd.DataFrame:
-    """The exact paths of a sweep, or all if every path was only estimated."""
-    exact = paths[paths["method"] == "exact"]
-    return exact if len(exact) else paths
-
-
 def strongest_paths(paths: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The decisive paths of largest |effect|, strongest first."""
-    decisive = decisive_paths(paths)
-    return decisive.loc[decisive["effect"].abs().sort_values(ascending=False, kind="stable").index[:count]]
+    """The paths of largest |effect|, strongest first, of the exact ones if there are any."""
+    candidates = exact_or_all(paths)
+    return candidates.loc[candidates["effect"].abs().sort_values(ascending=False, kind="stable").index[:count]]
 
 
 def _exact_effects(rows: pd.DataFrame | None) -> pd.DataFrame:

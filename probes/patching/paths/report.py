@@ -6,11 +6,17 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term, TextTable
-from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.run import Run
-from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
+from probes.patching.analysis import exact_or_all
+from probes.patching.labels import (
+    describe_path_methods,
+    describe_path_sweep,
+    describe_significance,
+    format_effect,
+    path_name,
+)
 from probes.patching.paths import PROBE, plots
-from probes.patching.paths.analysis import SweepKey, decisive_paths, strongest_paths, sweeps, sweeps_of_model
+from probes.patching.paths.analysis import SweepKey, strongest_paths, sweeps, sweeps_of_model
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
 
 TABLE_ROWS = 15
@@ -128,18 +134,8 @@ def _sweep_charts(key: SweepKey, paths: pd.DataFrame) -> Iterator[Chart | TextTa
 
 def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
     """The paths of largest and lowest effect, the strongest to the logits, and how many effects differ from zero."""
-    order = decisive_paths(paths).sort_values("effect", ascending=False, kind="stable")
+    order = exact_or_all(paths).sort_values("effect", ascending=False, kind="stable")
     largest, smallest, pairs = order.iloc[0], order.iloc[-1], int(paths["pairs"].max())
-    exact = paths[paths["method"] == "exact"]
-    if exact.empty:
-        significance = "Estimates do not decide whether an effect is real"
-    elif pairs < MIN_DOCUMENTS:
-        significance = "Too few pairs for a significance test"
-    else:
-        significance = (
-            f"{int((exact['p_adjusted'] < 0.05).sum())} of {len(exact)} exact effects differ from zero (false "
-            f"discovery rate 5 % over {len(paths):,} paths)"
-        )
     between_heads = strongest_paths(paths[paths["receiver_layer"] != LOGITS], 1)
     between = "".join(
         f" The strongest between heads is {path_name(path)}, {format_effect(path)}."
@@ -149,7 +145,7 @@ def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
     text = (
         f"{describe_path_sweep(key)}, {key[1]}, in {key[0]} ({pairs} pairs; {describe_path_methods(paths)}): the "
         f"most positive effect is that of {path_name(largest)}, {format_effect(largest)}. The lowest is that of "
-        f"{path_name(smallest)}, {format_effect(smallest)}.{between} {significance}."
+        f"{path_name(smallest)}, {format_effect(smallest)}.{between} {describe_significance(paths, 'paths')}."
     )
     data = FindingData(
         largest["effect"],

@@ -69,7 +69,7 @@ class PathsRunner:
         if cell.model not in self._path_models:
             self._path_models[cell.model] = inspect_paths(model, tokens.clean)
         blocks = []
-        with replay.running():
+        with replay.capturing():
             for direction in self.options.directions:
                 patching = PathPatching(
                     replay, self._path_models[cell.model], direction, self.options.norms, STREAM_MEMORY_BYTES

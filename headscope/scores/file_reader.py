@@ -98,13 +98,15 @@ def _read_csv(file: Path) -> HeadScores:
     try:
         rows = [(int(line["layer"]), int(line["head"]), float(line["score"])) for line in lines]
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"'{file}' needs the columns layer, head and score with numbers: {error}") from error
+        raise BadInput(
+            f"scores '{file}' cannot be read ({error}). The file needs the columns layer, head and score, with numbers"
+        ) from error
     return _scores(rows, file.stem, file)
 
 
 def _scores(rows: list[Any], name: str, source: Path, per_group: bool = False) -> HeadScores:
     if not rows:
-        raise BadInput(f"'{source}' holds no scores")
+        raise BadInput(f"'{source}' holds no scores. Use a file that headscope export can write")
     table = pd.DataFrame(rows, columns=["layer", "head", "score"]).sort_values(["layer", "head"], ignore_index=True)
     table.insert(2, "kv_group", table["head"] if per_group else -1)
     return HeadScores(table, name, source=str(source), per_group=per_group)

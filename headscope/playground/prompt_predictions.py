@@ -13,7 +13,7 @@ MAX_PICTURE_TOKENS = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class PromptPrediction:
     """What a model, or the model without the ablated heads, makes of a prompt of L tokens.
 
     `losses` [L - 1] are those of the second token and later, in nats. `next_tokens` are probabilities of the next
@@ -36,8 +36,8 @@ class Reading:
         return vars(self) | {"losses": self.losses.tolist()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Reading":
-        """The reading that `to_json` wrote."""
+    def from_json(cls, values: dict[str, Any]) -> "PromptPrediction":
+        """The prediction that `to_json` wrote."""
         layers = {int(layer): heads for layer, heads in values["heads_by_layer"].items()}
         return cls(**values | {"losses": np.array(values["losses"], np.float32), "heads_by_layer": layers})
 

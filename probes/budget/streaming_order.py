@@ -125,7 +125,9 @@ def cache_bytes(
         streaming = len(streaming_groups.get(number, ()))
         full = geometry.layer_kv_groups[index] - streaming
         if full < 0:
-            raise BadInput(f"layer {number} has {geometry.layer_kv_groups[index]} KV groups, and {streaming} stream")
+            raise BadInput(
+                f"{streaming} KV groups cannot stream in layer {number}. Name at most {geometry.layer_kv_groups[index]}"
+            )
         own_window = geometry.windows[index]
         tokens = full * kept_tokens(length, own_window, None) + streaming * kept_tokens(length, own_window, window)
         total += 2 * geometry.layer_head_dims[index] * bytes_per_value * tokens
