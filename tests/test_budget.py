@@ -23,7 +23,7 @@ import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.errors import Interrupted
 from headscope.forward.capture import capturing
-from headscope.measures.hidden_weight import hidden_weight
+from headscope.measures.far_mass import far_mass
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.streaming import StreamingWindow
@@ -64,7 +64,7 @@ def run(place: Path) -> Run:
     return run_study(build_study(study(place)), place / "runs")
 
 
-def naive_hidden_weight(record: AttentionRecord, row: int, window: StreamingWindow) -> torch.Tensor:
+def naive_far_mass(record: AttentionRecord, row: int, window: StreamingWindow) -> torch.Tensor:
     """Weight of one query row [H] on visible keys outside the window, from a loop over keys."""
     size, i = len(record.q) // len(record.k), record.k.shape[1] - record.q.shape[1] + row + record.first_key
     total = torch.zeros(len(record.q), dtype=torch.float64)
@@ -84,7 +84,7 @@ def naive_hidden_weight(record: AttentionRecord, row: int, window: StreamingWind
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", families.MEASURABLE)
-def test_hidden_weight_equals_a_loop_over_keys_in_every_family(family: str) -> None:
+def test_far_mass_equals_a_loop_over_keys_in_every_family(family: str) -> None:
     model = hs.load(families.MEASURABLE[family]())
     ids = torch.randint(3, families.VOCAB, (1, 40), generator=torch.Generator().manual_seed(0))
     records: list[AttentionRecord] = []
@@ -93,8 +93,8 @@ def test_hidden_weight_equals_a_loop_over_keys_in_every_family(family: str) -> N
         model.module(ids, use_cache=False)
     rows, window = np.array([0, 9, 25, 39]), StreamingWindow(3, 5)
     for record in records:
-        actual = hidden_weight(record, rows, window)
-        expected = torch.stack([naive_hidden_weight(record, int(row), window) for row in rows], 1)
+        actual = far_mass(record, rows, window)
+        expected = torch.stack([naive_far_mass(record, int(row), window) for row in rows], 1)
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -104,11 +104,11 @@ def test_a_wider_window_hides_less_and_one_as_long_as_the_text_hides_nothing(
 ) -> None:
     record = random_record(geometry_of(), 24, seed)
     rows = np.arange(24)
-    hidden = hidden_weight(record, rows, StreamingWindow(sink, recent))
-    assert 0 <= hidden.min() <= hidden.max() <= 1
+    narrow = far_mass(record, rows, StreamingWindow(sink, recent))
+    assert 0 <= narrow.min() <= narrow.max() <= 1
     for wider in (StreamingWindow(sink + more, recent), StreamingWindow(sink, recent + more)):
-        assert (hidden_weight(record, rows, wider) <= hidden + 1e-5).all()
-    assert hidden_weight(record, rows, StreamingWindow(sink, 24)).max() < 1e-5
+        assert (far_mass(record, rows, wider) <= narrow + 1e-5).all()
+    assert far_mass(record, rows, StreamingWindow(sink, 24)).max() < 1e-5
 
 
 @given(

@@ -20,8 +20,8 @@ ROWS_PER_TILE, KEYS_PER_TILE, MAX_TILE_ELEMENTS = 128, 256, 2**19
 MAX_EXCESS = 16.0
 """Base-2 logits may exceed their reference by this much before sums are rescaled. Small, since the entropy is a
 difference of terms of this size."""
-HIDDEN_LOGIT = -1e30
-"""Logit of a hidden key: its weight is 0, and 0 x HIDDEN_LOGIT is 0, whereas -inf would give NaN."""
+MASKED_LOGIT = -1e30
+"""Logit of a masked key: its weight is 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
 LOG2_E = math.log2(math.e)
 
 
@@ -75,7 +75,7 @@ class _RowBlock:
         self.reference = reference.reshape(len(k), -1)
         sums = torch.zeros(6, *self.reference.shape, dtype=q.dtype)
         self.total, self.squares, self.weighted_logits, self.offsets, self.first_weight, self.local_weight = sums
-        self.largest = torch.full_like(self.reference, HIDDEN_LOGIT)
+        self.largest = torch.full_like(self.reference, MASKED_LOGIT)
         self.output = q.new_zeros(*self.reference.shape, v.shape[-1])
 
     def sweep(self) -> tuple[Tensor, ...]:
@@ -110,11 +110,11 @@ class _RowBlock:
         if stop > self.own + 1:
             first = max(start, self.own)
             is_later = torch.arange(first, stop) > self._own_keys()[:, None]
-            logits[..., first - start :].masked_fill_(is_later, HIDDEN_LOGIT)
+            logits[..., first - start :].masked_fill_(is_later, MASKED_LOGIT)
         if start < self.low[-1]:
             last = min(stop, int(self.low[-1]))
             is_earlier = torch.arange(start, last) < self.low[:, None]
-            logits[..., : last - start].masked_fill_(is_earlier, HIDDEN_LOGIT)
+            logits[..., : last - start].masked_fill_(is_earlier, MASKED_LOGIT)
 
     def _move_reference(self, logits: Tensor, excess: Tensor) -> None:
         """Raise the reference of rows to the largest logit of a tile, and rescale their sums."""

@@ -68,7 +68,7 @@ class TokenEmbeddings:
     weights: ModelWeights
     uses_first_mlp: bool = False
 
-    def stream(self, tokens: Tensor, layer: int) -> Tensor:
+    def residual_input(self, tokens: Tensor, layer: int) -> Tensor:
         """The residual stream [n, D] of tokens [n] that layer (by its index) reads."""
         first_layer = self.model.attention_modules[layer] in {*decoder_layers(self.model)[0].modules()}
         if self.uses_first_mlp and not first_layer:
@@ -81,7 +81,7 @@ class TokenEmbeddings:
         tokens = torch.arange(min(len(unembedding), len(self.weights.embedding)), device=unembedding.device)
         total = torch.zeros(unembedding.shape[1], unembedding.shape[1], device=unembedding.device)
         for batch in torch.split(tokens, TOKENS_PER_BATCH):
-            embedded = self.stream(batch, layer) - self.weights.embedding_offset
+            embedded = self.residual_input(batch, layer) - self.weights.embedding_offset
             total += embedded.T @ self.weights.final_norm.pull_back(unembedding[batch].float())
         return total
 
@@ -125,7 +125,7 @@ def ov_logits(embeddings: TokenEmbeddings, layer: int, tokens: Tensor) -> Iterat
     The final norm's scale is left out, the mean over the vocabulary is subtracted.
     """
     weights, layer_weights = embeddings.weights, embeddings.weights.layers[layer]
-    normed = layer_weights.normed(embeddings.stream(tokens, layer))
+    normed = layer_weights.normed(embeddings.residual_input(tokens, layer))
     value = layer_weights.value.vectors(normed)
     output = layer_weights.output()
     value = value.repeat_interleave(len(output) // len(value), 0)

@@ -258,11 +258,11 @@ class PathPatching:
 
     def _stream_before(self, layer: int) -> Tensor:
         """The residual stream [1, L, D] before an attention layer."""
-        return self.run.stream(self.run.decoder_layer_of(layer))
+        return self.run.residual_stream_before(self.run.decoder_layer_of(layer))
 
     def _last_stream(self) -> Tensor:
         """The output of the last layer [1, L, D]."""
-        return self.run.stream(len(self.run.layers))
+        return self.run.residual_stream_before(len(self.run.layers))
 
     def _with_senders(self, stream: Tensor, senders: Sequence[LayerHead]) -> Tensor:
         """The residual stream [1, L, D] with the change of one sender each, [n, L, D]."""

@@ -124,7 +124,7 @@ class Replay:
         self._shared_keys.record(self._layer_arguments[-1][1])
         refuse_non_finite(self.model, self.ids, hidden)
 
-    def stream(self, layer: int) -> Tensor:
+    def residual_stream_before(self, layer: int) -> Tensor:
         """The residual stream [1, L, D] before a decoder layer; for the index after the last layer, its output."""
         return self.streams.load(layer)
 
@@ -155,7 +155,9 @@ class Replay:
         decoder_layer = self.decoder_layer_of(layer)
         with backend.editing_output(self.model.attention_modules[layer], stop):
             try:
-                self.run_layer(decoder_layer, self.stream(decoder_layer) if streams is None else streams)
+                self.run_layer(
+                    decoder_layer, self.residual_stream_before(decoder_layer) if streams is None else streams
+                )
             except _AttentionFinished as finished:
                 return finished.z, finished.call
         raise AssertionError(f"layer {layer} did not call its attention")
@@ -215,7 +217,7 @@ class Replay:
     def _hidden_states(self, output_edits: Mapping[int, backend.OutputEdit], copies: int = 1) -> Tensor:
         """The backbone's last hidden states [copies, L, D], resumed at the lowest edited layer."""
         lowest = self.decoder_layer_of(min(output_edits)) if output_edits else len(self.layers)
-        stream = self.stream(lowest)
+        stream = self.residual_stream_before(lowest)
         stream = stream.expand(*stream.shape[:-3], copies, -1, -1)  # Gemma 3n has four streams
         shared_keys = self._shared_keys.repeated(copies)
         with ExitStack() as stack:
@@ -240,7 +242,7 @@ class Replay:
         the same shape per objective. Only one layer's activations are in memory at a time.
         """
         with torch.enable_grad():
-            stream = self.stream(len(self.layers)).detach().requires_grad_()
+            stream = self.residual_stream_before(len(self.layers)).detach().requires_grad_()
             hidden = self.final_hidden_states(stream)
             seeds = [
                 gradient
@@ -250,7 +252,7 @@ class Replay:
             ]
             shared = SharedKeyGradients(self._shared_keys, len(objectives))
             for layer, attention_layer in reversed([*enumerate(self._attention_layers)]):
-                stream = self.stream(layer).detach().requires_grad_()
+                stream = self.residual_stream_before(layer).detach().requires_grad_()
                 attention = () if attention_layer is None else (self.model.attention_modules[attention_layer],)
                 with _collecting_outputs(attention) as calls:
                     output = self.run_layer(layer, stream, keys := KVSharingDict(shared.leaves))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, RowSums
+from headscope.attention.row_sums import MASKED_LOGIT
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
     IntArray,
@@ -25,8 +26,6 @@ from headscope.measures.row_sampling import (
 ROW_STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
 ROW_TILE, KEY_TILE = 16, 512
 """Rows and keys of a tile. Few rows: those of a log-spaced sample see very different numbers of keys."""
-MASKED_LOGIT = -1e30
-"""Logit of a masked key: exp gives 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
 
 
 def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:

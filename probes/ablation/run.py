@@ -38,7 +38,7 @@ from headscope.study.context import StudyContext
 from headscope.user_input import quote
 from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
 
-STREAM_MEMORY_BYTES = 2**30
+RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
 
 
@@ -239,7 +239,7 @@ class _AnswerReplay:
         ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
         self.answer, wrong = (torch.from_numpy(t.astype(np.int64)).to(model.device) for t in (pair.answer, pair.wrong))
         schedule: Any = model.schedule
-        self._replay = Replay(model, schedule, ids, STREAM_MEMORY_BYTES, len(pair.clean))
+        self._replay = Replay(model, schedule, ids, RESIDUAL_STREAM_MEMORY_BYTES, len(pair.clean))
         with self._replay.capturing():
             self._replay.record_streams()
             logits = self._replay.target_logits({})

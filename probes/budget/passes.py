@@ -22,7 +22,7 @@ from headscope.forward.logits import (
 )
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures import AttentionRows
-from headscope.measures.hidden_weight import HiddenWeight
+from headscope.measures.far_mass import FarMass
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -84,7 +84,7 @@ def noting_lengths(model: Model) -> Iterator[list[int]]:
 
 def _stream(model: Model, layers: CapturedLayers, groups: GroupsByLayer, window: StreamingWindow) -> None:
     for number, kv_groups in groups.items():
-        layers.stream(model.geometry.layer_numbers.index(number), kv_groups, window)
+        layers.use_streaming_attention(model.geometry.layer_numbers.index(number), kv_groups, window)
 
 
 class _StreamingPass:
@@ -109,15 +109,15 @@ class _ScoringPass:
 
     def __init__(self, model: Model, window: StreamingWindow, rows: int, seed: int, ids: torch.Tensor):
         sizes = (model.geometry, ids.shape[1], rows, seed)
-        self.attention, self.hidden = AttentionRows(*sizes), HiddenWeight(*sizes, window)
+        self.attention, self.far_mass = AttentionRows(*sizes), FarMass(*sizes, window)
 
     def listen(self, layers: CapturedLayers) -> None:
         layers.listen(self.attention.update)
-        layers.listen(self.hidden.update)
+        layers.listen(self.far_mass.update)
 
     def tables(self, finished: FinishedPass) -> dict[str, Any]:
         columns = dict(self.attention.compute())
-        columns["far_mass"] = self.hidden.compute()["hidden_weight"]
+        columns["far_mass"] = self.far_mass.compute()["far_mass"]
         return {"scores": last_octave_means(columns), "nll": _loss_columns(finished)}
 
 

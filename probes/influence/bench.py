@@ -17,7 +17,7 @@ from headscope.prompts.texts import load_token_documents
 
 BENCHMARK_UNITS = 6
 """Units that are reset one at a time; the cost of a sweep is proportional to its units."""
-STREAM_MEMORY_BYTES = 2**31
+RESIDUAL_STREAM_MEMORY_BYTES = 2**31
 """Memory for residual streams, in bytes."""
 
 
@@ -30,7 +30,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
         PositionReset(component, schedule, schedule.untrained_copy(), model.geometry)
         for component in get_args(Component)
     ]
-    replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
+    replay = Replay(model, schedule, ids, memory_bytes=RESIDUAL_STREAM_MEMORY_BYTES)
     with replay.capturing():
         replay.record_streams()
 
@@ -44,7 +44,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
             for reset in resets:
                 (gradients[0] * (layer_output_edit(reset, units, model.geometry)(z, call) - z)).sum(-1)
 
-        estimate_replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
+        estimate_replay = Replay(model, schedule, ids, memory_bytes=RESIDUAL_STREAM_MEMORY_BYTES)
         with estimate_replay.capturing():
             estimate_replay.record_streams()
             estimate_replay.backpropagate(

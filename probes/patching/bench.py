@@ -14,7 +14,7 @@ MAX_ESTIMATE_RATIO, MAX_EXACT_RATIO = 5.0, 0.6
 """Bounds in forward passes: of the estimates of all heads of a pair, and of one exact patch."""
 BENCHMARK_LAYERS = 3
 """Evenly spaced layers whose heads are patched exactly; the cost of a sweep is proportional to its heads."""
-STREAM_MEMORY_BYTES = 2**31
+RESIDUAL_STREAM_MEMORY_BYTES = 2**31
 """Memory for residual streams, in bytes."""
 
 
@@ -25,7 +25,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     ratio.
     """
     pair = _text_pair(model, length)
-    replay = PatchingReplay(model, pair, "logit_diff", STREAM_MEMORY_BYTES)
+    replay = PatchingReplay(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
     layers = {(2 * n + 1) * model.geometry.layers // (2 * BENCHMARK_LAYERS) for n in range(BENCHMARK_LAYERS)}
     units = [unit for unit in head_units(model.geometry) if unit.layer in layers]
 
@@ -34,7 +34,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
             model.module(pair.clean[:, :length], use_cache=False)
 
     def estimate() -> None:
-        new_replay = PatchingReplay(model, pair, "logit_diff", STREAM_MEMORY_BYTES)
+        new_replay = PatchingReplay(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
         with new_replay.capturing():
             new_replay.estimate(["z"], "denoising", [None])
 

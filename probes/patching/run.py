@@ -31,7 +31,7 @@ from probes.patching.schema import (
 
 SELECTION_PAIRS = 100
 """Most pairs whose estimates select the units that verify patches exactly [ours]."""
-STREAM_MEMORY_BYTES = 2**30
+RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a pair; the rest is on disk."""
 
 
@@ -89,7 +89,7 @@ class PatchingRunner:
         task: PairTask = cell.task
         pair = self._pair_set(cell.model, task.prompts).build(task.index)
         tokens = PairTokens.on_device(pair, model.device)
-        replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
+        replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         with replay.capturing():
             if task.step == "estimate":
                 table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)

@@ -27,7 +27,7 @@ from probes.patching.paths.schema import (
     THROUGH,
     PathsOptions,
 )
-from probes.patching.run import STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells
+from probes.patching.run import RESIDUAL_STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells
 from probes.patching.schema import effect_columns
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
@@ -64,7 +64,7 @@ class PathsRunner:
         pairs = self._pair_set(cell.model, task.prompts)
         pair = pairs.build(task.index)
         tokens = PairTokens.on_device(pair, model.device)
-        replay = PatchingReplay(model, tokens, self.options.metric, STREAM_MEMORY_BYTES)
+        replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         keys = {"model": cell.model, "prompts": pairs.name, "metric": replay.metric_name, "norms": self.options.norms}
         if cell.model not in self._path_models:
             self._path_models[cell.model] = inspect_paths(model, tokens.clean)
@@ -72,7 +72,7 @@ class PathsRunner:
         with replay.capturing():
             for direction in self.options.directions:
                 patching = PathPatching(
-                    replay, self._path_models[cell.model], direction, self.options.norms, STREAM_MEMORY_BYTES
+                    replay, self._path_models[cell.model], direction, self.options.norms, RESIDUAL_STREAM_MEMORY_BYTES
                 )
                 if task.step == "estimate":
                     block = self._estimate_rows(patching, replay, model, direction)

@@ -1,4 +1,4 @@
-"""Attention weight outside a streaming window: what a head loses if it sees only the first and the last tokens."""
+"""Far mass: attention weight outside a streaming window, which a head loses if it sees only the first and last tokens."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from headscope.streaming import StreamingWindow
 ROW_TILE = 16
 
 
-def hidden_weight(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
+def far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
     """Weight of query rows on visible keys outside the window, [H, rows], float32, 0..1.
 
     `rows` are indices of the record's queries. Cost and memory are O(rows x (sink + recent)): the weight on the keys
@@ -21,11 +21,11 @@ def hidden_weight(record: AttentionRecord, rows: IntArray, window: StreamingWind
     (heads, _, dim), (groups, keys, _) = record.q.shape, record.k.shape
     width = min(window.sink + window.recent, record.first_key + keys)
     size = items_per_tile(record.q.device, ROW_TILE, groups * width * dim)
-    tiles = [_tile_hidden_weight(record, rows[start : start + size], window) for start in range(0, len(rows), size)]
+    tiles = [_tile_far_mass(record, rows[start : start + size], window) for start in range(0, len(rows), size)]
     return torch.cat(tiles, -1) if tiles else record.q.new_zeros(heads, 0, dtype=torch.float32)
 
 
-def _tile_hidden_weight(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
+def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWindow) -> Tensor:
     (heads, _, dim), (groups, keys, _) = record.q.shape, record.k.shape
     own = rows + query_range(record).start  # positions in the document, as those of all keys below
     first_keys = np.arange(min(window.sink, record.first_key + keys))
@@ -46,15 +46,15 @@ def _tile_hidden_weight(record: AttentionRecord, rows: IntArray, window: Streami
     return (1 - seen).clamp(0, 1)
 
 
-class HiddenWeight(BinnedRowMeans):
-    """Means of `hidden_weight` by visible keys."""
+class FarMass(BinnedRowMeans):
+    """Means of `far_mass` by visible keys."""
 
-    name = "hidden_weight"
-    statistic_names = ("hidden_weight",)
+    name = "far_mass"
+    statistic_names = ("far_mass",)
 
     def __init__(self, geometry: Geometry, length: int, n_rows: int | None, seed: int, window: StreamingWindow):
         super().__init__(geometry, length, n_rows, seed)
         self.window = window
 
     def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor:
-        return hidden_weight(record, rows, self.window)[None]
+        return far_mass(record, rows, self.window)[None]
