@@ -29,7 +29,7 @@ Kind = Literal[
     "model_columns",
     "roles",
     "charts",
-    "answers",
+    "overview_cards",
     "findings",
     "head_charts",
     "head_card",
@@ -77,7 +77,7 @@ class Probe:
     """Roles of heads that follow from its statistics: name -> `Role`."""
     charts: str = ""
     """(RenderContext) -> iterator of `ChartGroup`."""
-    answers: str = ""
+    overview_cards: str = ""
     """(RenderContext) -> iterator of `Card` for the overview of a run."""
     findings: str = ""
     """(Run) -> iterator of `Finding`."""

@@ -16,7 +16,7 @@ from headscope.report.blocks import Card
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.measure.answers import answers
+from probes.measure.overview_cards import overview_cards
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def cards(run: Run) -> dict[str, Any]:
-    return {card.question: card for card in assembly.answer_cards(assembly.render_context(run, "learned"))}
+    return {card.question: card for card in assembly.overview_cards(assembly.render_context(run, "learned"))}
 
 
 def test_the_overview_starts_with_five_to_eight_cards_that_link_to_existing_pages(run: Run) -> None:
@@ -56,7 +56,8 @@ def test_the_card_of_lengths_has_the_medians_of_the_heads_table(run: Run, cards:
 def test_the_card_of_changes_says_so_if_no_head_falls(run: Run) -> None:
     context = assembly.render_context(run, "learned")
     heads = context.heads.assign(ess2_256=context.heads["ess2_256"].where(context.heads["model"] != "learned", 300.0))
-    (card,) = (card for card in answers(replace(context, heads=heads)) if card.question == "Which heads change most?")
+    cards = overview_cards(replace(context, heads=heads))
+    (card,) = (card for card in cards if card.question == "Which heads change most?")
     assert "rises most in" in card.caption
     assert "rises least in" in card.caption
 
@@ -99,6 +100,6 @@ def test_the_cards_of_roles_count_the_heads_and_those_that_keep_the_role(
 
 def test_a_run_of_one_model_has_no_card_that_compares(tmp_path: Path) -> None:
     alone = synthetic_run(tmp_path, models=("base",), layers=2, heads=4, lengths=(256,), docs=2, pairs=2)
-    questions = [card.question for card in assembly.answer_cards(assembly.render_context(alone))]
+    questions = [card.question for card in assembly.overview_cards(assembly.render_context(alone))]
     assert "How many tokens does a head attend to?" in questions
     assert not any("change most" in question or "predict better" in question for question in questions)

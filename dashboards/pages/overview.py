@@ -33,7 +33,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     """Charts of every model, the roles of heads, statistics of the models, and all findings, folded."""
     context = assembly.render_context(run, view.model, None, view.shown_models)
     sections: dict[str, Sequence[Block]] = {
-        "": LazySequence(assembly.answer_cards(context)),
+        "": LazySequence(assembly.overview_cards(context)),
         "At a glance": LazySequence(assembly.overview_blocks(context)),
         "Roles of heads": LazySequence(_role_table(run, view)) if len(run.heads) else [],
         "Models": LazySequence(_model_table(run, view)) if run.models else [],

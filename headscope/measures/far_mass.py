@@ -1,4 +1,4 @@
-"""Far mass: attention weight outside a streaming window, which a head loses if it sees only the first and last tokens."""
+"""Far mass: attention weight outside a streaming window, lost by a head that sees only the first and last tokens."""
 
 import numpy as np
 import torch

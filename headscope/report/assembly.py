@@ -246,10 +246,10 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
         yield from charts
 
 
-def answer_cards(context: RenderContext) -> Iterator[Block]:
+def overview_cards(context: RenderContext) -> Iterator[Block]:
     """The cards of the probes for the overview, created lazily."""
-    for probe, part_function in plugins.load_parts("answers"):
-        yield from _iterate_part(probe, "answers", part_function, context)
+    for probe, part_function in plugins.load_parts("overview_cards"):
+        yield from _iterate_part(probe, "overview_cards", part_function, context)
 
 
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:

@@ -40,7 +40,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Size of the KV cache", _cache_charts(context))
 
 
-def answers(context: RenderContext) -> Iterator[Card]:
+def overview_cards(context: RenderContext) -> Iterator[Card]:
     """How many KV groups can stream, in the best order at the longest length."""
     if LOSS.name not in context.run.tables:
         return

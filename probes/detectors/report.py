@@ -43,7 +43,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Comparison with the other models", _comparison_charts(context))
 
 
-def answers(context: RenderContext) -> Iterator[Card]:
+def overview_cards(context: RenderContext) -> Iterator[Card]:
     """The induction heads."""
     column = KIND_COLUMNS["induction"]
     yield from top_heads_card(

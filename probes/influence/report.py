@@ -58,7 +58,7 @@ _RESET_DESCRIPTION = "the position parameters of one {noun} are reset"
 _CHANGE_DESCRIPTIONS = {"joint": _RESET_DESCRIPTION, "freq": _RESET_DESCRIPTION, "scale": _RESET_DESCRIPTION}
 
 
-def answers(context: RenderContext) -> Iterator[Card]:
+def overview_cards(context: RenderContext) -> Iterator[Card]:
     """What changing one unit costs, in the sweep of ablations, or else in the first sweep."""
     sweeps = [sweep for sweep in context.run.derived(sweeps_without_bands) if sweep[0][0] in context.models]
     if not sweeps:

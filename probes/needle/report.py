@@ -34,7 +34,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         yield ChartGroup(PROBE.title, "Ablation of retrieval heads", _ablation_charts(context))
 
 
-def answers(context: RenderContext) -> Iterator[Card]:
+def overview_cards(context: RenderContext) -> Iterator[Card]:
     """The retrieval heads, and whether they keep their role under each model."""
     question = "Which heads retrieve, and under which models?"
     yield from top_heads_card(context, "retrieval", question, "retrieval", RETRIEVAL_THRESHOLD)

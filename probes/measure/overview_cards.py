@@ -20,7 +20,7 @@ CHANGED_HEADS = 3
 """Heads of largest rise, and of largest fall, on the card of changes."""
 
 
-def answers(context: RenderContext) -> Iterator[Card]:
+def overview_cards(context: RenderContext) -> Iterator[Card]:
     """The cards, as far as the run has their tables."""
     yield from _length_card(context)
     yield from _change_card(context)
