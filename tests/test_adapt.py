@@ -361,11 +361,11 @@ def test_a_watched_training_that_is_resumed_keeps_one_run_of_its_heads(
     add, content = RunWriter.add, study_content(folder, watch=True)
     interrupted_cells = ["step 0", "steps 1 to 2"]
 
-    def interrupted_add(self: RunWriter, cell_id: str, *content: Any) -> None:
-        if self.partial_path.parent == tmp_path and interrupted_cells and interrupted_cells[0] in cell_id:
+    def interrupted_add(self: RunWriter, job_id: str, *content: Any) -> None:
+        if self.partial_path.parent == tmp_path and interrupted_cells and interrupted_cells[0] in job_id:
             interrupted_cells.pop(0)
             raise KeyboardInterrupt
-        add(self, cell_id, *content)
+        add(self, job_id, *content)
 
     monkeypatch.setattr(RunWriter, "add", interrupted_add)
     for _ in range(2):

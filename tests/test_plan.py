@@ -16,7 +16,7 @@ from headscope.study import planning, runner
 from headscope.study.cells import Cell, Job
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor, CellResult
+from headscope.study.executor import JobExecutor, JobResult
 from headscope.study.planning import makespan
 
 
@@ -70,19 +70,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class FormulaExecutor(CellExecutor):
+class FormulaExecutor(JobExecutor):
     """Reports 0.5 s per cell and 1 s per 1,000 units of cost, twice that for YaRN, and 4 s of opening."""
 
-    def execute(self, job: Job) -> CellResult:
+    def execute(self, job: Job) -> JobResult:
         factor = 2.0 if job.model == "yarn" else 1.0
-        return CellResult(super().execute(job).rows, {}, 0.0, None, factor * (0.5 + job.cost / 1000), 4.0)
+        return JobResult(super().execute(job).rows, {}, 0.0, None, factor * (0.5 + job.cost / 1000), 4.0)
 
 
 def test_plan_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "CellExecutor", FormulaExecutor)
+    monkeypatch.setattr(planning, "JobExecutor", FormulaExecutor)
     study = build_study(content(folder))
     estimate = planning.plan_study(study, workers=1, gpus=0)
-    cells = [job for job in CellExecutor(StudyContext(study)).plan() if job.probe == "measure"]
+    cells = [job for job in JobExecutor(StudyContext(study)).plan() if job.probe == "measure"]
     expected = sum((2 if job.model == "yarn" else 1) * (0.5 + job.cost / 1000) for job in cells)
     assert estimate["seconds_alone"] == pytest.approx(expected + 4.0, abs=0.1)
     assert estimate["cells"] == len(cells) + 2

@@ -28,7 +28,7 @@ from headscope.study import ray_cluster, ray_engine, runner
 from headscope.study.cells import Cell, Job
 from headscope.study.config import EngineOptions, Study, build_study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor
+from headscope.study.executor import JobExecutor
 from headscope.study.progress import NoProgress
 from headscope.study.ray_worker import RayWorker
 from headscope.study.scheduler import Scheduler
@@ -341,7 +341,7 @@ def test_a_worker_returns_the_rows_of_this_process(folder: Path, tmp_path: Path,
         }
     study = build_study({**content(folder, models={"base": tiny}, measure=None), **options})
     plain = runner.run_study(study, tmp_path / "plain")
-    jobs = CellExecutor(StudyContext(study)).plan()
+    jobs = JobExecutor(StudyContext(study)).plan()
     worker = RayWorker(
         study.model_dump(mode="json", exclude_none=True), ["base"], 1, Path.cwd(), tmp_path / "run" / "files"
     )

@@ -19,7 +19,7 @@ from headscope.study import context as study_context
 from headscope.study.cells import Cell, TextPass, group_by_pass
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor
+from headscope.study.executor import JobExecutor
 from headscope.study.progress import NoProgress
 from headscope.study.runner import run_study
 
@@ -99,7 +99,7 @@ def test_rows_are_ordered_by_model_length_and_document(shared: Run) -> None:
 
 def test_probes_share_the_lengths_that_they_have_in_common(folder: Path) -> None:
     study = study_of(folder, "measure", patterns={**TEXT_PROBES["patterns"], "lengths": [40, 50]})
-    jobs = [job for job in CellExecutor(StudyContext(study)).plan() if job.cell.text_pass is not None]
+    jobs = [job for job in JobExecutor(StudyContext(study)).plan() if job.cell.text_pass is not None]
     assert [(job.model, job.cell.text_pass.length, job.probe) for job in jobs if job.cell.text_pass is not None] == [
         (model, length, probe)
         for model in MODELS

@@ -82,7 +82,7 @@ def check_footer(file: Path, rows: int) -> None:
 def to_bytes(table: pa.Table) -> bytes:
     """The table as an Arrow stream, which is faster to write and read than parquet."""
     sink = pa.BufferOutputStream()
-    # Waking threads takes longer than compressing the small tables of a cell.
+    # Waking threads takes longer than compressing the small tables of a job.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
@@ -97,7 +97,7 @@ def from_bytes(data: bytes) -> pa.Table:
 def write_merged(file: Path, table: Table, cells: Iterable[pa.Table]) -> int:
     """Write the tables of several cells one after the other and return the number of rows.
 
-    Where `table` says so, rows of equal key become their weighted mean. Memory holds one row group and one cell, so it
+    Where `table` says so, rows of equal key become their weighted mean. Memory holds one row group and one job, so it
     does not grow with the number of cells.
     """
     batches = _row_groups(cells) if table.mean_over_cells is None else [_mean_over_cells(table, cells)]

@@ -75,7 +75,7 @@ def synthetic_run(
     config |= {"heads": heads, "groups": groups, "pairs": pairs, "probes": [*probes]}
     shape = (layers, heads, groups, pairs, tuple(lengths), docs, seed)
     tables = _synthetic_tables(tuple(models), *shape, tuple(probes), tuple(plugins.probes().values()))
-    with RunWriter.open(out, "synthetic", config) as writer:  # one cell, since each costs several writes to the disk
+    with RunWriter.open(out, "synthetic", config) as writer:  # one job, since each costs several writes to the disk
         writer.add("all", tables)
         return writer.commit(["all"], synthetic_manifest(models, layers, heads, groups))
 

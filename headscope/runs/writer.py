@@ -1,8 +1,8 @@
-"""Writes a run cell by cell and commits it by one rename.
+"""Writes a run job by job and commits it by one rename.
 
-An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished cell. The
+An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished job. The
 first line of that file holds the sha256 of a JSON header, a space, and that header: key "inputs" has the digests of
-inputs that no earlier cell recorded, "tables" the length in bytes and the sha256 of each table. The tables follow as
+inputs that no earlier job recorded, "tables" the length in bytes and the sha256 of each table. The tables follow as
 Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
@@ -59,7 +59,7 @@ class RunWriter:
     def open(cls, out: Path, slug: str, config: Mapping[str, Any], resume: bool = False) -> Self:
         """Start the run of `config` under `out`, or with `resume` continue an interrupted one.
 
-        `config` is JSON data; its hash becomes part of the name. Raises CannotWrite if finished cells of the same run
+        `config` is JSON data; its hash becomes part of the name. Raises CannotWrite if finished jobs of the same run
         exist and `resume` is off, if another process writes the run, or if `out` cannot be written.
         """
         partial = Path(out) / f".{slug}-{hashlib.sha256(_canonical_json(config)).hexdigest()[:8]}.partial"
@@ -81,8 +81,8 @@ class RunWriter:
         """The draft of run.json: that of the run to continue, or a new one."""
         shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
         draft = _read_draft(partial, config) if (partial / "run.json").is_file() else None
-        if draft and resume and (cells := sorted((partial / "cells").iterdir())):
-            inputs = [_read_header(cell)["inputs"] for cell in cells]
+        if draft and resume and (job_files := sorted((partial / "cells").iterdir())):
+            inputs = [_read_header(job_file)["inputs"] for job_file in job_files]
             return draft | {"inputs": {name: digest for part in inputs for name, digest in part.items()}}
         if draft and _final_path(partial, draft["started"]).is_dir():
             for folder in ("cells", "files", "state"):  # killed between the commit and its clean-up: start again
@@ -103,7 +103,7 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Keep the finished cells of an uncommitted run; remove the folder if there are none."""
+        """Keep the finished jobs of an uncommitted run; remove the folder if there are none."""
         with uninterrupted():
             if self._lock is not None:
                 if not any(self.cells_folder.iterdir()):
@@ -124,13 +124,13 @@ class RunWriter:
                 _write_draft(self.partial_path, self.draft)
         return str(versions[library])
 
-    def record_plan(self, cells: int) -> None:
-        """Store the number of cells that the run will have, so that others can show its progress."""
+    def record_plan(self, jobs: int) -> None:
+        """Store the number of jobs that the run will have, so that others can show its progress."""
         with _convert_write_errors(self.final_path.parent):
-            write_json(self.partial_path / PLAN_FILE, {"cells": cells})
+            write_json(self.partial_path / PLAN_FILE, {"cells": jobs})
 
     def find_finished(self, inputs: Mapping[str, str]) -> Run | None:
-        """A finished run of this config and these inputs, unless there are unfinished cells to continue."""
+        """A finished run of this config and these inputs, unless there are unfinished jobs to continue."""
         if self.final_path.is_dir():  # a kill fell between the commit and its clean-up
             return self.commit([], {})
         if any(self.cells_folder.iterdir()):
@@ -147,7 +147,7 @@ class RunWriter:
         return None
 
     def check_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Raise InputChanged if one of `inputs`, digests by name, differs from those of the finished cells."""
+        """Raise InputChanged if one of `inputs`, digests by name, differs from those of the finished jobs."""
         recorded_inputs = self.draft.get("inputs", {})
         changed = [
             input_name for input_name, digest in inputs.items() if recorded_inputs.get(input_name, digest) != digest
@@ -158,29 +158,29 @@ class RunWriter:
                 f"Restore the previous state, or delete {self.partial_path} to start again"
             )
 
-    def is_done(self, cell_id: str) -> bool:
-        """Whether this cell is stored. Raises BadRun if it is damaged."""
-        cell = self._cell(cell_id)
-        if cell.exists():
-            for table in _stored_tables(cell).values():
+    def is_done(self, job_id: str) -> bool:
+        """Whether this job is stored. Raises BadRun if it is damaged."""
+        job_file = self._job_file(job_id)
+        if job_file.exists():
+            for table in _stored_tables(job_file).values():
                 table.read()
-        return cell.exists()
+        return job_file.exists()
 
-    def read_stored(self, cell_id: str, table: str) -> pd.DataFrame:
-        """The rows that a finished cell added to a table. Raises BadRun if they are missing or damaged."""
-        frame: pd.DataFrame = _stored_tables(self._cell(cell_id))[table].read_table().to_pandas()
+    def read_stored(self, job_id: str, table: str) -> pd.DataFrame:
+        """The rows that a finished job added to a table. Raises BadRun if they are missing or damaged."""
+        frame: pd.DataFrame = _stored_tables(self._job_file(job_id))[table].read_table().to_pandas()
         return frame
 
-    def stored_tables(self, cell_id: str) -> list[str]:
-        """Names of the tables that a finished cell added rows to."""
-        return [*_stored_tables(self._cell(cell_id))]
+    def stored_tables(self, job_id: str) -> list[str]:
+        """Names of the tables that a finished job added rows to."""
+        return [*_stored_tables(self._job_file(job_id))]
 
-    def size(self, cell_id: str) -> int:
-        """Size of a finished cell in bytes."""
-        return self._cell(cell_id).stat().st_size
+    def size(self, job_id: str) -> int:
+        """Size of a finished job in bytes."""
+        return self._job_file(job_id).stat().st_size
 
-    def add(self, cell_id: str, tables: Mapping[str, Rows], inputs: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Store the rows of one finished cell and the digests of its inputs by name, all or nothing.
+    def add(self, job_id: str, tables: Mapping[str, Rows], inputs: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Store the rows of one finished job and the digests of its inputs by name, all or nothing.
 
         Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
         unknown columns, NaN, a key out of range. Raises InputChanged as `check_inputs` does, and CannotWrite if the
@@ -198,26 +198,26 @@ class RunWriter:
         with _convert_write_errors(self.final_path.parent, staging):
             staging.write_bytes(b"".join([_digest(header).encode(), b" ", header, b"\n", *parts.values()]))
             fsync(staging)
-            os.rename(staging, self._cell(cell_id))
+            os.rename(staging, self._job_file(job_id))
             fsync(self.cells_folder)
         recorded_inputs |= inputs
 
-    def commit(self, cell_ids: Sequence[str], manifest: Mapping[str, Any]) -> Run:
-        """Merge the cells in the order of `cell_ids` and publish the run under its final name.
+    def commit(self, job_ids: Sequence[str], manifest: Mapping[str, Any]) -> Run:
+        """Merge the jobs in the order of `job_ids` and publish the run under its final name.
 
         `manifest` holds the other entries of run.json (models, versions, seed, hardware, timings). Raises ValueError
-        for a cell that was never added and CannotWrite if the disk is full; the cells are then kept.
+        for a job that was never added and CannotWrite if the disk is full; the jobs are then kept.
         """
-        cells = {cell_id: self._cell(cell_id) for cell_id in cell_ids}
-        if missing := [cell_id for cell_id, cell in cells.items() if not cell.exists()]:
-            raise ValueError(f"cell {missing[0]!r} was never added")
+        job_files = {job_id: self._job_file(job_id) for job_id in job_ids}
+        if missing := [job_id for job_id, job_file in job_files.items() if not job_file.exists()]:
+            raise ValueError(f"job {missing[0]!r} was never added")
         build = self.partial_path / "commit"
         with uninterrupted():
             with _convert_write_errors(self.final_path.parent, build):
                 if not self.final_path.is_dir():  # it exists if a kill came between the rename and the clean-up
                     shutil.rmtree(build, ignore_errors=True)
                     build.mkdir()
-                    self._build(build, [*cells.values()], manifest)
+                    self._build(build, [*job_files.values()], manifest)
                     fsync(build)
                     os.rename(build, self.final_path)
                     fsync(self.final_path.parent)
@@ -227,11 +227,11 @@ class RunWriter:
             self._lock = None
         return Run.open(self.final_path)
 
-    def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
+    def _build(self, build: Path, job_files: list[Path], manifest: Mapping[str, Any]) -> None:
         facts = {}
-        tables_of_cells = [_stored_tables(cell) for cell in cells]
+        tables_of_jobs = [_stored_tables(job_file) for job_file in job_files]
         for name, table in all_tables().items():
-            stored_tables = [tables[name] for tables in tables_of_cells if name in tables]
+            stored_tables = [tables[name] for tables in tables_of_jobs if name in tables]
             if stored_tables:
                 target = build / f"{name}.parquet"
                 rows = arrow.write_merged(target, table, (stored.read_table() for stored in stored_tables))
@@ -247,10 +247,10 @@ class RunWriter:
         complete_manifest = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
         write_manifest(build, complete_manifest)
 
-    def _cell(self, cell_id: str) -> Path:
-        name = quote(cell_id, safe=" =@,")
+    def _job_file(self, job_id: str) -> Path:
+        name = quote(job_id, safe=" =@,")
         if len(name) > MAX_NAME_BYTES:
-            name = f"{name[: MAX_NAME_BYTES - 65]} {hashlib.sha256(cell_id.encode()).hexdigest()}"
+            name = f"{name[: MAX_NAME_BYTES - 65]} {hashlib.sha256(job_id.encode()).hexdigest()}"
         return self.cells_folder / name
 
 
@@ -344,7 +344,7 @@ def _free_start(partial: Path) -> str:
 
 @dataclass(frozen=True)
 class StoredTable:
-    """One table in the file of a finished cell."""
+    """One table in the file of a finished job."""
 
     file: Path
     offset: int
@@ -360,33 +360,34 @@ class StoredTable:
         return arrow.from_bytes(self.read())
 
 
-def _read_header(cell: Path) -> dict[str, Any]:
-    """The header of a finished cell; key "end" is the offset of the first table in bytes.
+def _read_header(job_file: Path) -> dict[str, Any]:
+    """The header of a finished job; key "end" is the offset of the first table in bytes.
 
     Raises BadRun if it is damaged.
     """
     try:
-        with cell.open("rb") as stream:
+        with job_file.open("rb") as stream:
             line = stream.readline()
     except OSError as error:
-        raise BadRun(f"{cell} is damaged: {error.strerror}. {_repair_advice(cell)}") from error
+        raise BadRun(f"{job_file} is damaged: {error.strerror}. {_repair_advice(job_file)}") from error
     digest, _, header = line.rstrip(b"\n").partition(b" ")
     if _digest(header).encode() != digest:
         raise BadRun(
-            f"{cell} is damaged: the sha256 of its first line differs from the recorded one. {_repair_advice(cell)}"
+            f"{job_file} is damaged: the sha256 of its first line differs from the recorded one. "
+            f"{_repair_advice(job_file)}"
         )
     contents: dict[str, Any] = {**json.loads(header), "end": len(line)}
     if "inputs" not in contents:  # nothing to compare with the present inputs
-        raise BadRun(f"{cell} was stored by an earlier version. Delete {cell.parent.parent} to start again")
+        raise BadRun(f"{job_file} was stored by an earlier version. Delete {job_file.parent.parent} to start again")
     return contents
 
 
-def _stored_tables(cell: Path) -> dict[str, StoredTable]:
-    """The tables of a finished cell, by name. Raises BadRun if the first line of its file is damaged."""
-    header = _read_header(cell)
+def _stored_tables(job_file: Path) -> dict[str, StoredTable]:
+    """The tables of a finished job, by name. Raises BadRun if the first line of its file is damaged."""
+    header = _read_header(job_file)
     tables, offset = {}, header["end"]
     for name, (length, table_digest) in header["tables"].items():
-        tables[name] = StoredTable(cell, offset, length, table_digest)
+        tables[name] = StoredTable(job_file, offset, length, table_digest)
         offset += length
     return tables
 
@@ -395,5 +396,5 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _repair_advice(cell: Path) -> str:
-    return f"Delete {cell} and add --resume to measure it again"
+def _repair_advice(job_file: Path) -> str:
+    return f"Delete {job_file} and add --resume to measure it again"

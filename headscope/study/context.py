@@ -25,10 +25,10 @@ class StudyContext:
     """The models and documents of `study`, opened on demand.
 
     `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost` is
-    the part of the running job's cost that was reported as progress. `read_stored(job, table)` reads a table of a
-    finished job, and `stored_tables(job)` lists its tables. `input_digests` are digests by label (None: of all models)
-    and input: an unfinished run continues only from the same inputs. `document_digests` are those of the documents'
-    texts by label and document.
+    the part of the running job's cost that was reported as progress. `read_stored(job_id, table)` reads a table of
+    a finished job, and `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all
+    models) and input: an unfinished run continues only from the same inputs. `document_digests` are those of the
+    documents' texts by label and document.
     """
 
     study: Study
@@ -103,7 +103,7 @@ class StudyContext:
         self.input_digests[None][name] = digests.compute_digest(content)
 
     def advance(self, cost: float, description: str) -> None:
-        """Report progress within a long cell: a share of its cost, and what is being done."""
+        """Report progress within a long job: a share of its cost, and what is being done."""
         self.completed_cost += cost
         self.progress.advance(cost)
         self.progress.set_activity(description)

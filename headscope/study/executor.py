@@ -32,7 +32,7 @@ GEOMETRY_KEYS = {
 
 
 @dataclass(frozen=True)
-class CellResult:
+class JobResult:
     """What a job produced.
 
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
@@ -50,11 +50,11 @@ class CellResult:
     peak_bytes: float = 0.0
 
 
-Results = Generator[tuple[Job, CellResult], None, None]
+Results = Generator[tuple[Job, JobResult], None, None]
 """Jobs with their results, as they finish."""
 
 
-class CellExecutor:
+class JobExecutor:
     """Executes jobs with at most one checkpoint in memory. `used_labels` are the models that some cell needs."""
 
     def __init__(self, context: StudyContext) -> None:
@@ -84,7 +84,7 @@ class CellExecutor:
         ]
         return always + group_by_pass(cells, self.context.labels)
 
-    def execute(self, job: Job) -> CellResult:
+    def execute(self, job: Job) -> JobResult:
         """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
         context, label = self.context, job.model
         context.completed_cost = 0.0
@@ -100,7 +100,7 @@ class CellExecutor:
         finished = time.monotonic()
         digests = {key: dict(context.input_digests[key]) for key in (label, None)}
         describes = label is not None and runs_always(job)
-        return CellResult(
+        return JobResult(
             rows=rows,
             input_digests=digests,
             completed_cost=context.completed_cost,
@@ -212,14 +212,14 @@ def hardware() -> dict[str, Any]:
 
 
 @dataclass
-class CellTimings:
+class JobTimings:
     """How long the finished jobs took, by probe and model, for the cost estimates of other studies."""
 
     _sums: dict[tuple[str, str | None], dict[str, float]] = field(default_factory=dict)
     _opening: float = 0.0
     _peak: float = 0.0
 
-    def add(self, job: Job, result: CellResult) -> None:
+    def add(self, job: Job, result: JobResult) -> None:
         self._opening += result.opening_seconds
         self._peak = max(self._peak, result.peak_bytes)
         if not runs_always(job):

@@ -1,6 +1,6 @@
 """Estimates what a study will cost: seconds, memory and disk space here, and how long workers would take together.
 
-Times come from a few of its own cells, run here and thrown away, or from a stored run of the same probes.
+Times come from a few of its own jobs, run here and thrown away, or from a stored run of the same probes.
 """
 
 import heapq
@@ -23,15 +23,15 @@ from headscope.study.cells import Job
 from headscope.study.config import Study
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_files
-from headscope.study.executor import CellExecutor, peak_bytes, runs_always
+from headscope.study.executor import JobExecutor, peak_bytes, runs_always
 from headscope.study.scheduler import Scheduler
 
-MAX_CELL_SECONDS = 30.0
-"""Longest time that one timed cell may take."""
+MAX_JOB_SECONDS = 30.0
+"""Longest time that one timed job may take."""
 WORKER_START_SECONDS = 10.0
 """Time in which a worker starts and imports its libraries."""
 REPEATS = 2
-"""Each cell is timed this often; the faster time counts."""
+"""Each job is timed this often; the faster time counts."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class CostModel:
 def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = None) -> dict[str, Any]:
     """Predict the cost of a study in this process and on `workers` workers, on `gpus` GPUs or this machine's cores.
 
-    Times come from `timed_run`, or from cells that are run here. Raises BadInput for a study or a run that cannot be
+    Times come from `timed_run`, or from jobs that are run here. Raises BadInput for a study or a run that cannot be
     planned from.
     """
-    executor = CellExecutor(StudyContext(study))
+    executor = JobExecutor(StudyContext(study))
     jobs = executor.plan()
     checkpoints = {label: executor.context.checkpoint_name(label) for label in executor.used_labels}
     threads = torch.get_num_threads()
@@ -138,7 +138,7 @@ def makespan(
     return finished
 
 
-def measure_costs(executor: CellExecutor, jobs: Sequence[Job]) -> CostModel:
+def measure_costs(executor: JobExecutor, jobs: Sequence[Job]) -> CostModel:
     """Time the first jobs of each probe, and one job of every kind of model."""
     with TemporaryDirectory() as folder, RunWriter.open(Path(folder), "plan", {}) as writer:
         executor.context.files_folder = writer.files_folder
@@ -193,10 +193,10 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
 class _Timer:
     """Runs jobs to time them."""
 
-    def __init__(self, executor: CellExecutor, writer: RunWriter) -> None:
+    def __init__(self, executor: JobExecutor, writer: RunWriter) -> None:
         self.executor, self.writer = executor, writer
         self.opening_seconds, self.largest_bytes = 0.0, 0.0
-        self._is_warm, self._stored_cells = False, 0
+        self._is_warm, self._stored_jobs = False, 0
         self._peaks: list[tuple[int, float]] = []
 
     def seconds(self, job: Job) -> float:
@@ -209,17 +209,17 @@ class _Timer:
         return min(result.seconds for result in results)
 
     def _stored_size(self, rows: Mapping[str, Rows]) -> int:
-        self._stored_cells += 1
-        cell = f"timed {self._stored_cells}"
-        self.writer.add(cell, rows)
-        return self.writer.size(cell)
+        self._stored_jobs += 1
+        job_id = f"timed {self._stored_jobs}"
+        self.writer.add(job_id, rows)
+        return self.writer.size(job_id)
 
     def rates(self, jobs: Sequence[Job]) -> tuple[float, float]:
         """(seconds per job, seconds per unit of cost), from the first job and the longest affordable one."""
         self.largest_bytes = 0.0
         first = jobs[0]
         first_seconds = self.seconds(first)
-        affordable = first.cost * MAX_CELL_SECONDS / max(first_seconds, 1e-9)
+        affordable = first.cost * MAX_JOB_SECONDS / max(first_seconds, 1e-9)
         longer = [job for job in jobs if first.cost * 1.5 < job.cost < affordable]
         if not longer:
             return 0.0, first_seconds / max(first.cost, 1e-9)
@@ -237,7 +237,7 @@ class _Timer:
         )
 
 
-def _model_kinds(executor: CellExecutor) -> dict[str | None, str]:
+def _model_kinds(executor: JobExecutor) -> dict[str | None, str]:
     """Models by label with a key that models of equal speed share: one configuration under one kind of scheme."""
     kinds: dict[str | None, str] = {}
     for label in executor.used_labels:

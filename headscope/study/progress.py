@@ -71,7 +71,7 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """One line per cell on standard error: the completed share, the activity and the estimated time left."""
+    """One line per job on standard error: the completed share, the activity and the estimated time left."""
 
     def start(self, total: float, completed: float) -> None:
         self._total, self._completed, self._completed_at_start = max(total, 1e-9), completed, completed

@@ -15,7 +15,7 @@ from typing import Any
 from headscope.errors import BadInput, InputChanged, Interrupted, ResourceMissing
 from headscope.study.cells import Job
 from headscope.study.config import EngineOptions
-from headscope.study.executor import CellExecutor, CellResult, Results
+from headscope.study.executor import JobExecutor, JobResult, Results
 from headscope.study.progress import Progress
 from headscope.study.ray_cluster import WorkerResources, check_address, check_local_ray, connect_to_ray
 from headscope.study.ray_worker import RayWorker
@@ -40,7 +40,7 @@ class RayEngine:
         self.options = options
         self.description: Mapping[str, Any] = {}
 
-    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results:
+    def execute(self, jobs: Sequence[Job], executor: JobExecutor, progress: Progress) -> Results:
         context = executor.context
         if context.in_memory_models:
             raise BadInput(
@@ -70,7 +70,7 @@ class _WorkerPool:
     """The workers of a study and their jobs."""
 
     def __init__(
-        self, jobs: Sequence[Job], executor: CellExecutor, resources: WorkerResources, progress: Progress
+        self, jobs: Sequence[Job], executor: JobExecutor, resources: WorkerResources, progress: Progress
     ) -> None:
         checkpoints = {label: executor.context.checkpoint_name(label) for label in executor.used_labels}
         stored = {job_id for job in jobs for job_id in job.prerequisites} - {job.id for job in jobs}
@@ -129,7 +129,7 @@ class _WorkerPool:
 
         context, resources = self.executor.context, self.resources
         study = context.study.model_dump(mode="json", exclude_unset=True)
-        # The second concurrency group delivers progress while a long cell runs.
+        # The second concurrency group delivers progress while a long job runs.
         options = {
             "num_cpus": resources.cpus,
             "num_gpus": resources.gpus,
@@ -214,7 +214,7 @@ class _WorkerPool:
         worker.pending.clear()
         self._workers[self._workers.index(worker)] = self._start(worker.number)
 
-    def _compare_inputs(self, result: CellResult) -> None:
+    def _compare_inputs(self, result: JobResult) -> None:
         """Raise InputChanged if the inputs of a worker differ from those of this process."""
         for label, digests in result.input_digests.items():
             recorded_digests = self.executor.context.input_digests[label]

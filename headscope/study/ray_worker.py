@@ -12,10 +12,10 @@ import torch
 from headscope.study.cells import Job
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor, CellResult, hardware
+from headscope.study.executor import JobExecutor, JobResult, hardware
 
 ProgressMessage = tuple[float, str]
-"""Progress within a long cell: the cost that was done, or a description of what is being done."""
+"""Progress within a long job: the cost that was done, or a description of what is being done."""
 LogLine = tuple[int, str]
 """Level and text of a log line."""
 
@@ -36,7 +36,7 @@ class RayWorker:
         self._study, self._used_labels, self._files = study, used_labels, files
         self._messages: SimpleQueue[ProgressMessage] = SimpleQueue()
         self._log_lines: list[LogLine] = []
-        self._executor: CellExecutor | None = None
+        self._executor: JobExecutor | None = None
         self._identified: set[str] = set()
         logging.getLogger("headscope").addHandler(_LogCollector(self._log_lines))
 
@@ -44,7 +44,7 @@ class RayWorker:
         """The hardware of this worker."""
         return hardware()
 
-    def execute(self, job: Job, stored: Mapping[tuple[str, str], Any]) -> tuple[CellResult, list[LogLine]]:
+    def execute(self, job: Job, stored: Mapping[tuple[str, str], Any]) -> tuple[JobResult, list[LogLine]]:
         """Run a job and return its result and log lines. `stored` holds the tables of its prerequisites."""
         executor = self._open_executor()
         executor.context.read_stored = lambda job_id, table: stored[job_id, table]
@@ -55,17 +55,17 @@ class RayWorker:
         return executor.execute(job), [*self._log_lines]
 
     def progress_messages(self) -> list[ProgressMessage]:
-        """Wait for progress within a long cell and return all messages since the last call."""
+        """Wait for progress within a long job and return all messages since the last call."""
         messages = [self._messages.get()]
         while not self._messages.empty():
             messages.append(self._messages.get())
         return messages
 
-    def _open_executor(self) -> CellExecutor:
+    def _open_executor(self) -> JobExecutor:
         if self._executor is None:
             progress = _QueueProgress(self._messages)
             context = StudyContext(build_study(self._study), progress=progress, files_folder=self._files)
-            self._executor = CellExecutor(context)
+            self._executor = JobExecutor(context)
             self._executor.used_labels = self._used_labels
         return self._executor
 

@@ -21,8 +21,8 @@ from headscope.study.cells import Job
 from headscope.study.config import EngineOptions, Study
 from headscope.study.context import StudyContext
 from headscope.study.executor import (
-    CellExecutor,
-    CellTimings,
+    JobExecutor,
+    JobTimings,
     Results,
     describe_model,
     hardware,
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     description: Mapping[str, Any]
 
-    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results: ...
+    def execute(self, jobs: Sequence[Job], executor: JobExecutor, progress: Progress) -> Results: ...
 
 
 class LocalEngine:
@@ -47,7 +47,7 @@ class LocalEngine:
 
     description: Mapping[str, Any] = {}
 
-    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results:
+    def execute(self, jobs: Sequence[Job], executor: JobExecutor, progress: Progress) -> Results:
         for job in jobs:
             progress.set_activity(job.cell.id)
             yield job, executor.execute(job)
@@ -73,7 +73,7 @@ def run_study(
     """Execute every probe of a study into one run directory under `out` and return the run.
 
     `in_memory_models` are opened models by label. Raises BadInput, ResourceMissing and the like before any work is
-    done; Interrupted on Ctrl-C, with every finished cell kept for `resume`.
+    done; Interrupted on Ctrl-C, with every finished job kept for `resume`.
     """
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")
@@ -81,7 +81,7 @@ def run_study(
         raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = create_engine(study.engine)
     context = StudyContext(study, in_memory_models or {}, progress)
-    executor = CellExecutor(context)
+    executor = JobExecutor(context)
     plan = executor.plan()
     used = executor.used_labels
     for label in used:
@@ -112,7 +112,7 @@ def run_study(
         writer.record_plan(len(plan))
         pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)
         descriptions: dict[str | None, Mapping[str, Any]] = {}
-        timings = CellTimings()
+        timings = JobTimings()
         total = sum(job.cost for job in plan)
         progress.start(total, total - sum(job.cost for job in pending))
         try:
@@ -188,7 +188,7 @@ def _named_digests(digests: Mapping[str | None, Mapping[str, str]]) -> dict[str,
 
 
 def _recorded_digests(writer: RunWriter, label: str) -> dict[str, str]:
-    """Input digests of one label that the finished cells recorded, by input.
+    """Input digests of one label that the finished jobs recorded, by input.
 
     In a resumed run an earlier process may have read inputs that this one does not need.
     """

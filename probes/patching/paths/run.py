@@ -152,9 +152,9 @@ class PathsRunner:
         """The sum over pairs of the stored estimates, one cell at a time; 0 if no pair has estimates."""
         sums: pd.Series | None = None
         for cell in task.prerequisites:
-            cell_id = f"paths/{cell}"
-            if PATH_ESTIMATES.name in self.context.stored_tables(cell_id):
-                rows = self.context.read_stored(cell_id, PATH_ESTIMATES.name)
+            job_id = f"paths/{cell}"
+            if PATH_ESTIMATES.name in self.context.stored_tables(job_id):
+                rows = self.context.read_stored(job_id, PATH_ESTIMATES.name)
                 rows = rows.astype({"direction": str, "through": str, "effect": "float64"})
                 effects = rows.set_index(["direction", *PATH_COLUMNS])["effect"]
                 sums = effects if sums is None else sums + effects
