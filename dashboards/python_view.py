@@ -11,7 +11,7 @@ from flask import Flask
 from dashboards.layout import resolve_url
 from dashboards.run_store import RunStore
 from dashboards.view_state import parse_query
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 from headscope.plots.highlight import highlight_heads
 from headscope.report.blocks import Card, Chart
 from headscope.runs.run import Run
@@ -21,7 +21,7 @@ class FiguresByTitle(dict[str, Any]):
     """The plotly figures of a page by title; figures of equal titles are "TITLE (1)", "TITLE (2)", ..."""
 
     def __missing__(self, title: str) -> Any:
-        raise BadInput(f"this page has no figure {title!r}{nearest(title, self)}. It has: {'; '.join(self)}")
+        raise BadInput(f"this page has no figure {title!r}{did_you_mean(title, self)}. It has: {'; '.join(self)}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from headscope.errors import BadInput, ResourceMissing, nearest
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.user_input import quote, read_yaml
 
 Head = tuple[int, int]
@@ -84,7 +84,7 @@ class HeadSet:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
         if statistic not in table:
-            suggestion = nearest(str(statistic), map(str, table))
+            suggestion = did_you_mean(str(statistic), map(str, table))
             raise BadInput(f"no statistic '{statistic}' in this run{suggestion}. Use a column of run.heads")
         models = [*dict.fromkeys(table["model"].astype(str))]
         if model is None and len(models) > 1:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 
 from headscope import user_input
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 
 SCHEME_NAMES = ("base", "yarn", "linear", "ntk", "abf", "llama3", "logn", "prope", "nope", "alibi", "adarope")
 ANY_WEIGHTS = ",weights=any"
@@ -51,7 +51,8 @@ class SchemeSpec:
         name, _, rest = text.partition(":")
         if name not in SCHEME_NAMES:
             raise BadInput(
-                f"unknown position scheme '{name}'{nearest(name, SCHEME_NAMES)}. Use one of: {', '.join(SCHEME_NAMES)}"
+                f"unknown position scheme '{name}'{did_you_mean(name, SCHEME_NAMES)}. "
+                f"Use one of: {', '.join(SCHEME_NAMES)}"
             )
         options: dict[str, str] = {}
         for item in rest.split(",") if rest else ():

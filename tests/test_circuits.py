@@ -41,15 +41,15 @@ def test_ov_and_qk_circuits_equal_dense_products(name: str) -> None:
 def test_composition_equals_dense_products(name: str) -> None:
     model, weights = opened(name)
     dense, matrices = dense_heads(model.module), [LayerCircuits.of_layer(layer) for layer in weights.layers]
-    written = circuits.written_factors(matrices[0].value, matrices[0].output)
+    senders = circuits.sender_factors(matrices[0].value, matrices[0].output)
     last = matrices[-1]
-    read = {
-        "q": circuits.read_factors(last.query, last.key),
-        "k": circuits.read_factors(last.key, last.query),
-        "v": circuits.read_factors(last.value, last.output.transpose(1, 2)),
+    receivers = {
+        "q": circuits.receiver_factors(last.query, last.key),
+        "k": circuits.receiver_factors(last.key, last.query),
+        "v": circuits.receiver_factors(last.value, last.output.transpose(1, 2)),
     }
-    for kind, factors in read.items():
-        scores = circuits.composition_scores(factors, written)
+    for kind, factors in receivers.items():
+        scores = circuits.composition_scores(factors, senders)
         expected = [[dense_composition(r, s, kind) for s in dense[0]] for r in dense[-1]]
         torch.testing.assert_close(scores.double(), torch.tensor(expected).double(), atol=1e-5, rtol=0)
 
@@ -69,14 +69,14 @@ def test_transformer_lens_factored_matrices_agree() -> None:
     eigenvalues = (embedding @ ov_last @ unembedding.T).eigenvalues
     scores = eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
     torch.testing.assert_close(last.copying_scores(vocabulary_map).float(), scores, atol=1e-5, rtol=0)
-    written = circuits.written_factors(first.value, first.output)
+    senders = circuits.sender_factors(first.value, first.output)
     # composition_scores(left, right) of transformer-lens: the sender on the left, in its q, k and v sense.
     for factors, right in (
-        (circuits.read_factors(last.query, last.key), qk_last),
-        (circuits.read_factors(last.key, last.query), qk_last.T),
-        (circuits.read_factors(last.value, last.output.transpose(1, 2)), ov_last),
+        (circuits.receiver_factors(last.query, last.key), qk_last),
+        (circuits.receiver_factors(last.key, last.query), qk_last.T),
+        (circuits.receiver_factors(last.value, last.output.transpose(1, 2)), ov_last),
     ):
-        ours = circuits.composition_scores(factors, written)
+        ours = circuits.composition_scores(factors, senders)
         for number in range(4):
             product = ov_first @ right[number]
             theirs = product.norm() / (ov_first.norm() * right[number].norm())
@@ -88,9 +88,9 @@ def test_composition_laws(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     value, query = torch.randn(1, 3, 12, generator=generator), torch.randn(1, 4, 12, generator=generator)
     output, key = torch.randn(1, 12, 3, generator=generator), torch.randn(1, 4, 12, generator=generator)
-    score = circuits.composition_scores(circuits.read_factors(key, query), circuits.written_factors(value, output))
+    score = circuits.composition_scores(circuits.receiver_factors(key, query), circuits.sender_factors(value, output))
     scaled = circuits.composition_scores(
-        circuits.read_factors(3 * key, query / 7), circuits.written_factors(2 * value, output)
+        circuits.receiver_factors(3 * key, query / 7), circuits.sender_factors(2 * value, output)
     )
     assert 0 <= float(score) <= 1 + 1e-6
     torch.testing.assert_close(score, scaled, rtol=1e-4, atol=1e-6)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.runs.aggregation import judge, judge_all
+from headscope.runs.aggregation import verdict_above, verdict_of_parts
 from headscope.runs.synthetic import synthetic_run
 from probes.influence.analysis import top_share_interval, top_unit_count
 
@@ -23,13 +23,13 @@ from probes.influence.analysis import top_share_interval, top_unit_count
     ],
 )
 def test_a_verdict_needs_the_whole_interval_on_one_side(low: float, high: float, verdict: str) -> None:
-    assert judge(low, high, 0.5) == verdict
+    assert verdict_above(low, high, 0.5) == verdict
 
 
 def test_a_claim_of_several_parts_needs_all_of_them() -> None:
-    assert judge_all(["supported", "supported"]) == "supported"
-    assert judge_all(["supported", "inconclusive"]) == "inconclusive"
-    assert judge_all(["supported", "inconclusive", "not supported"]) == "not supported"
+    assert verdict_of_parts(["supported", "supported"]) == "supported"
+    assert verdict_of_parts(["supported", "inconclusive"]) == "inconclusive"
+    assert verdict_of_parts(["supported", "inconclusive", "not supported"]) == "not supported"
 
 
 def test_the_top_five_per_cent_are_rounded_up() -> None:

@@ -22,7 +22,7 @@ from dashboards.playground.worker import authorized_worker, run_task
 from dashboards.run_store import current_store
 from dashboards.view_state import build_url
 from headscope import user_input
-from headscope.errors import BadInput, HeadscopeError, nearest
+from headscope.errors import BadInput, HeadscopeError, did_you_mean
 from headscope.heads import HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.heads import plot_head_values
@@ -215,7 +215,7 @@ def parse_request(prompt: str | None, heads: str | None, kind: str | None) -> di
     except ValueError as error:
         raise BadInput(str(error)) from error
     if not is_streaming(kind or "") and kind not in ("zero", "mean"):
-        hint = nearest(kind or "", ("zero", "mean", "streaming:4+16"))
+        hint = did_you_mean(kind or "", ("zero", "mean", "streaming:4+16"))
         raise BadInput(f"unknown ablation {user_input.quote(kind)}{hint}. Use zero, mean or streaming:S+R")
     return {"prompt": prompt, "heads": [list(head) for head in selected], "kind": kind}
 

@@ -146,7 +146,7 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
         if families.has_adapter(model):
             model.config._attn_implementation_internal = implementation
         else:
-            model.set_attn_implementation(for_text_part(model.config, implementation))
+            model.set_attn_implementation(text_part_attention(model.config, implementation))
         if implementation == BACKEND_NAME:
             with families.using_adapters(model, attention_forward, BACKEND_NAME):
                 yield
@@ -157,22 +157,22 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
             config._attn_implementation_internal = own_implementation
 
 
-def for_text_part(config: Any, implementation: str) -> str | dict[str, Any]:
+def text_part_attention(config: Any, implementation: str) -> str | dict[str, Any]:
     """The value that selects an attention implementation of transformers for the text part of a config.
 
     Other parts, such as audio towers, choose one that they support.
     """
-    return _for_text_part(config, implementation) or implementation
+    return _attention_by_part(config, implementation) or implementation
 
 
-def _for_text_part(config: Any, implementation: str) -> dict[str, Any] | None:
+def _attention_by_part(config: Any, implementation: str) -> dict[str, Any] | None:
     """`implementation` by sub-configuration; None if the text part is the whole model."""
     text = config.get_text_config()
     for key in config.sub_configs:
         part = getattr(config, key)
         if part is text:
             return {"": implementation, key: implementation}
-        if part is not None and (nested := _for_text_part(part, implementation)):
+        if part is not None and (nested := _attention_by_part(part, implementation)):
             return {"": implementation, key: nested}
     return None
 

@@ -91,8 +91,8 @@ def _cuda_rows_per_block(variant: AttentionVariant, n_keys: int) -> int:
     """Rows per launch on CUDA; ROWS_PER_BLOCK if no kernel supports the variant."""
     if variant.softcap is not None:
         return ROWS_PER_BLOCK
-    reach = min(filter(None, (n_keys, variant.window, variant.chunk_size)))
-    return max(ROWS_PER_BLOCK, min(MAX_CUDA_ROWS_PER_BLOCK, MAX_CUDA_MASK_ELEMENTS // reach))
+    row_keys = min(filter(None, (n_keys, variant.window, variant.chunk_size)))
+    return max(ROWS_PER_BLOCK, min(MAX_CUDA_ROWS_PER_BLOCK, MAX_CUDA_MASK_ELEMENTS // row_keys))
 
 
 def fused_attention(

@@ -20,7 +20,7 @@ REAL_KEY_BIT = 1
 QUERY_BIT = 2
 """The key's token is a query of this call."""
 CHUNKED_BIT = 4
-REACH_MULTIPLIER = 8
+WINDOW_MULTIPLIER = 8
 PAIRS_PER_TILE = 2**24
 """Pairs of a query and a key for which a mask function is evaluated at once."""
 UNSUPPORTED_MASK_CODE = -1
@@ -74,10 +74,10 @@ class DecodedMask:
             raise UnsupportedModel(
                 "its attention mask is not causal, sliding-window or chunked. Use a causal language model"
             )
-        reach = first // REACH_MULTIPLIER or None
+        size = first // WINDOW_MULTIPLIER or None
         roles = encoded_mask[:, 0, 0] if encoded_mask.shape[-1] > 1 or first & (REAL_KEY_BIT | QUERY_BIT) else None
         dropped = tuple(encoded_mask[:, 0, 1, 0].tolist())
-        return cls(roles, None, reach, dropped) if first & CHUNKED_BIT else cls(roles, reach, None, dropped)
+        return cls(roles, None, size, dropped) if first & CHUNKED_BIT else cls(roles, size, None, dropped)
 
     def query_positions(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Positions [1|B, Lq] of the queries, counted from the first real key."""
@@ -111,9 +111,9 @@ def encode_mask(
     if not allow_is_causal_skip and q_length > 1 and mask_function is causal_mask_function:
         raise UnsupportedModel("it computes with its attention mask, which may change its attention weights")
     if is_bidirectional:
-        reach = UNSUPPORTED_MASK_CODE
+        window_code = UNSUPPORTED_MASK_CODE
     elif allow_is_causal_skip:
-        reach = _encoded_reach(mask_function, local_size, config, device)
+        window_code = _encode_window(mask_function, local_size, config, device)
     else:
         queries, keys = (
             torch.arange(start, start + n, device=device)
@@ -123,14 +123,16 @@ def encode_mask(
             raise UnsupportedMask(
                 "the model got packed sequences or a custom mask function. Pass each document as its own row"
             )
-        reach = REACH_MULTIPLIER * (local_size or 0)
-    if reach == UNSUPPORTED_MASK_CODE:
+        window_code = WINDOW_MULTIPLIER * (local_size or 0)
+    if window_code == UNSUPPORTED_MASK_CODE:
         return _pack_mask(torch.full((1, 1), UNSUPPORTED_MASK_CODE), torch.zeros(1))
     offset = int(q_offset)
     end = offset + q_length
     if kv_offset + kv_length == end and (attention_mask is None or bool(attention_mask.all())):
-        return _pack_mask(torch.full((1, 1), reach), torch.full((1,), kv_offset)) if reach or kv_offset else None
-    if reach & CHUNKED_BIT and kv_offset:
+        if not window_code and not kv_offset:
+            return None
+        return _pack_mask(torch.full((1, 1), window_code), torch.full((1,), kv_offset))
+    if window_code & CHUNKED_BIT and kv_offset:
         raise UnsupportedModel(
             "chunked attention in a padded batch over a sliding cache is not supported. Pass one sequence at a time"
         )
@@ -142,15 +144,15 @@ def encode_mask(
         real = real & padded[:, slots].bool()
         dropped = attention_mask[:, :kv_offset].sum(-1)
     queries = (slots >= offset) & (slots < end)
-    return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + reach, dropped)
+    return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + window_code, dropped)
 
 
 def with_window(encoded_mask: Tensor | None, window: int, device: torch.device | str) -> Tensor:
     """An encoded mask that has no window, restricted to a window of the last keys of each query."""
     if encoded_mask is None:
-        return _pack_mask(torch.full((1, 1), REACH_MULTIPLIER * window, device=device), torch.zeros(1))
+        return _pack_mask(torch.full((1, 1), WINDOW_MULTIPLIER * window, device=device), torch.zeros(1))
     windowed = encoded_mask.clone()
-    windowed[:, :, 0] += REACH_MULTIPLIER * window
+    windowed[:, :, 0] += WINDOW_MULTIPLIER * window
     return windowed
 
 
@@ -160,7 +162,7 @@ def _pack_mask(role_entries: Tensor, dropped_keys: Tensor) -> Tensor:
     return torch.stack((role_entries, second), 1).to(torch.int32)[:, None]
 
 
-def _encoded_reach(mask_function: Callable[..., Any], size: int | None, config: Any, device: torch.device | str) -> int:
+def _encode_window(mask_function: Callable[..., Any], size: int | None, config: Any, device: torch.device | str) -> int:
     """The bits of a window or chunk of `size` keys, found by evaluating the mask function."""
     if mask_function is causal_mask_function:
         return 0
@@ -168,9 +170,9 @@ def _encoded_reach(mask_function: Callable[..., Any], size: int | None, config: 
         rows = torch.arange(size, size + 2, device=device)  # at most one of them is the last of its chunk
         last, before, next_ = (mask_function(0, 0, rows, rows + offset) for offset in (1 - size, -size, 1))
         if bool((last & ~before & ~next_).all()):
-            return REACH_MULTIPLIER * size
+            return WINDOW_MULTIPLIER * size
         if getattr(config, "attention_chunk_size", None) == size:
-            return REACH_MULTIPLIER * size + CHUNKED_BIT
+            return WINDOW_MULTIPLIER * size + CHUNKED_BIT
     return UNSUPPORTED_MASK_CODE
 
 

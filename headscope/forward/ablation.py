@@ -19,7 +19,7 @@ from torch import Tensor
 from headscope import user_input
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
@@ -54,7 +54,7 @@ def ablated(
         return
     if kind not in get_args(AblationKind):
         raise BadInput(
-            f"unknown ablation {user_input.quote(kind)}{nearest(str(kind), get_args(AblationKind))}. Use one of: "
+            f"unknown ablation {user_input.quote(kind)}{did_you_mean(str(kind), get_args(AblationKind))}. Use one of: "
             f"{', '.join(get_args(AblationKind))}, streaming:S+R"
         )
     by_layer = heads_by_layer(model, heads)

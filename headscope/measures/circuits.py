@@ -33,43 +33,42 @@ def product_norms(left: Tensor, right: Tensor) -> Tensor:
     return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0).sqrt()
 
 
-def written_factors(value: Tensor, output: Tensor) -> Tensor:
+def sender_factors(value: Tensor, output: Tensor) -> Tensor:
     """Factors [H, D, dv] with the same W W^T as W_OV / ||W_OV||, for the sender of a composition."""
     factors = output @ _half_gram(value)
     return factors / _norms(factors)
 
 
-def read_factors(reading: Tensor, other: Tensor) -> Tensor:
-    """Factors [H, d, D] with the same W^T W as W / ||W||, W = other^T reading, for the receiver of a composition.
+def receiver_factors(input_weight: Tensor, partner_weight: Tensor) -> Tensor:
+    """Factors [H, d, D] with the same W^T W as W / ||W||, W = partner^T input, for the receiver of a composition.
 
-    Q-composition reads through W_Q (`other` is W_K), K-composition through W_K (`other` is W_Q), V-composition through
-    W_V (`other` is W_O, transposed).
+    Q-composition reads through W_Q (the partner is W_K), K-composition through W_K (the partner is W_Q), V-composition
+    through W_V (the partner is W_O, transposed).
     """
-    factors = _half_gram(other).transpose(1, 2) @ reading
+    factors = _half_gram(partner_weight).transpose(1, 2) @ input_weight
     return factors / _norms(factors)
 
 
-def composition_scores(read: Tensor, written: Tensor) -> Tensor:
+def composition_scores(receivers: Tensor, senders: Tensor) -> Tensor:
     """||W_A W_B|| / (||W_A|| ||W_B||) of every receiver with every sender: [R, S].
 
-    `read` [R, d, D] are `read_factors`, `written` [S, D, dv] are `written_factors`.
+    `receivers` [R, d, D] are `receiver_factors`, `senders` [S, D, dv] are `sender_factors`.
     """
-    (receivers, width, _), (senders, _, sender_width) = read.shape, written.shape
-    products = read.flatten(0, 1) @ written.transpose(0, 1).flatten(1)
-    squares = products.square_().view(receivers, width, senders, sender_width).sum((1, 3))
+    products = receivers.flatten(0, 1) @ senders.transpose(0, 1).flatten(1)
+    squares = products.square_().view(*receivers.shape[:2], senders.shape[0], senders.shape[2]).sum((1, 3))
     return squares.sqrt()
 
 
-def random_composition(reader_width: int, sender_width: int, stream_width: int, seed: int) -> float:
-    """Mean composition score of Gaussian random matrices, W_A of rank `reader_width` with W_B of `sender_width`."""
+def random_composition(receiver_width: int, sender_width: int, stream_width: int, seed: int) -> float:
+    """Mean composition score of Gaussian random matrices, W_A of rank `receiver_width` with W_B of `sender_width`."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(BASELINE_DRAWS, *shape, generator=generator)
 
-    read = read_factors(draw(reader_width, stream_width), draw(reader_width, stream_width))
-    written = written_factors(draw(sender_width, stream_width), draw(stream_width, sender_width))
-    return float(composition_scores(read, written).mean())
+    receivers = receiver_factors(draw(receiver_width, stream_width), draw(receiver_width, stream_width))
+    senders = sender_factors(draw(sender_width, stream_width), draw(stream_width, sender_width))
+    return float(composition_scores(receivers, senders).mean())
 
 
 def _half_gram(t: Tensor) -> Tensor:

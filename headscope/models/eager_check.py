@@ -20,9 +20,9 @@ from headscope.errors import HeadscopeError
 from headscope.models.inspection import evaluation_mode, unsupported_model_error
 
 TOKENS = 8
-SHORT_REACH = 3
+SHORT_WINDOW = 3
 """Keys per window and chunk during the check."""
-REACH_OPTIONS = ("sliding_window", "attention_chunk_size")
+WINDOW_OPTIONS = ("sliding_window", "attention_chunk_size")
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 5e-2
 """Largest difference of outputs, as a share of the layer's largest output. In half precision eager attention rounds
 logits and weights."""
@@ -43,7 +43,7 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
     """
     eager, backend_run = ModuleIO(), ModuleIO()
     reference = families.reference_implementation(model)
-    with _shortened_reach(model.config.get_text_config()):
+    with _shortened_windows(model.config.get_text_config()):
         for implementation, recorded, replayed in (
             (reference, eager, None),
             (backend.BACKEND_NAME, backend_run, eager),
@@ -71,17 +71,17 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
 
 
 @contextmanager
-def _shortened_reach(config: Any) -> Iterator[None]:
-    """Shorten windows and chunks to SHORT_REACH keys; leaving restores them."""
-    original = {name: getattr(config, name, None) for name in REACH_OPTIONS}
-    longer = {name: reach for name, reach in original.items() if isinstance(reach, int) and reach > SHORT_REACH}
+def _shortened_windows(config: Any) -> Iterator[None]:
+    """Shorten windows and chunks to SHORT_WINDOW keys; leaving restores them."""
+    original = {name: getattr(config, name, None) for name in WINDOW_OPTIONS}
+    longer = {name: size for name, size in original.items() if isinstance(size, int) and size > SHORT_WINDOW}
     try:
         for name in longer:
-            setattr(config, name, SHORT_REACH)
+            setattr(config, name, SHORT_WINDOW)
         yield
     finally:
-        for name, reach in longer.items():
-            setattr(config, name, reach)
+        for name, size in longer.items():
+            setattr(config, name, size)
 
 
 @contextmanager

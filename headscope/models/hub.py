@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from headscope.errors import ResourceMissing, first_line, nearest
+from headscope.errors import ResourceMissing, did_you_mean, first_line
 from headscope.model_spec import HubId
 
 log = logging.getLogger("headscope")
@@ -48,7 +48,7 @@ def fetch(hub_id: HubId, hint: str = "") -> Path:
         available = list_revisions(hub_id.repository)
         raise ResourceMissing(
             f"hub model '{hub_id.repository}' has no revision '{hub_id.revision}'"
-            f"{nearest(str(hub_id.revision), available)}. Use one of: {_abbreviate(available)}"
+            f"{did_you_mean(str(hub_id.revision), available)}. Use one of: {_abbreviate(available)}"
         ) from error
     except CONNECTION_ERRORS as error:
         try:

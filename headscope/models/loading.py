@@ -31,15 +31,15 @@ from transformers import (
 )
 
 from headscope import user_input
-from headscope.attention.backend import for_text_part
+from headscope.attention.backend import text_part_attention
 from headscope.errors import (
     BadInput,
     CannotWrite,
     HeadscopeError,
     ResourceMissing,
     UnsupportedModel,
+    did_you_mean,
     first_line,
-    nearest,
 )
 from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
@@ -147,7 +147,7 @@ def _auto_class(config: Any) -> Any:
 def _attention_implementation(auto_class: Any, config: Any) -> str | dict[str, Any]:
     """The implementation for passes without headscope's backend, whatever the config names."""
     model_class = auto_class._model_mapping.get(type(config), None)
-    return for_text_part(config, "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager")
+    return text_part_attention(config, "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager")
 
 
 def _refuse_unsafe_weights(folder: Path, name: str) -> None:
@@ -247,8 +247,8 @@ def locate(name: str) -> tuple[str, str]:
     if "/" in name or name.startswith("."):
         raise ResourceMissing(f"no checkpoint at '{name}'. Check the path")
     raise BadInput(
-        f"unknown checkpoint '{name}'{nearest(name, ALIASES)}. Use an alias ({', '.join(ALIASES)}), a folder, a .gguf "
-        "file or a hub id ORG/NAME[:REVISION]"
+        f"unknown checkpoint '{name}'{did_you_mean(name, ALIASES)}. Use an alias ({', '.join(ALIASES)}), a folder, a "
+        ".gguf file or a hub id ORG/NAME[:REVISION]"
     )
 
 

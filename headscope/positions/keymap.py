@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing, nearest
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adapter_validation import validate_parameter
 from headscope.positions.adarope import AdaRoPE
@@ -57,7 +57,8 @@ def load_with_key_map(stored: Path | str, key_map_file: Path | str, checkpoint: 
                 key = pattern.replace("{layer}", str(geometry.layer_numbers[layer]))
                 if key not in tensors:
                     raise BadInput(
-                        f"'{stored}' has no tensor '{key}'{nearest(key, tensors)}. Check {name} in '{key_map_file}'"
+                        f"'{stored}' has no tensor '{key}'{did_you_mean(key, tensors)}. "
+                        f"Check {name} in '{key_map_file}'"
                     )
                 validate_parameter(tensors[key], name, f"'{key}' of '{stored}'")
                 tensor = tensors[key].float().squeeze()

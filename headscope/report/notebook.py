@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.io as pio
 from plotly.io.base_renderers import PlotlyRenderer
 
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly, html_page
 from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
@@ -167,7 +167,8 @@ def charts(run: Run, topic: str = "") -> NotebookCharts:
     if topic and not blocks:
         topics = [*assembly.collect_chapters(context)]
         topic_list = "; ".join(topics) or "none"
-        raise BadInput(f"no chart of {run.name} matches '{topic}'{nearest(topic, topics)}. Use one of: {topic_list}")
+        hint = did_you_mean(topic, topics)
+        raise BadInput(f"no chart of {run.name} matches '{topic}'{hint}. Use one of: {topic_list}")
     return NotebookCharts(topic or run.name, [], blocks)
 
 
@@ -179,7 +180,7 @@ def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
     model = model or default_model(run)
     if model not in run.models:
         raise BadInput(
-            f"{run.name} has no model '{model}'{nearest(model, run.models)}. Use one of: {', '.join(run.models)}"
+            f"{run.name} has no model '{model}'{did_you_mean(model, run.models)}. Use one of: {', '.join(run.models)}"
         )
     if not head_mask(run.heads, layer, head).any():
         raise BadInput(f"{run.name} has no head {head} in layer {layer}. Use a head of run.heads")
@@ -195,7 +196,7 @@ def to_latex(run: Run, statistics: Sequence[str], count: int, model: str | None)
         top = [*run.top_heads(statistics[0], count, model)]
         heads = run.heads[run.heads["model"] == (model or run.models[0])].set_index(["layer", "head"])
         if unknown := next((name for name in statistics if name not in heads), None):
-            suggestion = nearest(str(unknown), map(str, heads))
+            suggestion = did_you_mean(str(unknown), map(str, heads))
             raise BadInput(f"no statistic '{unknown}' in this run{suggestion}. Use a column of run.heads")
         ends = [f"{name}_{end}" for name in statistics for end in ("low", "high") if f"{name}_{end}" in heads]
         frame = heads.loc[top, [*statistics, *ends]].reset_index()

@@ -146,7 +146,7 @@ def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 # Verdicts on claims: an interval against a threshold that was written before the results were seen -------------------
 
 
-def judge(low: float, high: float, threshold: float = 0.0) -> str:
+def verdict_above(low: float, high: float, threshold: float = 0.0) -> str:
     """Verdict on the claim that a quantity is above `threshold`, from its interval `low` to `high`.
 
     "supported" if the whole interval is above the threshold, "not supported" if it is below, else "inconclusive". An
@@ -155,12 +155,12 @@ def judge(low: float, high: float, threshold: float = 0.0) -> str:
     return "supported" if low > threshold else "not supported" if high < threshold else "inconclusive"
 
 
-def judge_below(low: float, high: float, threshold: float = 0.0) -> str:
-    """Verdict on the claim that a quantity is below `threshold`, as `judge` for one that is above it."""
-    return judge(-high, -low, -threshold)
+def verdict_below(low: float, high: float, threshold: float = 0.0) -> str:
+    """Verdict on the claim that a quantity is below `threshold`, as `verdict_above` for one that is above it."""
+    return verdict_above(-high, -low, -threshold)
 
 
-def judge_all(verdicts: Iterable[str]) -> str:
+def verdict_of_parts(verdicts: Iterable[str]) -> str:
     """Verdict on a claim of several parts: all must be supported, and one that is not supported refutes it."""
     parts = {*verdicts}
     return "not supported" if "not supported" in parts else parts.pop() if len(parts) == 1 else "inconclusive"

@@ -13,7 +13,7 @@ from functools import cache
 import pandas as pd
 
 from headscope import plugins
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def statistic(name: str) -> Statistic:
     parts, declared = parse_column(name), statistics()
     entry = declared.get(name) or declared.get(parts.stem)
     if entry is None:
-        raise BadInput(f"unknown statistic '{name}'{nearest(name, declared)}. Use a column of run.heads")
+        raise BadInput(f"unknown statistic '{name}'{did_you_mean(name, declared)}. Use a column of run.heads")
     if parts.length is None or name in declared:
         return entry
     against = " against the first model" if parts.is_difference else ""

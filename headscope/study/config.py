@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from headscope import plugins, user_input
-from headscope.errors import BadInput, nearest
+from headscope.errors import BadInput, did_you_mean
 from headscope.model_spec import ModelSpec
 from headscope.runs import old_names
 
@@ -325,7 +325,7 @@ def _describe_first_error(error: ValidationError) -> str:
         return message
     if mistake["type"] == "extra_forbidden":
         known_keys = list(steps[-1][1].model_fields)
-        return f"unknown key '{path}'{nearest(str(steps[-1][0]), known_keys)}. Use one of: {', '.join(known_keys)}"
+        return f"unknown key '{path}'{did_you_mean(str(steps[-1][0]), known_keys)}. Use one of: {', '.join(known_keys)}"
     same_place = [item for item_steps, item in mistakes if item_steps == steps]
     if own_check := next((item for item in same_place if item["type"] == "value_error"), None):
         reason = str(own_check["msg"]).removeprefix("Value error, ")

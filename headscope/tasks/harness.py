@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from headscope import user_input
-from headscope.errors import BadInput, HeadscopeError, ResourceMissing, missing_package, nearest
+from headscope.errors import BadInput, HeadscopeError, ResourceMissing, did_you_mean, missing_package
 from headscope.study.digests import digest_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
@@ -251,7 +251,8 @@ def _expand_task_spec(spec: str, index: Mapping[str, Entry], trust_task_code: bo
         config = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
     else:
         raise BadInput(
-            f"unknown task '{spec}'{nearest(spec, index)}. Use a task of the harness, or a task file that ends in .yaml"
+            f"unknown task '{spec}'{did_you_mean(spec, index)}. Use a task of the harness, or a task file that ends in "
+            ".yaml"
         )
     members = sorted(entry.tags) if entry.kind is Kind.TAG else config.get("task")
     if isinstance(members, list) and all(isinstance(member, str) and member in index for member in members):

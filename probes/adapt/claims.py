@@ -17,11 +17,11 @@ from headscope.report.blocks import FindingData, PaperClaim
 from headscope.report.text import format_percent
 from headscope.runs.aggregation import (
     confidence_interval,
-    judge,
-    judge_all,
-    judge_below,
     rank_correlations,
     statistic_interval,
+    verdict_above,
+    verdict_below,
+    verdict_of_parts,
 )
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
@@ -120,7 +120,8 @@ def _loss_claims(run: Run, adarope: str, yarn: str) -> Iterator[PaperClaim]:
     if table.empty:  # the two models have no document in common
         return
     below, last_bin = table["mean"] < 0, table.iloc[-1]
-    verdict = judge_all([judge_below(low, high) for low, high in zip(table["low"], table["high"], strict=True)])
+    bounds = zip(table["low"], table["high"], strict=True)
+    verdict = verdict_of_parts([verdict_below(low, high) for low, high in bounds])
     is_long, reason = _is_long_context(int(run.nll["context_length"].max()), _native_context(run, adarope))
     certainty = f"in {(table['high'] < 0).sum()} of them with a 95 % confidence interval below 0"
     certainty = certainty if table["high"].notna().any() else "with too few documents for intervals"
@@ -143,7 +144,7 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     rms = {name: np.sqrt((change[mask] ** 2).mean()) for name, mask in (("slow", is_slow), ("fast", ~is_slow))}
     yield PaperClaim(
         "Frequencies change mostly in the low-frequency pairs",
-        judge(low, high, MIN_SLOW_SHARE),
+        verdict_above(low, high, MIN_SLOW_SHARE),
         f"the slower half of the pairs accounts for {format_percent(share)} of the squared change of the "
         f"log-frequencies{_format_bounds(low, high, format_percent)}; the RMS change is {rms['slow']:.3f} there and "
         f"{rms['fast']:.3f} in the faster half",
@@ -159,7 +160,7 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     depth_correlation = by_layer.corr(pd.Series(by_layer.index, by_layer.index), method="spearman")
     yield PaperClaim(
         "Early layers move to lower frequencies, deeper layers to higher ones",
-        judge_all([judge_below(*bounds[0]), judge(*bounds[1])]),
+        verdict_of_parts([verdict_below(*bounds[0]), verdict_above(*bounds[1])]),
         f"the mean change of the log-frequency is {early.mean():+.4f}{_format_bounds(*bounds[0], '{:+.4f}'.format)} in "
         f"the first third of the layers and {late.mean():+.4f}{_format_bounds(*bounds[1], '{:+.4f}'.format)} in the "
         f"last third; its rank correlation with depth is {depth_correlation:+.2f}",
@@ -184,7 +185,7 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
     low, high = statistic_interval(lambda values: np.abs(np.median(values, -1) - 1), tau.to_numpy())
     yield PaperClaim(
         "tau concentrates near 1 with a mild right tail",
-        judge_below(low, high, MAX_TAU_DISTANCE),
+        verdict_below(low, high, MAX_TAU_DISTANCE),
         f"the median is {tau.median():.3f}, at a distance of {abs(tau.median() - 1):.3f} from 1"
         f"{_format_bounds(low, high, '{:.3f}'.format)}; the 10 % and 90 % quantiles are {tau.quantile(0.1):.3f} and "
         f"{tau.quantile(0.9):.3f}; {format_percent(near_one)} of heads are within 0.1 of 1"
@@ -193,7 +194,7 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
     low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
     yield PaperClaim(
         "gamma is mostly positive",
-        judge(low, high, MIN_POSITIVE_SHARE),
+        verdict_above(low, high, MIN_POSITIVE_SHARE),
         f"gamma is positive in {(gamma > 0).sum()} of {len(gamma)} heads"
         f"{_format_bounds(low, high, format_percent)}, with median {gamma.median():+.4f}. Up to the reference "
         "length L_ref, gamma only rescales the logits (by (ln 2)^gamma), so its sign reflects both the temperature up "
@@ -215,7 +216,7 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
     small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
     is_long, reason = _is_long_context(length, native)
 
-    def claim(statement: str, label: str, judge_changes: Callable[[Bounds, Bounds], str], note: str = "") -> PaperClaim:
+    def claim(statement: str, label: str, verdict_of: Callable[[Bounds, Bounds], str], note: str = "") -> PaperClaim:
         log_ratio = (np.log(wide[label]) - base).dropna()
         changes = [log_ratio[mask.reindex(log_ratio.index)].to_numpy() for mask in (small, large)]
         bounds = [statistic_interval(lambda values: np.median(values, -1), change) for change in changes]
@@ -228,36 +229,36 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
             f"at {length:,} tokens the median ratio of effective lengths to {models.base} is {' and '.join(texts)}"
             f"{note}{reason}"
         )
-        return PaperClaim(statement, judge_changes(*bounds) if is_long else "inconclusive", evidence)
+        return PaperClaim(statement, verdict_of(*bounds) if is_long else "inconclusive", evidence)
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
         yield claim(
             "YaRN without its temperature lengthens large-ESS heads, but also changes many small-ESS heads",
             models.yarn_unscaled,
-            lambda of_small, of_large: judge_all([judge(*of_large, MIN_CHANGE), _judge_changed(of_small)]),
+            lambda small, large: verdict_of_parts([verdict_above(*large, MIN_CHANGE), _verdict_changed(small)]),
             "; the paper's text and its caption swap this result and the next",
         )
     if models.yarn and models.yarn in wide:
         yield claim(
             "YaRN with its temperature keeps small-ESS heads as they are and does not lengthen large-ESS heads",
             models.yarn,
-            lambda of_small, of_large: judge_all([_judge_kept(of_small), judge_below(*of_large, MIN_CHANGE)]),
+            lambda small, large: verdict_of_parts([_verdict_unchanged(small), verdict_below(*large, MIN_CHANGE)]),
         )
     yield claim(
         "AdaRoPE keeps small-ESS heads as they are and lengthens large-ESS heads",
         models.adarope,
-        lambda of_small, of_large: judge_all([_judge_kept(of_small), judge(*of_large, MIN_CHANGE)]),
+        lambda small, large: verdict_of_parts([_verdict_unchanged(small), verdict_above(*large, MIN_CHANGE)]),
     )
 
 
-def _judge_kept(bounds: Bounds) -> str:
+def _verdict_unchanged(bounds: Bounds) -> str:
     """Verdict on the claim that a change is between -MIN_CHANGE and MIN_CHANGE."""
-    return judge_all([judge(*bounds, -MIN_CHANGE), judge_below(*bounds, MIN_CHANGE)])
+    return verdict_of_parts([verdict_above(*bounds, -MIN_CHANGE), verdict_below(*bounds, MIN_CHANGE)])
 
 
-def _judge_changed(bounds: Bounds) -> str:
+def _verdict_changed(bounds: Bounds) -> str:
     """Verdict on the claim that a change is outside -MIN_CHANGE to MIN_CHANGE."""
-    unchanged = _judge_kept(bounds)
+    unchanged = _verdict_unchanged(bounds)
     return {"supported": "not supported", "not supported": "supported"}.get(unchanged, unchanged)
 
 
@@ -273,7 +274,7 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
             )
         yield PaperClaim(
             "AdaRoPE uses the rotary pairs more evenly (lower CoV; the paper's claim is about pretraining)",
-            judge_below(low, high, MAX_COV_RATIO),
+            verdict_below(low, high, MAX_COV_RATIO),
             "the median CoV is "
             + ", ".join(f"{medians[label]:.3f} in {label}" for label in map(str, medians.index))
             + (
@@ -291,7 +292,7 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
     low, high = statistic_interval(lambda index: rank_correlations(groups[:, index]), np.arange(groups.shape[1]))
     yield PaperClaim(
         "The effective base grows with depth (the paper's claim is about pretraining)",
-        judge(low, high, MIN_DEPTH_CORRELATION),
+        verdict_above(low, high, MIN_DEPTH_CORRELATION),
         f"the rank correlation with the layer is {float(rank_correlations(groups)):+.2f}"
         f"{_format_bounds(low, high, '{:+.2f}'.format)}; the values range from "
         f"{finite['effective_base'].min():,.0f} to {finite['effective_base'].max():,.0f}",

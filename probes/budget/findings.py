@@ -8,7 +8,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Overview, Term
 from headscope.report.text import format_percent
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge, judge_below, plain_types
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, plain_types, verdict_above, verdict_below
 from headscope.runs.run import Run
 from probes.budget import PROBE
 from probes.budget.analysis import (
@@ -93,7 +93,7 @@ def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series)
 def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
     """Whether the best order beats random orders, paired by document."""
     low, high = float(row["area_vs_random_low"]), float(row["area_vs_random_high"])
-    verdict = judge_below(low, high)
+    verdict = verdict_below(low, high)
     if row["n"] < MIN_DOCUMENTS:
         verdict = f"inconclusive: {int(row['n'])} documents are too few"
     text = (
@@ -165,10 +165,10 @@ def _task_verdict(model: str, task: str, order: str, scores: pd.DataFrame, share
     (low,), (high,) = confidence_interval(changes[None])
     if np.isnan(low):
         return
-    judge_worse = judge if task.endswith(LOWER_IS_BETTER) else judge_below
+    verdict = (verdict_above if task.endswith(LOWER_IS_BETTER) else verdict_below)(low, high)
     text = (
         f"{model}, {task}: streaming {format_percent(share)} of the KV groups ({order_label(order)}) makes the "
-        f"score worse: {judge_worse(low, high)}. The score changes by {changes.mean():+.3f} (95 % confidence interval "
+        f"score worse: {verdict}. The score changes by {changes.mean():+.3f} (95 % confidence interval "
         f"{low:+.3f} to {high:+.3f}, n = {len(changes)})."
     )
     yield Finding(

@@ -17,7 +17,7 @@ from headscope.forward.qk_attribution import QKAttribution, attribute_qk, find_r
 from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.forward.token_pairs import pair_logits
 from headscope.heads import parse_head
-from headscope.measures.circuits import composition_scores, random_composition, read_factors, written_factors
+from headscope.measures.circuits import composition_scores, random_composition, receiver_factors, sender_factors
 from headscope.measures.positional_preference import PositionalPreference
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.positions.model import Model
@@ -321,24 +321,24 @@ def token_pair_rows(
 def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
     """Columns of the table `head_composition` from `sender_layer` on. Raises UnsupportedModel for a single layer."""
     geometry, heads_of_model, blocks = model.geometry, model_heads(model.geometry), []
-    written: list[Tensor] = []
+    factors_of_senders: list[Tensor] = []
     baselines: dict[tuple[int, ...], float] = {}
     for index, layer in enumerate(weights.layers):
         matrices = LayerCircuits.of_layer(layer)
-        readers = {
+        weights_by_input = {
             "q": (matrices.query, matrices.key),
             "k": (matrices.key, matrices.query),
             "v": (matrices.value, matrices.output.transpose(1, 2)),
         }
         senders = heads_of_model[: sum(geometry.layer_heads[:index])]
-        for kind, (reading, other) in readers.items() if index else ():
-            factors = read_factors(reading, other)
-            heads, count = len(reading), len(senders)
+        for kind, (input_weight, partner_weight) in weights_by_input.items() if index else ():
+            factors = receiver_factors(input_weight, partner_weight)
+            heads, count = len(input_weight), len(senders)
             scores, expected = (np.empty((heads, count), np.float32) for _ in range(2))
-            for start, sender in zip(np.cumsum([0, *map(len, written)]), written, strict=False):
+            for start, sender in zip(np.cumsum([0, *map(len, factors_of_senders)]), factors_of_senders, strict=False):
                 part = slice(start, start + len(sender))
                 scores[:, part] = composition_scores(factors, sender.to(factors.device)).cpu().numpy()
-                shape = (reading.shape[1], sender.shape[2], reading.shape[2])
+                shape = (input_weight.shape[1], sender.shape[2], input_weight.shape[2])
                 if shape not in baselines:
                     baselines[shape] = random_composition(*shape, seed=0)
                 expected[:, part] = baselines[shape]
@@ -355,7 +355,7 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
                     "baseline": expected.reshape(-1),
                 }
             )
-        written.append(written_factors(matrices.value, matrices.output))
+        factors_of_senders.append(sender_factors(matrices.value, matrices.output))
     if not blocks:
         raise UnsupportedModel(
             f"composition is not possible for {model.name}: it has one layer. Leave it out: --parts "

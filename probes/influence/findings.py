@@ -11,7 +11,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, PaperClaim, Term
 from headscope.report.text import format_percent, head_mask
-from headscope.runs.aggregation import MIN_DOCUMENTS, judge
+from headscope.runs.aggregation import MIN_DOCUMENTS, verdict_above
 from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands
@@ -105,7 +105,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         share, (low, high) = top_share(order["delta"]), top_share_interval(changes)
         yield PaperClaim(
             f"{change}: a few {noun}s account for most of the influence",
-            "inconclusive" if reason else judge(low, high, MIN_TOP_SHARE),
+            "inconclusive" if reason else verdict_above(low, high, MIN_TOP_SHARE),
             f"{label}, {length:,} tokens: the top {format_percent(TOP_FRACTION)}, {top_unit_count(len(order))} of "
             f"{len(order)} {noun}s, contribute {format_percent(share)} of the total rise"
             f"{_format_bounds(low, high, format_percent)}{reason}",
@@ -122,7 +122,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             margin_high = everything["high"] / 4 - largest["low"]
             yield PaperClaim(
                 f"{change}: the largest effect of one {noun} is small compared with resetting all of them",
-                "inconclusive" if reason else judge(margin_low, margin_high),
+                "inconclusive" if reason else verdict_above(margin_low, margin_high),
                 f"{label}, {length:,} tokens: {format_change(largest['delta'])} nats/token for one {noun}"
                 f"{_format_bounds(largest['low'], largest['high'])}, {format_change(everything['mean'])} for all "
                 f"{len(order)}{_format_bounds(everything['low'], everything['high'])}{reason}",
@@ -244,7 +244,7 @@ def _rank_claims(
         rival = "the largest other influence" if rank == 1 else f"the influence that ranks {rank} among the others"
         yield PaperClaim(
             statement.format(declared.best_head_name),
-            "inconclusive" if reason else judge(low, high),
+            "inconclusive" if reason else verdict_above(low, high),
             f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
             f"{unit_rank(units, unit)} of {len(units)} {unit_noun(units)}s by influence, with "
             f"{format_change(unit['delta'])} nats/token{describe_uncertainty(unit)}. Its influence minus {rival} is "

@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Overview, PaperClaim, Term
 from headscope.report.text import describe_ranks, format_percent, head_mask, heads_by_model
-from headscope.runs.aggregation import judge
+from headscope.runs.aggregation import verdict_above
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis
@@ -128,7 +128,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         size = int(sizes.min() if allowed.empty else allowed.max())
         top, random = (curve[(curve["top"] == is_top) & (curve["size"] == size)].iloc[0] for is_top in (True, False))
         low, high = analysis.share_difference(random, top)
-        verdict, reason = judge(low, high), ""
+        verdict, reason = verdict_above(low, high), ""
         if allowed.empty:
             verdict = "inconclusive"
             reason = f". The run ablated no set of at most {MAX_SUPPORTED_SIZE} heads, so the claim is not decided"

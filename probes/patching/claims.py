@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from headscope.report.blocks import Finding, FindingData
 from headscope.report.text import format_percent
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, judge
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, verdict_above
 from headscope.runs.run import Run
 from probes.patching import PROBE
 from probes.patching.analysis import SweepKey, exact_effects
@@ -56,9 +56,9 @@ def _kept_claim(baseline: str, key: SweepKey, base: pd.DataFrame, other: pd.Data
     values = (after - MIN_KEPT_SHARE * before).to_numpy(dtype=np.float64)
     low, high = confidence_interval(values[None])[:, 0]
     text = (
-        f"{statement}: {judge(low, high)}. The sum is {before.mean():+.2f} in {baseline} and {after.mean():+.2f} in "
-        f"{key[0]}; {key[0]} minus {format_percent(MIN_KEPT_SHARE)} of {baseline} is {values.mean():+.2f}"
-        f"{_bounds(low, high, len(values))}."
+        f"{statement}: {verdict_above(low, high)}. The sum is {before.mean():+.2f} in {baseline} and "
+        f"{after.mean():+.2f} in {key[0]}; {key[0]} minus {format_percent(MIN_KEPT_SHARE)} of {baseline} is "
+        f"{values.mean():+.2f}{_bounds(low, high, len(values))}."
     )
     return Finding(PROBE.title, text, key[0], data=FindingData(float(values.mean()), low, high, len(values)))
 

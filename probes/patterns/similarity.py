@@ -31,25 +31,25 @@ class StoredRows:
     """The top keys of the longest stored rows as arrays with one entry per key: its head, its row, and its weight.
 
     `heads` are (model, layer, head) by number. A row is a query of a text in one tokenization; `row_docs` holds the
-    number of its document. `place` numbers the (row, key) that occur: entries of the same place are compared.
+    number of its document. `row_key_index` numbers the (row, key) that occur: entries of the same number are compared.
     """
 
     heads: pd.MultiIndex
     head: npt.NDArray[np.int64]
     row: npt.NDArray[np.int64]
-    place: npt.NDArray[np.int64]
+    row_key_index: npt.NDArray[np.int64]
     weight: npt.NDArray[np.float64]
     row_docs: npt.NDArray[np.int64]
 
     @cached_property
-    def places(self) -> int:
-        return int(self.place.max()) + 1
+    def row_key_count(self) -> int:
+        return int(self.row_key_index.max()) + 1
 
     @cached_property
     def listed_weight(self) -> npt.NDArray[np.float64]:
         """The weight [heads, rows] on all top keys, NaN for a row that is missing."""
         listed = self.sum_by_row(self.weight)
-        listed[self.sum_by_row(np.ones(len(self.place))) == 0] = np.nan
+        listed[self.sum_by_row(np.ones(len(self.row_key_index))) == 0] = np.nan
         return listed
 
     def sum_by_row(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -69,9 +69,9 @@ def row_distances(run: RunTables, model: str, layer: int, head: int) -> pd.DataF
     number = -1 if stored is None else int(stored.heads.get_indexer(pd.Index([(model, layer, head)]))[0])
     if stored is None or number < 0:
         return pd.DataFrame({"distance": [], "spread": []})
-    is_own, own_weight = stored.head == number, np.zeros(stored.places)
-    own_weight[stored.place[is_own]] = stored.weight[is_own]
-    shared = stored.sum_by_row(np.minimum(own_weight[stored.place], stored.weight))
+    is_own, own_weight = stored.head == number, np.zeros(stored.row_key_count)
+    own_weight[stored.row_key_index[is_own]] = stored.weight[is_own]
+    shared = stored.sum_by_row(np.minimum(own_weight[stored.row_key_index], stored.weight))
     rest = 1 - stored.listed_weight
     distance = (1 - shared - np.minimum(rest, rest[number])).clip(0, 1)
     by_doc = pd.DataFrame(distance.T).groupby(stored.row_docs).mean().T.set_index(stored.heads)
@@ -97,16 +97,16 @@ def _stored_rows(run: RunTables) -> StoredRows | None:
         head_codes & 0xFFFF,
     ]
     index, key = pd.MultiIndex.from_arrays(names, names=KEYS), rows["key"].to_numpy(np.int64)
-    place = np.unique((row_numbers << 32) + key, return_inverse=True)[1]
-    return StoredRows(index, heads, row_numbers, place, rows["weight"].to_numpy(np.float64), row_codes >> 32)
+    row_key_index = np.unique((row_numbers << 32) + key, return_inverse=True)[1]
+    return StoredRows(index, heads, row_numbers, row_key_index, rows["weight"].to_numpy(np.float64), row_codes >> 32)
 
 
 def _text_numbers(run: RunTables, models: pd.Index, docs: pd.Index) -> npt.NDArray[np.int64]:
     """A number [models, docs] for each document with stored rows in one tokenization."""
     texts = run.table("pattern_texts").query("rows > 0")[["model", "doc", "tokenizer"]].astype(str)
     numbers = np.zeros((len(models), len(docs)), np.int64)
-    places = models.get_indexer(pd.Index(texts["model"])), docs.get_indexer(pd.Index(texts["doc"]))
-    numbers[places] = pd.factorize(texts["tokenizer"] + " " + texts["doc"])[0]
+    index = models.get_indexer(pd.Index(texts["model"])), docs.get_indexer(pd.Index(texts["doc"]))
+    numbers[index] = pd.factorize(texts["tokenizer"] + " " + texts["doc"])[0]
     return numbers
 
 

@@ -16,11 +16,11 @@ import pandas as pd
 from headscope.report.blocks import PaperClaim
 from headscope.runs.aggregation import (
     confidence_interval,
-    judge,
-    judge_all,
-    judge_below,
     rank_correlations,
     statistic_interval,
+    verdict_above,
+    verdict_below,
+    verdict_of_parts,
 )
 from headscope.runs.run import Run
 from probes.pretrain.analysis import (
@@ -49,7 +49,7 @@ ABLATIONS = {
 OTHER_SCHEMES = ("rope", "prope", "alibi", "nope")
 
 FloatArray = npt.NDArray[np.float64]
-Judgement = tuple[str, str]
+VerdictAndEvidence = tuple[str, str]
 """A verdict and its evidence."""
 HeadsByVariant = dict[str, pd.DataFrame]
 """Variant -> the rows of its heads, for one seed."""
@@ -73,44 +73,46 @@ def _head_claims(
     by_seed: dict[int, HeadsByVariant] = {seed: {} for seed in sorted({training.seed for training in final_labels})}
     for training, label in final_labels.items():
         by_seed[training.seed][training.variant] = heads[heads["model"] == label]
-    for statement, judge_models in (
+    for statement, assess_models in (
         (
             "AdaRoPE uses the rotary pairs more evenly than RoPE and partial RoPE (our criterion: its CoV is at least "
             "5 % lower)",
-            _judge_cov,
+            _assess_cov,
         ),
         (
             "The effective base grows with depth (our criterion: the rank correlation is above 0.3)",
-            _judge_effective_base,
+            _assess_effective_base,
         ),
         (
             "Gamma is largest in the first layer (our criterion: by at least 0.05) and between 0 and 0.2 in the other "
             "layers",
-            _judge_gamma_by_layer,
+            _assess_gamma_by_layer,
         ),
         (
             "AdaRoPE has a wider range of effective lengths than RoPE (our criterion: at least 1.2 times as wide), and "
             "gamma falls as the effective length rises (our criterion: the rank correlation is below -0.3)",
-            lambda models: _judge_length_range(models, f"ess2_{trained_length}"),
+            lambda models: _assess_length_range(models, f"ess2_{trained_length}"),
         ),
         (
             "Used frequencies have a wider spread under AdaRoPE than under RoPE (our criterion: at least 1.2 times as "
             "wide) and follow the learned frequencies (our criterion: the correlation r is above 0.8)",
-            _judge_used_frequencies,
+            _assess_used_frequencies,
         ),
     ):
-        yield from _claim_over_seeds(statement, by_seed, judge_models)
+        yield from _claim_over_seeds(statement, by_seed, assess_models)
 
 
 def _claim_over_seeds(
-    statement: str, by_seed: dict[int, HeadsByVariant], judge_models: Callable[[HeadsByVariant], Judgement | None]
+    statement: str,
+    by_seed: dict[int, HeadsByVariant],
+    assess_models: Callable[[HeadsByVariant], VerdictAndEvidence | None],
 ) -> Iterator[PaperClaim]:
-    judgements = {
-        seed: judgement for seed, models in by_seed.items() if (judgement := judge_models(models)) is not None
+    verdicts_by_seed = {
+        seed: assessed for seed, models in by_seed.items() if (assessed := assess_models(models)) is not None
     }
-    if judgements:
-        evidence = ". ".join(f"Seed {seed}: {of_seed}" for seed, (_, of_seed) in judgements.items())
-        yield PaperClaim(statement, combine_verdicts([verdict for verdict, _ in judgements.values()]), evidence)
+    if verdicts_by_seed:
+        evidence = ". ".join(f"Seed {seed}: {of_seed}" for seed, (_, of_seed) in verdicts_by_seed.items())
+        yield PaperClaim(statement, combine_verdicts([verdict for verdict, _ in verdicts_by_seed.values()]), evidence)
 
 
 def combine_verdicts(verdicts: Sequence[str]) -> str:
@@ -122,7 +124,7 @@ def _has_columns(models: HeadsByVariant, variants: Sequence[str], *columns: str)
     return all(name in models and all(column in models[name] for column in columns) for name in variants)
 
 
-def _judge_cov(models: HeadsByVariant) -> Judgement | None:
+def _assess_cov(models: HeadsByVariant) -> VerdictAndEvidence | None:
     if not _has_columns(models, ("adarope", "rope", "prope"), "cov"):
         return None
     adarope = _finite_values(models["adarope"], "cov")
@@ -131,15 +133,15 @@ def _judge_cov(models: HeadsByVariant) -> Judgement | None:
         other = _finite_values(models[name], "cov")
         difference = np.median(adarope) - np.median(other)
         low, high = statistic_interval(lambda a, b: np.median(a, -1) - np.median(b, -1), adarope, other)
-        verdicts.append(judge_below(low, high, -MIN_COV_DIFFERENCE * float(np.median(other))))
+        verdicts.append(verdict_below(low, high, -MIN_COV_DIFFERENCE * float(np.median(other))))
         evidence.append(
             f"{np.median(other):.3f} under {name} (difference {difference:+.3f}, 95 % confidence interval {low:+.3f} "
             f"to {high:+.3f})"
         )
-    return judge_all(verdicts), ", ".join(evidence)
+    return verdict_of_parts(verdicts), ", ".join(evidence)
 
 
-def _judge_effective_base(models: HeadsByVariant) -> Judgement | None:
+def _assess_effective_base(models: HeadsByVariant) -> VerdictAndEvidence | None:
     if not _has_columns(models, ("adarope",), "effective_base"):
         return None
     groups = models["adarope"].drop_duplicates(["layer", "kv_group"])
@@ -151,10 +153,10 @@ def _judge_effective_base(models: HeadsByVariant) -> Judgement | None:
         f"the rank correlation with depth is {correlation:+.2f}{_format_bounds(low, high, '+.2f')}; the medians by "
         f"layer are {medians}"
     )
-    return judge(low, high, MIN_RANK_CORRELATION), evidence
+    return verdict_above(low, high, MIN_RANK_CORRELATION), evidence
 
 
-def _judge_gamma_by_layer(models: HeadsByVariant) -> Judgement | None:
+def _assess_gamma_by_layer(models: HeadsByVariant) -> VerdictAndEvidence | None:
     if not _has_columns(models, ("adarope",), "gamma"):
         return None
     layers = [
@@ -165,11 +167,12 @@ def _judge_gamma_by_layer(models: HeadsByVariant) -> Judgement | None:
     highest = statistic_interval(lambda *later: np.max([x.mean(-1) for x in later], 0), *layers[1:])
     evidence = "the mean gamma by layer is " + ", ".join(f"{values.mean():+.3f}" for values in layers)
     evidence += f"; the lead of the first layer has a 95 % confidence interval of {leads[0]:+.3f} to {leads[1]:+.3f}"
-    parts = [judge(*leads, FIRST_LAYER_MARGIN), judge(*lowest), judge_below(*highest, MAX_LATER_GAMMA)]
-    return judge_all(parts), evidence
+    is_first = verdict_above(*leads, FIRST_LAYER_MARGIN)
+    is_in_range = [verdict_above(*lowest), verdict_below(*highest, MAX_LATER_GAMMA)]
+    return verdict_of_parts([is_first, *is_in_range]), evidence
 
 
-def _judge_length_range(models: HeadsByVariant, column: str) -> Judgement | None:
+def _assess_length_range(models: HeadsByVariant, column: str) -> VerdictAndEvidence | None:
     if not (_has_columns(models, ("adarope", "rope"), column) and "gamma" in models["adarope"]):
         return None
 
@@ -187,13 +190,13 @@ def _judge_length_range(models: HeadsByVariant, column: str) -> Judgement | None
         f"{_format_bounds(correlation_low, correlation_high, '+.2f')}"
     )
     parts = [
-        judge(low, high, MIN_SPREAD_RATIO),
-        judge_below(correlation_low, correlation_high, -MIN_RANK_CORRELATION),
+        verdict_above(low, high, MIN_SPREAD_RATIO),
+        verdict_below(correlation_low, correlation_high, -MIN_RANK_CORRELATION),
     ]
-    return judge_all(parts), evidence
+    return verdict_of_parts(parts), evidence
 
 
-def _judge_used_frequencies(models: HeadsByVariant) -> Judgement | None:
+def _assess_used_frequencies(models: HeadsByVariant) -> VerdictAndEvidence | None:
     if not _has_columns(models, ("adarope", "rope"), "weighted_log_theta", "mean_log_theta"):
         return None
     adarope, rope = (_finite_values(models[name], "weighted_log_theta") for name in ("adarope", "rope"))
@@ -209,7 +212,8 @@ def _judge_used_frequencies(models: HeadsByVariant) -> Judgement | None:
         f"{np.std(rope):.3f} under RoPE, a ratio of {ratio:.2f}{_format_bounds(low, high, '.2f')}; its correlation "
         f"with the learned mean is r = {r:+.2f}{_format_bounds(r_low, r_high, '+.2f')}"
     )
-    return judge_all([judge(low, high, MIN_SPREAD_RATIO), judge(r_low, r_high, MIN_USAGE_CORRELATION)]), evidence
+    parts = [verdict_above(low, high, MIN_SPREAD_RATIO), verdict_above(r_low, r_high, MIN_USAGE_CORRELATION)]
+    return verdict_of_parts(parts), evidence
 
 
 def _correlations(x: FloatArray, y: FloatArray) -> FloatArray:
@@ -250,13 +254,13 @@ def _loss_gap_claim(
         if training.variant in variant_names and adarope in by_training:
             gap = (by_training[training] - by_training[adarope]).dropna()
             low, high = confidence_interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
-            verdicts.append(judge(low, high, 2 * noise))
+            verdicts.append(verdict_above(low, high, 2 * noise))
             bounds = _format_bounds(low, high, "+.3f") or " (too few documents for an interval)"
             gaps.append(f"{variant_names[training.variant]} {gap.mean():+.3f}{bounds} with seed {training.seed}")
     if verdicts:
         yield PaperClaim(
             statement,
-            judge_all(verdicts),
+            verdict_of_parts(verdicts),
             f"Validation losses minus AdaRoPE's, in nats/token, in contexts of {length:,} tokens: {', '.join(gaps)}",
         )
 

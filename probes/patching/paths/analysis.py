@@ -18,9 +18,9 @@ from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATH_KEYS, PATH
 SWEEP_KEYS = ["model", "prompts", "metric", "direction", "norms"]
 """Keys of one sweep over paths."""
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
-*PLACES, _ = PATH_COLUMNS
+*LAYER_AND_HEAD_COLUMNS, _ = PATH_COLUMNS
 """The layers and heads of a path; its last column is `through`."""
-MAX_PLACES = 1 << 15
+MAX_LAYER_OR_HEAD = 1 << 15
 """Upper bound of layer and head numbers, which are stored in 16 bits."""
 SORTED_THROUGH = sorted(THROUGH)
 SweepKey = tuple[str, str, str, str, str]
@@ -98,18 +98,18 @@ def _estimates(rows: pd.DataFrame | None) -> pd.DataFrame:
 def _path_numbers(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Encode each path as one integer. The integers sort like the columns of the paths."""
     numbers = np.zeros(len(rows), np.int64)
-    for name in PLACES:
-        numbers = numbers * MAX_PLACES + rows[name].to_numpy(np.int64) - LOGITS
+    for name in LAYER_AND_HEAD_COLUMNS:
+        numbers = numbers * MAX_LAYER_OR_HEAD + rows[name].to_numpy(np.int64) - LOGITS
     through = rows["through"].cat
-    places = np.array([SORTED_THROUGH.index(name) for name in through.categories], np.int64)
-    return np.asarray(numbers * len(SORTED_THROUGH) + places[through.codes.to_numpy()])
+    ranks = np.array([SORTED_THROUGH.index(name) for name in through.categories], np.int64)
+    return np.asarray(numbers * len(SORTED_THROUGH) + ranks[through.codes.to_numpy()])
 
 
 def _path_columns(numbers: npt.NDArray[np.int64]) -> pd.DataFrame:
     """The columns of the paths of these numbers."""
     numbers, through = np.divmod(numbers, len(SORTED_THROUGH))
     columns: dict[str, Any] = {"through": pd.Categorical.from_codes(through, pd.Index(SORTED_THROUGH))}
-    for name in reversed(PLACES):
-        numbers, place = np.divmod(numbers, MAX_PLACES)
-        columns[name] = place + LOGITS
+    for name in reversed(LAYER_AND_HEAD_COLUMNS):
+        numbers, number = np.divmod(numbers, MAX_LAYER_OR_HEAD)
+        columns[name] = number + LOGITS
     return pd.DataFrame({name: columns[name] for name in PATH_COLUMNS})
