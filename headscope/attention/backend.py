@@ -252,7 +252,7 @@ def attention_forward(
     _refuse_unsupported_keywords(module, kwargs)
     _refuse_chosen_keys(module, key.shape[2], indices, block_indices)
     mask = DecodedMask.decode(
-        attention_mask.on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
+        attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
     )
     if block_indices is not None and mask.key_roles is not None:
         raise _unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")

@@ -44,7 +44,7 @@ class OpaqueMask:
     def __getitem__(self, index: Any) -> "OpaqueMask":
         return self
 
-    def on(self, device: torch.device) -> Tensor | None:
+    def encoded_on(self, device: torch.device) -> Tensor | None:
         """The encoded mask on a device."""
         return None if self.encoded is None else self.encoded.to(device)
 

@@ -73,7 +73,7 @@ class TokenEmbeddings:
         first_layer = self.model.attention_modules[layer] in {*decoder_layers(self.model)[0].modules()}
         if self.uses_first_mlp and not first_layer:
             return effective_embeddings(self.model, tokens)
-        return self.weights.embedded(tokens.to(self.weights.embedding.device))
+        return self.weights.embed(tokens.to(self.weights.embedding.device))
 
     def vocabulary_map(self, layer: int) -> Tensor:
         """Sum over the vocabulary of embedding x unembedding, [D, D], with the final norm's gain: W_E W_U."""
@@ -125,7 +125,7 @@ def ov_logits(embeddings: TokenEmbeddings, layer: int, tokens: Tensor) -> Iterat
     The final norm's scale is left out, the mean over the vocabulary is subtracted.
     """
     weights, layer_weights = embeddings.weights, embeddings.weights.layers[layer]
-    normed = layer_weights.normed(embeddings.residual_input(tokens, layer))
+    normed = layer_weights.apply_input_norm(embeddings.residual_input(tokens, layer))
     value = layer_weights.value.vectors(normed)
     output = layer_weights.output()
     value = value.repeat_interleave(len(output) // len(value), 0)

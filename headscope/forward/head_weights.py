@@ -125,7 +125,7 @@ class LayerWeights:
         """What each number of z adds to the residual stream: [H, D, dv], with the gain of a norm after o_proj."""
         return self.branch.output_matrices(len(self.query.rows))
 
-    def normed(self, stream: Tensor) -> Tensor:
+    def apply_input_norm(self, stream: Tensor) -> Tensor:
         """The layer's normed input [n, D] of residual stream vectors [n, D]."""
         if self.input_norm is None:
             return stream
@@ -147,7 +147,7 @@ class ModelWeights:
     embedding_offset: Tensor
     decomposition: ResidualDecomposition
 
-    def embedded(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """What the first layer reads for tokens [n] at position 0: [n, D], float32."""
         return self.embedding_factor * self.embedding[tokens].float() + self.embedding_offset
 

@@ -64,12 +64,12 @@ class LogitAttribution:
                 layers.hook(part.module, self._part_hook(number, part.factor))
         layers.hook(self.decomposition.final_norm.module, self._record_norm_scale)
 
-    def tables(self, finished: FinishedPass) -> dict[str, Any]:
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Any]:
         """No tables: normalise the terms and check their sum. Raises UnsupportedModel if it is not the logit."""
-        self._normalise(finished.hidden)
-        if not self.relative_error <= MAX_RELATIVE_ERROR.get(finished.model.module.dtype, 0.1):  # NaN fails, too
+        self._normalise(finished_pass.hidden)
+        if not self.relative_error <= MAX_RELATIVE_ERROR.get(finished_pass.model.module.dtype, 0.1):  # NaN fails, too
             raise UnsupportedModel(
-                f"direct logit attribution of '{finished.model.name}' failed its check: the terms differ from the "
+                f"direct logit attribution of '{finished_pass.model.name}' failed its check: the terms differ from the "
                 "logits by "
                 f"{self.relative_error:.2g} of the largest logit. Use --dtype fp32"
             )

@@ -38,7 +38,7 @@ class Observer(Protocol):
     def listen(self, layers: CapturedLayers) -> None:
         """Register listeners before the pass."""
 
-    def tables(self, finished: FinishedPass) -> Mapping[str, Any]:
+    def tables(self, finished_pass: FinishedPass) -> Mapping[str, Any]:
         """Columns by table, after the pass."""
 
 
@@ -62,6 +62,6 @@ def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Ob
                 for number in sharing:
                     observers[number].listen(layers)
                 hidden = finite_hidden_states(model, ids) if size is None else chunked_hidden_states(model, ids, size)
-                finished = FinishedPass(model, ids, hidden, schedule, size)
-                tables |= {number: observers[number].tables(finished) for number in sharing}
+                finished_pass = FinishedPass(model, ids, hidden, schedule, size)
+                tables |= {number: observers[number].tables(finished_pass) for number in sharing}
     return [tables[number] for number in range(len(observers))]

@@ -60,7 +60,7 @@ class QKAttribution:
     unrotated dimensions as further pairs. `components` are named embedding, L3H5, L3 MLP, and bias for all constants.
     """
 
-    at: RowAndKey
+    row_and_key: RowAndKey
     components: tuple[str, ...]
     query_parts: Tensor
     key_parts: Tensor
@@ -239,7 +239,7 @@ class _LinearSide:
     @classmethod
     def of_projection(cls, projection: HeadProjection, layer: LayerWeights, stream: Tensor) -> "_LinearSide":
         """Freeze the norms of a projection at their scales for the residual stream [n, D]."""
-        normed = layer.normed(stream)
+        normed = layer.apply_input_norm(stream)
         norm = layer.input_norm
         scales = stream.new_ones(len(stream)) if norm is None else norm.scales(stream, normed)
         maps = projection.folded_weight(norm).cpu()
@@ -292,24 +292,26 @@ class _StreamRecorder:
                 layers.hook(layer.module, self._bias_hook(layer.bias))
         layers.listen(self._record_vectors, sorted(self.attention_layers))
 
-    def attribution(self, at: RowAndKey, layer: int, schedule: Schedule) -> QKAttribution:
+    def attribution(self, row_and_key: RowAndKey, layer: int, schedule: Schedule) -> QKAttribution:
         """The attribution of one row and key of a layer, by its index."""
         geometry, inputs = self.model.geometry.at_layer(layer), self._inputs[layer]
-        group = at.head // self.model.geometry.heads_per_group(layer)
-        row, column = (int(torch.searchsorted(self.positions, position)) for position in (at.query, at.key))
+        group = row_and_key.head // self.model.geometry.heads_per_group(layer)
+        ends = (row_and_key.query, row_and_key.key)
+        row, column = (int(torch.searchsorted(self.positions, position)) for position in ends)
         query, key = (
             _planes(side.parts(head, index, torch.stack([states[index] for states in inputs.added.values()])), geometry)
-            for side, head, index in ((inputs.query, at.head, row), (inputs.key, group, column))
+            for side, head, index in ((inputs.query, row_and_key.head, row), (inputs.key, group, column))
         )
         scaling = self.weights.scalings[layer]
         q, k = self._vectors[layer]
-        logit = scaling * float(q[at.head, row] @ k[group, column])
+        logit = scaling * float(q[row_and_key.head, row] @ k[group, column])
         if schedule.scales_queries:
-            visible = torch.tensor([[at.query + 1]], device=self.model.device)
+            visible = torch.tensor([[row_and_key.query + 1]], device=self.model.device)
             by_head = schedule.query_scale(layer, visible)[0, :, 0]
-            scaling *= float(by_head[at.head if len(by_head) > 1 else 0])
-        phases = rotation_phases(self.model, schedule, layer, torch.tensor([at.query - at.key]))[group, :, 0]
-        return QKAttribution(at, tuple(inputs.added), scaling * query * phases, key, logit)
+            scaling *= float(by_head[row_and_key.head if len(by_head) > 1 else 0])
+        distance = torch.tensor([row_and_key.query - row_and_key.key])
+        phases = rotation_phases(self.model, schedule, layer, distance)[group, :, 0]
+        return QKAttribution(row_and_key, tuple(inputs.added), scaling * query * phases, key, logit)
 
     def _add(self, name: str, state: Tensor) -> None:
         self._added[name] = self._added.get(name, 0) + state.float().cpu()
@@ -394,6 +396,6 @@ def _check_sums(model: Model, attributions: Sequence[QKAttribution]) -> None:
         if not error <= tolerance * scale:  # NaN fails, too
             raise UnsupportedModel(
                 f"QK attribution of '{model.name}' failed its check: the parts of a logit of "
-                f"{format_head(result.at.layer, result.at.head)} differ from it by {error / scale:.2g} of |q| |k|. Use "
-                "--dtype fp32"
+                f"{format_head(result.row_and_key.layer, result.row_and_key.head)} differ from it by "
+                f"{error / scale:.2g} of |q| |k|. Use --dtype fp32"
             )

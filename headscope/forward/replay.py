@@ -139,7 +139,7 @@ class Replay:
         own there if it is the one that others use.
         """
         args, kwargs = self._layer_arguments[layer]
-        kwargs = with_shared_keys(kwargs, self._shared_keys.repeated(1) if shared_keys is None else shared_keys)
+        kwargs = with_shared_keys(kwargs, self._shared_keys.copy_for_batch(1) if shared_keys is None else shared_keys)
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
     def attention(self, layer: int, streams: Tensor | None = None) -> tuple[Tensor, backend.AttentionCall]:
@@ -219,7 +219,7 @@ class Replay:
         lowest = self.decoder_layer_of(min(output_edits)) if output_edits else len(self.layers)
         stream = self.residual_stream_before(lowest)
         stream = stream.expand(*stream.shape[:-3], copies, -1, -1)  # Gemma 3n has four streams
-        shared_keys = self._shared_keys.repeated(copies)
+        shared_keys = self._shared_keys.copy_for_batch(copies)
         with ExitStack() as stack:
             for layer, edit in output_edits.items():
                 stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))

@@ -37,11 +37,11 @@ class SharedKeys:
         self.pairs = KVSharingDict(arguments.get(ARGUMENT) or {})
         self.layer_types.append({*self.pairs})
 
-    def written_by(self, layer: int) -> list[str]:
+    def layer_types_written_by(self, layer: int) -> list[str]:
         """The layer types whose keys a layer wrote."""
         return sorted(set(self.layer_types[layer + 1]) - set(self.layer_types[layer]))
 
-    def repeated(self, copies: int) -> KVSharingDict:
+    def copy_for_batch(self, copies: int) -> KVSharingDict:
         """A dictionary for a batch of `copies` of the recorded sequence, into which layers may write."""
         return KVSharingDict(
             {kind: tuple(t.expand(copies, -1, -1, -1) for t in pair) for kind, pair in self.pairs.items()}
@@ -68,7 +68,7 @@ class SharedKeyGradients:
 
         The layer ran with the dictionary `keys`, a copy of `leaves`, into which it may have written.
         """
-        written = self.shared.written_by(layer)
+        written = self.shared.layer_types_written_by(layer)
         outputs = [output, *(tensor for kind in written for tensor in keys[kind])]
         leaves = [tensor for pair in self.leaves.values() for tensor in pair]
         by_objective = []

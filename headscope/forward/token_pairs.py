@@ -51,7 +51,7 @@ def pair_logits(embeddings: TokenEmbeddings, queries: Tensor, keys: Tensor, dist
     schedule, geometry = model.schedule, model.geometry.at_layer(layer)
     refuse_distance_bias(model, "logits of token pairs are")
     q, k = (
-        projection.vectors(weights.normed(embeddings.residual_input(tokens, layer)))
+        projection.vectors(weights.apply_input_norm(embeddings.residual_input(tokens, layer)))
         for projection, tokens in ((weights.query, queries), (weights.key, keys))
     )
     planes = [

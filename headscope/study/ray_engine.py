@@ -63,7 +63,7 @@ class _Worker:
     actor: Any
     job: Job | None = None
     pending: dict[Any, str] = field(default_factory=dict)
-    """Ray references by the method that was called: ready, execute or progress."""
+    """Ray references by the method that was called: hardware, execute or progress."""
 
 
 class _WorkerPool:
@@ -92,7 +92,7 @@ class _WorkerPool:
         last_answer = time.monotonic()
         while True:
             for worker in self._workers:
-                if worker.job is None and "ready" not in worker.pending.values():
+                if worker.job is None and "hardware" not in worker.pending.values():
                     self._assign(worker)
             if not self.scheduler.unassigned and not any(worker.job for worker in self._workers):
                 break
@@ -102,7 +102,7 @@ class _WorkerPool:
             for reference in finished:
                 last_answer = time.monotonic()
                 yield from self._process_answer(pending[reference], reference)
-            none_started = all("ready" in worker.pending.values() for worker in self._workers)
+            none_started = all("hardware" in worker.pending.values() for worker in self._workers)
             if none_started and time.monotonic() - last_answer > START_TIMEOUT:
                 raise BadInput(
                     f"no worker started within {START_TIMEOUT:.0f} s: each needs {self.resources.cpus} free cores and "
@@ -141,7 +141,7 @@ class _WorkerPool:
             study, self.executor.used_labels, resources.cpus, Path.cwd(), context.files_folder.absolute()
         )
         worker = _Worker(number, actor)
-        worker.pending[actor.ready.remote()] = "ready"
+        worker.pending[actor.hardware.remote()] = "hardware"
         self._request_progress(worker)
         return worker
 
@@ -175,7 +175,7 @@ class _WorkerPool:
         except ray.exceptions.RayError as error:
             self._replace(worker, error)
             return
-        if method == "ready":
+        if method == "hardware":
             self._failed_starts = 0
             self.hardware.append(answer)
         elif method == "progress":

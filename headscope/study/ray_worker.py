@@ -40,7 +40,7 @@ class RayWorker:
         self._identified: set[str] = set()
         logging.getLogger("headscope").addHandler(_LogCollector(self._log_lines))
 
-    def ready(self) -> dict[str, Any]:
+    def hardware(self) -> dict[str, Any]:
         """The hardware of this worker."""
         return hardware()
 

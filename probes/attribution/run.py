@@ -55,8 +55,8 @@ class AttributionObserver(LogitAttribution):
         super().__init__(model, ids)
         self.keys = keys
 
-    def tables(self, finished: FinishedPass) -> dict[str, Rows]:
-        super().tables(finished)
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
+        super().tables(finished_pass)
         geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
         layers, heads = np.nonzero(np.arange(geometry.heads) < np.array(geometry.layer_heads)[:, None])
         head_columns = {"layer": np.array(geometry.layer_numbers)[layers], "head": heads}

@@ -68,14 +68,14 @@ def streaming(model: Model, groups: GroupsByLayer, window: StreamingWindow) -> I
 
 
 @contextmanager
-def noting_lengths(model: Model) -> Iterator[list[int]]:
+def recording_input_lengths(model: Model) -> Iterator[list[int]]:
     """Yield a list that receives the number of input tokens of every forward pass."""
     lengths: list[int] = []
 
-    def note(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def record(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
         lengths.append((kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape[1])
 
-    hook = model.module.register_forward_pre_hook(note, with_kwargs=True)
+    hook = model.module.register_forward_pre_hook(record, with_kwargs=True)
     try:
         yield lengths
     finally:
@@ -98,8 +98,8 @@ class _StreamingPass:
     def listen(self, layers: CapturedLayers) -> None:
         _stream(self.model, layers, self.groups, self.window)
 
-    def tables(self, finished: FinishedPass) -> dict[str, Any]:
-        return {"nll": _loss_columns(finished)}
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Any]:
+        return {"nll": _loss_columns(finished_pass)}
 
 
 class _ScoringPass:
@@ -115,10 +115,10 @@ class _ScoringPass:
         layers.listen(self.attention.update)
         layers.listen(self.far_mass.update)
 
-    def tables(self, finished: FinishedPass) -> dict[str, Any]:
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Any]:
         columns = dict(self.attention.compute())
         columns["far_mass"] = self.far_mass.compute()["far_mass"]
-        return {"scores": last_octave_means(columns), "nll": _loss_columns(finished)}
+        return {"scores": last_octave_means(columns), "nll": _loss_columns(finished_pass)}
 
 
 def last_octave_means(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -137,9 +137,10 @@ def last_octave_means(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
     return {"layer": heads[:, 0], "head": heads[:, 1], "kv_group": group, **means}
 
 
-def _loss_columns(finished: FinishedPass) -> dict[str, np.ndarray]:
+def _loss_columns(finished_pass: FinishedPass) -> dict[str, np.ndarray]:
     """Columns position, nll and tokens of a finished pass."""
-    at_once = POSITIONS_PER_CHUNK if finished.tokens_per_chunk is None else LOW_MEMORY_POSITIONS_PER_CHUNK
-    columns = dict(compute_loss_by_position(finished.model, finished.ids, finished.hidden, at_once).compute())
-    refuse_non_finite_losses(finished.model, columns["nll"])
+    at_once = POSITIONS_PER_CHUNK if finished_pass.tokens_per_chunk is None else LOW_MEMORY_POSITIONS_PER_CHUNK
+    model, ids, hidden = finished_pass.model, finished_pass.ids, finished_pass.hidden
+    columns = dict(compute_loss_by_position(model, ids, hidden, at_once).compute())
+    refuse_non_finite_losses(model, columns["nll"])
     return columns

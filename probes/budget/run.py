@@ -237,7 +237,7 @@ class BudgetRunner:
         assert self._tasks is not None
         harness_task, blocks = self._tasks[task.prompts], []
         for share, groups in self._streaming_groups(label, task, model, with_none=True).items():
-            with passes.streaming(model, groups, self.options.window), passes.noting_lengths(model) as lengths:
+            with passes.streaming(model, groups, self.options.window), passes.recording_input_lengths(model) as lengths:
                 scores = self._tasks.scores(model, label, harness_task, task.length, self.options.task_limit)
             blocks += [_score_by_document(score).assign(share=share) for score in scores if _has_document_scores(score)]
         if task.order == EVERY_ORDER:

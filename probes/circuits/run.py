@@ -193,7 +193,7 @@ class TextObserver:
             if accumulator is not None:
                 layers.listen(accumulator.update)
 
-    def tables(self, finished: FinishedPass) -> dict[str, Rows]:
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         tables: dict[str, Rows] = {}
         if self.preference is not None:
             self._refuse_distance_bias(self.preference.has_key_bias)
@@ -234,12 +234,18 @@ def attribution_tables(
     components: list[tuple[Any, ...]] = []
     pairs: list[tuple[Any, ...]] = []
     for result, weight in zip(attributions, weights, strict=True):
-        at, names = result.at, result.components
-        index = model.geometry.layer_numbers.index(at.layer)
-        keys = (at.layer, at.head, at.head // model.geometry.heads_per_group(index), at.query, at.key)
+        row_and_key, names = result.row_and_key, result.components
+        index = model.geometry.layer_numbers.index(row_and_key.layer)
+        keys = (
+            row_and_key.layer,
+            row_and_key.head,
+            row_and_key.head // model.geometry.heads_per_group(index),
+            row_and_key.query,
+            row_and_key.key,
+        )
         texts = (
             to_visible_line(model.tokenizer.decode(ids[max(0, end - TEXT_CONTEXT) : end + 1].tolist()))
-            for end in (at.query, at.key)
+            for end in (row_and_key.query, row_and_key.key)
         )
         rows.append((*keys, weight, result.logit, *texts))
         sides = (result.by_query_component(), result.by_key_component())

@@ -114,23 +114,23 @@ class MeasureObserver:
         for accumulator in self.accumulators:
             accumulator.update(record)
 
-    def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
+    def tables(self, finished_pass: FinishedPass) -> dict[str, dict[str, Any]]:
         columns = {accumulator.name: dict(accumulator.compute()) for accumulator in self.accumulators}
         if "learned_sink" in columns and not len(columns["learned_sink"]["share"]):
             del columns["learned_sink"]  # most families learn no sink
-        model, ids = finished.model, finished.ids
+        model, ids = finished_pass.model, finished_pass.ids
         if "nll" in self.requested:
             at_once = (
                 logits.POSITIONS_PER_CHUNK
-                if finished.tokens_per_chunk is None
+                if finished_pass.tokens_per_chunk is None
                 else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
             )
-            columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
+            columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished_pass.hidden, at_once).compute())
             logits.refuse_non_finite_losses(model, columns["nll"]["nll"])
         if "pairs" in columns:
             schedule = (
-                finished.schedule
-                if finished.schedule.replaces_rotation
+                finished_pass.schedule
+                if finished_pass.schedule.replaces_rotation
                 else own_schedule_at_length(model, ids.shape[1])
             )
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])

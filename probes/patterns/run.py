@@ -106,7 +106,7 @@ class PatternsObserver:
         if self.maps is not None:
             layers.listen(self.maps.update)
 
-    def tables(self, finished: FinishedPass) -> dict[str, Rows]:
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         rows = 0 if self.top_keys is None else len(self.top_keys.rows)
         tables: dict[str, Rows] = {"pattern_texts": {**self.keys, "tokenizer": [self.tokenizer_digest], "rows": rows}}
         if self.top_keys is not None:

@@ -63,8 +63,8 @@ class NormObserver:
     def _collect(self, record: AttentionRecord) -> None:
         self.norms[record.layer] = (record.q.float().norm(dim=-1) ** self.power).mean(-1).tolist()
 
-    def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
-        geometry = finished.model.geometry
+    def tables(self, finished_pass: FinishedPass) -> dict[str, dict[str, Any]]:
+        geometry = finished_pass.model.geometry
         numbers = geometry.layer_numbers  # the layers that attend need not be numbered 0, 1, 2, ...
         rows = [(layer, head, norm) for layer, norms in self.norms.items() for head, norm in enumerate(norms)]
         layers, heads, norms = zip(*rows, strict=True)
