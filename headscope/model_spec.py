@@ -121,7 +121,7 @@ class ModelSpec:
         return step_of_name(hub_id.revision) if hub_id and hub_id.revision else None
 
     @property
-    def training(self) -> str | None:
+    def training_run(self) -> str | None:
         """The training run of a checkpoint whose name ends with a step: the folder or the hub repository that holds it.
 
         Of an AdaRoPE adapter, the folder of the adapters counts. None if no name ends with a step.

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.replay import attention_layer_indices, residual_stream, resumable_layers
+from headscope.forward.replay import attention_layer_indices, residual_stream, separately_runnable_layers
 from headscope.forward.shared_keys import shares_keys_across_layers
 from headscope.positions.model import Model
 
@@ -62,7 +62,7 @@ def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tenso
     Listeners are called for every layer once per chunk. Raises BadInput for unknown tokens and non-finite states.
     """
     check_input_ids(model, ids)
-    layers, length = resumable_layers(model), ids.shape[1]
+    layers, length = separately_runnable_layers(model), ids.shape[1]
     layer_cache, runner = _LayerKVCache(length), _SingleLayerRunner(layers)
     cache = Cache(layers=[layer_cache] * len(layers))
     stream: Tensor | None = None

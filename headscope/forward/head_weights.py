@@ -20,7 +20,7 @@ from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.capture import capturing
 from headscope.forward.path_patching import input_norms
-from headscope.forward.replay import resumable_layers
+from headscope.forward.replay import separately_runnable_layers
 from headscope.forward.residual_decomposition import (
     AttentionBranch,
     DecompositionError,
@@ -164,7 +164,7 @@ def inspect_head_weights(model: Model) -> ModelWeights:
         raise _unsupported(model, "it clips q, k and v (clip_qkv)")
     if getattr(model.schedule, "lora_folder", None) is not None:
         raise _unsupported(model, "its adapter has a LoRA, which changes the weights")
-    layers = resumable_layers(model)
+    layers = separately_runnable_layers(model)
     tokens = _inspected_tokens(model)
     with attached(model, "base"), evaluating(model):
         with capturing(model) as captured:

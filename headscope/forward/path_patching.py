@@ -25,7 +25,7 @@ from headscope.forward.capture import capturing
 from headscope.forward.logits import replacing_forward
 from headscope.forward.module_calls import ModuleCall, consumes_output, recording_calls
 from headscope.forward.patching import BATCH_TOKENS, Direction, PatchingReplay
-from headscope.forward.replay import ResidualStreamStore, attention_layer_indices, resumable_layers
+from headscope.forward.replay import ResidualStreamStore, attention_layer_indices, separately_runnable_layers
 from headscope.forward.residual_decomposition import AttentionBranch, DecompositionError, Norm
 from headscope.forward.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream
 from headscope.positions.attach import attached
@@ -69,7 +69,7 @@ def inspect_paths(model: Model, ids: Tensor) -> PathModel:
     outputs are gated.
     """
     schedule: Any = model.schedule
-    layers = resumable_layers(model)
+    layers = separately_runnable_layers(model)
     with torch.no_grad(), attached(model, schedule), capturing(model) as captured:
         decomposition = decompose_residual_stream(model, captured, ids, "path patching")
         branches = {

@@ -287,7 +287,7 @@ class Replay:
         return hidden
 
 
-def resumable_layers(model: LoadedModel) -> list[nn.Module]:
+def separately_runnable_layers(model: LoadedModel) -> list[nn.Module]:
     """The decoder layers of a model, each of which can run by itself.
 
     Raises UnsupportedModel if layers share keys or are not one list.

@@ -140,7 +140,7 @@ def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = N
     return checkpoint
 
 
-def open_in_memory(model: Any, tokenizer: Any = None) -> Checkpoint:
+def as_checkpoint(model: Any, tokenizer: Any = None) -> Checkpoint:
     """The checkpoint of a transformers model, a PeftModel or a TransformerBridge in memory.
 
     Raises BadInput for other objects, UnsupportedModel for an architecture that would be measured wrongly.

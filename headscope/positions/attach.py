@@ -27,7 +27,7 @@ from headscope.models.rotation import (
 )
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
-from headscope.positions.schedule import FixedSchedule, Schedule, unsupported_scheme
+from headscope.positions.schedule import FixedSchedule, Schedule, unsupported_scheme_error
 from headscope.positions.schemes import Base, Scheme, parse_scheme
 
 
@@ -220,7 +220,7 @@ def _adding_slopes(model: Model, slopes: Tensor) -> Iterator[None]:
 
     def record_scaling(module: nn.Module, *_: Any, scaling: float, softcap: float | None, **__: Any) -> None:
         if softcap is not None:
-            raise unsupported_scheme(model, "alibi", "it caps its logits")
+            raise unsupported_scheme_error(model, "alibi", "it caps its logits")
         scaling_by_module[module] = scaling
 
     def slope_edit(module: nn.Module) -> backend.QKVEdit:

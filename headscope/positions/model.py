@@ -21,8 +21,8 @@ from headscope.model_spec import ModelSpec, SchemeSpec
 from headscope.models.checkpoint import (
     Checkpoint,
     LoadedModel,
+    as_checkpoint,
     open_checkpoint,
-    open_in_memory,
     pick_device,
     pick_dtype,
 )
@@ -172,7 +172,7 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     architecture that would be measured wrongly.
     """
     if not isinstance(spec, str):
-        model = spec if isinstance(spec, Model) else Model(open_in_memory(spec, tokenizer))
+        model = spec if isinstance(spec, Model) else Model(as_checkpoint(spec, tokenizer))
         _check_placement(model.module, device, dtype)
         return model
     model_spec = ModelSpec.parse(spec)

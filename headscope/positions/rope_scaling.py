@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.rotation import cos_sin_tables, preserving_frequencies
-from headscope.positions.schedule import FixedSchedule, require_rotation, unsupported_scheme
+from headscope.positions.schedule import FixedSchedule, require_rotation, unsupported_scheme_error
 
 UNSCALED_ROPE_TYPES = ("default", "proportional")
 SINUSOIDAL_BASE = 10_000.0
@@ -48,7 +48,7 @@ def scaled_schedule(
     }
     if rotating_types == {"sliding_attention"}:
         reason = "only its sliding-window layers rotate, and they keep their frequencies"
-        raise unsupported_scheme(checkpoint, rope_type, reason)
+        raise unsupported_scheme_error(checkpoint, rope_type, reason)
     for layer_type in dict.fromkeys(rotation.layer_types):
         if layer_type == "sliding_attention":
             continue
@@ -62,7 +62,7 @@ def scaled_schedule(
             inspected = rotation.layer_theta(layer)
             if own_theta.shape != inspected.shape or not torch.allclose(own_theta, inspected, rtol=1e-2):
                 reason = "its config does not determine its rotary frequencies"
-                raise unsupported_scheme(checkpoint, rope_type, reason)
+                raise unsupported_scheme_error(checkpoint, rope_type, reason)
         if own_parameters["rope_type"] not in UNSCALED_ROPE_TYPES:
             _warn_once(
                 f"'{checkpoint.name}' already uses RoPE scaling ({own_parameters['rope_type']}). The scheme replaces "
@@ -92,7 +92,7 @@ def _ntk_base_factor(checkpoint: LoadedModel, ntk_factor: float | None, dims: in
         return 1.0
     if dims == 2:
         reason = "it has one rotary pair, whose frequency does not depend on the base"
-        raise unsupported_scheme(checkpoint, "ntk", reason)
+        raise unsupported_scheme_error(checkpoint, "ntk", reason)
     return float(ntk_factor ** (dims / (dims - 2)))
 
 
@@ -125,7 +125,7 @@ def own_schedule_at_length(checkpoint: LoadedModel, length: int) -> FixedSchedul
                     f"beyond {limit} tokens its code does not rotate by the frequencies of its config. Use texts of at "
                     f"most {limit} tokens"
                 )
-                raise unsupported_scheme(checkpoint, "base", reason)
+                raise unsupported_scheme_error(checkpoint, "base", reason)
     thetas, factors = list(checkpoint_schedule.thetas), list(checkpoint_schedule.attention_factors)
     for layer, layer_type in enumerate(rotation.layer_types):
         if layer_rotates[layer]:

@@ -100,7 +100,7 @@ class FixedSchedule:
         return tau, torch.zeros_like(tau)
 
 
-def unsupported_scheme(checkpoint: LoadedModel, scheme: str, reason: str) -> UnsupportedModel:
+def unsupported_scheme_error(checkpoint: LoadedModel, scheme: str, reason: str) -> UnsupportedModel:
     """The error for a checkpoint that cannot run under a scheme."""
     model_type = checkpoint.module.config.model_type
     return UnsupportedModel(f"cannot apply {scheme} to '{checkpoint.name}' ({model_type}): {reason}")
@@ -110,13 +110,14 @@ def require_rotation(checkpoint: LoadedModel, scheme: str) -> None:
     """Raise UnsupportedModel if the checkpoint has no rotary frequencies that a scheme could change."""
     if not checkpoint.geometry.pairs:
         reason = f"{checkpoint.rotation.no_pairs_reason}, so it has no frequencies to change"
-        raise unsupported_scheme(checkpoint, scheme, reason)
+        raise unsupported_scheme_error(checkpoint, scheme, reason)
 
 
 def require_own_keys(checkpoint: LoadedModel) -> None:
     """Raise UnsupportedModel if some layers attend to keys that another layer has rotated."""
     if checkpoint.rotation.shares_keys:
-        raise unsupported_scheme(checkpoint, "adarope", "some layers attend to keys that another layer has rotated")
+        reason = "some layers attend to keys that another layer has rotated"
+        raise unsupported_scheme_error(checkpoint, "adarope", reason)
 
 
 def frequencies_by_layer(model: LoadedModel, schedule: Schedule) -> Tensor:

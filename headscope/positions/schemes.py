@@ -21,7 +21,7 @@ from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adarope import AdaRoPE, find_adapter_file
 from headscope.positions.keymap import load_with_key_map
 from headscope.positions.rope_scaling import scaled_schedule
-from headscope.positions.schedule import FixedSchedule, Schedule, require_rotation, unsupported_scheme
+from headscope.positions.schedule import FixedSchedule, Schedule, require_rotation, unsupported_scheme_error
 
 MAX_INTEGER = 2**31
 """Largest whole number in a spec."""
@@ -137,7 +137,8 @@ class LogN:
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         length = self.length or checkpoint.geometry.native_context
         if not length:
-            raise unsupported_scheme(checkpoint, "logn", "its config has no context length. Give logn:length=TOKENS")
+            reason = "its config has no context length. Give logn:length=TOKENS"
+            raise unsupported_scheme_error(checkpoint, "logn", reason)
 
         def query_scale(layer: int, visible: Tensor) -> Tensor:
             return (visible.float().log() / math.log(length)).clamp(min=1.0)[:, None]
@@ -158,7 +159,7 @@ class PRoPE:
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
             reason = f"its own frequencies change beyond {limit} tokens. Use another scheme"
-            raise unsupported_scheme(checkpoint, "prope", reason)
+            raise unsupported_scheme_error(checkpoint, "prope", reason)
         return _keeping_highest_frequencies(checkpoint, "prope", self.keep)
 
 
@@ -182,9 +183,9 @@ class ALiBi:
         unrotated = _keeping_highest_frequencies(checkpoint, "alibi", 0.0)
         geometry = checkpoint.geometry
         if any(2 * pairs < dim for pairs, dim in zip(geometry.layer_pairs, geometry.layer_head_dims, strict=True)):
-            raise unsupported_scheme(checkpoint, "alibi", "it rotates only a part of each head")
+            raise unsupported_scheme_error(checkpoint, "alibi", "it rotates only a part of each head")
         if len(set(geometry.layer_heads)) > 1:
-            raise unsupported_scheme(checkpoint, "alibi", "its layers differ in their number of heads")
+            raise unsupported_scheme_error(checkpoint, "alibi", "its layers differ in their number of heads")
         thetas = tuple(unrotated.theta(layer) for layer in range(geometry.layers))
         return FixedSchedule(checkpoint, thetas, (1.0,) * geometry.layers, slopes=alibi_slopes(geometry.heads))
 

@@ -105,7 +105,7 @@ def _translate_model(model: Mapping[str, Any]) -> dict[str, Any]:
         **model,
         "scheme_name": scheme.name,
         "scheme_options": dict(scheme.options),
-        "training": spec.training,
+        "training": spec.training_run,
         "pretraining": pretraining and {"variant": pretraining[1], "seed": int(pretraining[2])},
     }
 

@@ -19,10 +19,10 @@ from headscope.runs.writer import RunWriter
 class Sizes:
     """The size of a synthetic run.
 
-    `units` are the heads (layer, head, kv_group), each with a `growth` exponent: 0 for retrieval, 1 for aggregation.
+    `heads` are (layer, head, kv_group), each with a `growth` exponent: 0 for retrieval, 1 for aggregation.
     """
 
-    units: pd.DataFrame
+    heads: pd.DataFrame
     pairs: int
     lengths: Sequence[int]
     docs: int
@@ -94,15 +94,15 @@ def _synthetic_tables(
     _declared: tuple[plugins.Probe, ...],  # the tables depend on them
 ) -> dict[str, pd.DataFrame]:
     """The tables of these probes. Tests often write a run of the same ones, each to a folder of its own."""
-    units = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
-    units["kv_group"] = units["head"] // (heads // groups)
-    units["growth"] = (np.arange(len(units)) * 0.618) % 1
-    sizes = Sizes(units, pairs, lengths, docs, seed)
+    heads_of_model = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
+    heads_of_model["kv_group"] = heads_of_model["head"] // (heads // groups)
+    heads_of_model["growth"] = (np.arange(len(heads_of_model)) * 0.618) % 1
+    sizes = Sizes(heads_of_model, pairs, lengths, docs, seed)
     blocks: dict[str, list[pd.DataFrame]] = {}
     for number, model in enumerate(models):
         is_start = model.startswith("yarn:")  # the scheme that training starts from
         shift = 0.0 if is_start else -0.1 * number
-        cells = [("positions", _position_parameters(model, units, pairs, shift))]
+        cells = [("positions", _position_parameters(model, heads_of_model, pairs, shift))]
         for _, rows in plugins.call_parts("synthetic_rows", sizes, model, number, only=probes):
             cells += rows
         for _, tables in cells:
@@ -116,18 +116,18 @@ def rope_frequencies(pairs: int, shift: float = 0.0) -> np.ndarray:
     return np.asarray(np.exp(-np.log(1e4) * np.arange(pairs) / pairs + shift * np.arange(pairs) / pairs))
 
 
-def _position_parameters(model: str, units: pd.DataFrame, pairs: int, shift: float) -> dict[str, pd.DataFrame]:
-    shared = units[["layer", "kv_group"]].drop_duplicates()
+def _position_parameters(model: str, heads: pd.DataFrame, pairs: int, shift: float) -> dict[str, pd.DataFrame]:
+    shared = heads[["layer", "kv_group"]].drop_duplicates()
     planes = pd.DataFrame({"pair": np.arange(pairs), "theta": rope_frequencies(pairs, shift)})
     positions = shared.merge(planes, how="cross")
     positions["log_theta"] = np.log(positions["theta"])
     positions["log_theta_init"] = positions["log_theta_base"] = np.log(rope_frequencies(pairs))[positions["pair"]]
     mean = float(np.log(rope_frequencies(pairs, shift)).mean())
-    scales = units[["layer", "head", "kv_group"]].assign(
-        tau=1.0 + 0.05 * units["growth"],
-        gamma=0.02 * units["growth"],
+    scales = heads[["layer", "head", "kv_group"]].assign(
+        tau=1.0 + 0.05 * heads["growth"],
+        gamma=0.02 * heads["growth"],
         reference_length=512,
-        logit_scale=1 / (1.0 + 0.05 * units["growth"]),
+        logit_scale=1 / (1.0 + 0.05 * heads["growth"]),
         effective_base=np.exp(-4 * mean * pairs / (2 * pairs - 2)),
         mean_log_theta=mean,
     )

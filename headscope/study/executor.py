@@ -168,7 +168,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
         "adapter_sha256": None if adapter is None else adapter.sha256,
-        "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training,
+        "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training_run,
         "step": step,
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": describe_geometry(model),

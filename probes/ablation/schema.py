@@ -139,6 +139,6 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
         blocks = []
         for kind in KINDS:
-            change = -np.exp(-12 * sizes.units["growth"]) + rng.normal(0, 0.02, len(sizes.units))
-            blocks.append(sizes.units.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
+            change = -np.exp(-12 * sizes.heads["growth"]) + rng.normal(0, 0.02, len(sizes.heads))
+            blocks.append(sizes.heads.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
         yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys, metric_before=-1.0)}

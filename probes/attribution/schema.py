@@ -86,7 +86,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
         edges = position_bin_edges(length)
         bins = pd.DataFrame({"position": edges, "tokens": np.diff(edges, prepend=0)})
-        heads = sizes.units.merge(bins, how="cross").assign(**keys)
+        heads = sizes.heads.merge(bins, how="cross").assign(**keys)
         heads["contribution"] = 0.1 * (0.5 - heads["growth"]) * (1 + heads["layer"]) + rng.normal(0, 0.01, len(heads))
         by_layer = heads.groupby(["layer", "position", "tokens"], as_index=False)["contribution"].sum()
         parts = [by_layer.assign(part="heads"), by_layer.assign(part="other", contribution=0.3)]

@@ -47,7 +47,7 @@ def scores_and_losses(
     return dict(tables["scores"]), dict(tables["nll"])
 
 
-def answer(model: Model, pair: TokenPair, groups: GroupsByLayer, window: StreamingWindow) -> tuple[float, bool]:
+def score_answer(model: Model, pair: TokenPair, groups: GroupsByLayer, window: StreamingWindow) -> tuple[float, bool]:
     """Mean loss of the right answer's tokens after the clean prompt, and whether greedy decoding gives them all."""
     ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
     with streaming(model, groups, window):

@@ -227,7 +227,7 @@ class BudgetRunner:
         pairs, rows = self._pair_set(label, task.prompts), []
         for share, groups in self._streaming_groups(label, task, model, with_none=True).items():
             for index, name in enumerate(pairs.pair_names):
-                nll, success = passes.answer(model, pairs.build(index), groups, self.options.window)
+                nll, success = passes.score_answer(model, pairs.build(index), groups, self.options.window)
                 rows.append({"pair": name, "share": share, "nll": nll, "success": success})
         keys: dict[str, Any] = {"model": label, "prompts": pairs.name, "order": task.order, "draw": task.draw}
         return {ANSWERS.name: pd.DataFrame(rows).assign(**keys)}

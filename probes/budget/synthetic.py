@@ -34,7 +34,7 @@ BOUND, BYTES_PER_TOKEN = 0.01, 128
 def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Losses that rise with the share, more slowly for better orders; every document has its own scale."""
     rng = np.random.default_rng([sizes.seed, number])
-    groups = sizes.units[UNIT].drop_duplicates()
+    groups = sizes.heads[UNIT].drop_duplicates()
     orders = [*((order, 0) for order in MEASURED_ORDERS), *((RANDOM, draw) for draw in range(DRAWS))]
     for doc in range(sizes.docs):
         blocks = [
@@ -43,11 +43,11 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
             for order, draw, share in _curve_points(orders)
         ]
         yield f"losses {doc}", {LOSS.name: pd.concat(blocks).assign(model=model, doc=f"text/{doc}")}
-        scores = sizes.units.assign(log_ess2=4 * sizes.units["growth"], far_mass=sizes.units["growth"])
+        scores = sizes.heads.assign(log_ess2=4 * sizes.heads["growth"], far_mass=sizes.heads["growth"])
         scores["local_mass"] = 1 - scores["far_mass"]
         keys: dict[str, Any] = {"model": model, "context_length": max(sizes.lengths), "doc": f"text/{doc}"}
         yield f"scores {doc}", {SCORES.name: scores.drop(columns="growth").assign(**keys)}
-    scores = sizes.units.rename(columns={"growth": "score"})
+    scores = sizes.heads.rename(columns={"growth": "score"})
     ranks, cache = [], []
     for (order, draw), half in product(orders, (0, 1)):
         keys = {"model": model, "order": order, "draw": draw, "half": half}

@@ -236,13 +236,8 @@ def attribution_tables(
     for result, weight in zip(attributions, weights, strict=True):
         row_and_key, names = result.row_and_key, result.components
         index = model.geometry.layer_numbers.index(row_and_key.layer)
-        keys = (
-            row_and_key.layer,
-            row_and_key.head,
-            row_and_key.head // model.geometry.heads_per_group(index),
-            row_and_key.query,
-            row_and_key.key,
-        )
+        kv_group = row_and_key.head // model.geometry.heads_per_group(index)
+        keys = (row_and_key.layer, row_and_key.head, kv_group, row_and_key.query, row_and_key.key)
         texts = (
             to_visible_line(model.tokenizer.decode(ids[max(0, end - TEXT_CONTEXT) : end + 1].tolist()))
             for end in (row_and_key.query, row_and_key.key)

@@ -68,7 +68,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         list(product(sizes.lengths, range(SAMPLE_SEQUENCES), KIND_COLUMNS)),
         columns=["context_length", "sequence", "kind"],
     )
-    table = sizes.units.merge(grid, how="cross").assign(model=model)
+    table = sizes.heads.merge(grid, how="cross").assign(model=model)
     growth = table["kind"].map({"previous": 0.0, "current": 0.2, "first": 0.9, "duplicate": 0.4, "induction": 0.1})
     noise = rng.normal(0, 0.02, len(table))
     table["score"] = np.clip(0.9 - 4 * (table["growth"] - growth).abs() + noise, 0.001, 1)

@@ -74,6 +74,6 @@ def correlations(heads: pd.DataFrame, label: str) -> pd.DataFrame:
 
 def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, dict[str, Rows]]]:
     """Scores that fall with the growth exponent, as a retrieval score does."""
-    noise = np.random.default_rng([sizes.seed, number]).normal(0, 0.05, len(sizes.units))
-    keys = {name: sizes.units[name].to_numpy() for name in ("layer", "head", "kv_group")}
-    yield "scores", {IMPORTED.name: {"model": model, **keys, "score": 1 - sizes.units["growth"].to_numpy() + noise}}
+    noise = np.random.default_rng([sizes.seed, number]).normal(0, 0.05, len(sizes.heads))
+    keys = {name: sizes.heads[name].to_numpy() for name in ("layer", "head", "kv_group")}
+    yield "scores", {IMPORTED.name: {"model": model, **keys, "score": 1 - sizes.heads["growth"].to_numpy() + noise}}

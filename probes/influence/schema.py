@@ -236,7 +236,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """One cell per document with every unit of a model at the longest length."""
     for doc in range(sizes.docs):
         keys: dict[str, Any] = {"model": model, "context_length": max(sizes.lengths), "doc": f"synthetic/{doc}"}
-        tables = _synthetic_document(sizes.units, np.random.default_rng([sizes.seed, model_index, doc]))
+        tables = _synthetic_document(sizes.heads, np.random.default_rng([sizes.seed, model_index, doc]))
         yield str(doc), {name: table.assign(**keys) for name, table in tables.items()}
 
 

@@ -20,9 +20,9 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         yield (
             f"{length}/{doc}",
             {
-                "attention": _synthetic_attention(keys, sizes.units, length, rng),
-                "pairs": _synthetic_pairs(keys, sizes.units, sizes.pairs, rng),
-                "distance": _synthetic_distance(shared_keys, sizes.units, sizes.pairs, length, rng),
+                "attention": _synthetic_attention(keys, sizes.heads, length, rng),
+                "pairs": _synthetic_pairs(keys, sizes.heads, sizes.pairs, rng),
+                "distance": _synthetic_distance(shared_keys, sizes.heads, sizes.pairs, length, rng),
                 "nll": _synthetic_nll(keys, length, model_index, doc),
             },
         )

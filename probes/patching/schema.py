@@ -250,7 +250,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         rng = np.random.default_rng([sizes.seed, model_index, number])
         prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
         keys = {"model": model, "prompts": prompts, "pair": pair}
-        blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
+        blocks = [_synthetic_activation(sizes.heads, activation, rng) for activation in ACTIVATIONS]
         tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
         rows = pd.concat(blocks, ignore_index=True).assign(**keys)
         spans = rows[(rows["activation"] == "z") & (rows["position"] > 0)].assign(first=lambda f: f["position"])

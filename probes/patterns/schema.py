@@ -155,7 +155,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         rng = np.random.default_rng([sizes.seed, model_index, length, doc])
         keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
         queries = pd.DataFrame({"query": np.linspace(0, length - 1, min(SYNTHETIC_ROWS, length)).round().astype(int)})
-        table = sizes.units.merge(queries, how="cross").assign(**keys)
+        table = sizes.heads.merge(queries, how="cross").assign(**keys)
         far = table[table["query"] >= FAR_DISTANCE].copy()
         far["key"] = far["query"] - FAR_DISTANCE + 1
         far["weight"] = np.clip(0.8 - 2 * far["growth"] + 0.05 * rng.random(len(far)), 0.001, 1)
@@ -179,12 +179,12 @@ def _synthetic_maps(sizes: Sizes, keys: Mapping[str, Any]) -> Rows:
     _, blocks = map_blocks(keys["context_length"])
     distance = np.arange(blocks)[:, None] - np.arange(blocks)
     maps = []
-    for growth in sizes.units["growth"]:
+    for growth in sizes.heads["growth"]:
         local = np.where(distance >= 0, np.exp(-np.abs(distance) / (1 + 8 * growth)), 0)
         pooled = 0.6 * local / local.sum(1, keepdims=True)
         pooled[:, 0] += 0.4
         maps.append(encode_map(pooled))
-    units = sizes.units.drop(columns="growth").loc[sizes.units.index.repeat(blocks)]
+    units = sizes.heads.drop(columns="growth").loc[sizes.heads.index.repeat(blocks)]
     return units.assign(
         **keys, query_block=[*range(blocks)] * len(maps), weights=[row for rows in maps for row in rows]
     )

@@ -13,6 +13,6 @@ def model_entry(label: str, checkpoint: str, scheme: str = "base", step: int | N
         "checkpoint": checkpoint,
         "scheme": scheme,
         "scheme_options": spec.scheme.options,
-        "training": spec.training,
+        "training": spec.training_run,
         "step": step,
     }

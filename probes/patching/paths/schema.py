@@ -121,7 +121,7 @@ TABLES = (PATHS, PATH_ESTIMATES)
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """One cell per pair: estimates of all paths, and exact effects of some; senders with growth near 0 matter most."""
-    paths = _synthetic_paths(sizes.units)
+    paths = _synthetic_paths(sizes.heads)
     true_effect = np.exp(-12 * paths.pop("growth"))
     chosen = np.argsort(-true_effect.to_numpy(), kind="stable")[:20]
     for number in range(sizes.docs):
