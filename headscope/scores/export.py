@@ -20,7 +20,7 @@ from headscope import user_input
 from headscope.errors import BadInput, CannotWrite
 from headscope.runs.run_tables import RunTables
 from headscope.scores.head_scores import HeadScores, Matrix, Reduction
-from headscope.scores.positions import longrope_parameters, pair_ranks
+from headscope.scores.rotary_export import longrope_parameters, rotary_pair_ranks
 
 Files = Mapping[str, bytes]
 """Content by file name; the name "" is the exported file itself, other names are files in an exported folder."""
@@ -213,7 +213,7 @@ def _lukv(run: RunTables, score: str, model: str | None, options: ExportOptions)
 
 
 def _mha2mla(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
-    ranks, facts = pair_ranks(run, score, model)
+    ranks, facts = rotary_pair_ranks(run, score, model)
     import torch  # the format is torch's own
 
     buffer = io.BytesIO()

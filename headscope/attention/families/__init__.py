@@ -14,22 +14,22 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.families import alibi, chosen_keys, classic
+from headscope.attention.families import alibi, gpt_families, sparse_attention
 from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
 from headscope.attention.masks import OpaqueMask
 
 SPARSE_INDEXERS = ("AXK2Indexer", "DeepseekV32Indexer", "Dots3NoteTextIndexer", "GlmMoeDsaIndexer", "HYV4Indexer")
 ADAPTERS = {
     "BloomAttention": alibi.BLOOM,
-    "CodeGenAttention": classic.GPTJ,
-    "DogeAttention": chosen_keys.DOGE,
+    "CodeGenAttention": gpt_families.GPTJ,
+    "DogeAttention": sparse_attention.DOGE,
     "FalconAttention": alibi.FALCON,
-    "GPTJAttention": classic.GPTJ,
-    "GPTNeoSelfAttention": classic.GPT_NEO,
-    "GPTNeoXJapaneseAttention": classic.GPT_NEOX_JAPANESE,
+    "GPTJAttention": gpt_families.GPTJ,
+    "GPTNeoSelfAttention": gpt_families.GPT_NEO,
+    "GPTNeoXJapaneseAttention": gpt_families.GPT_NEOX_JAPANESE,
     "MptAttention": alibi.MPT,
-    "XGLMAttention": classic.XGLM,
-    **dict.fromkeys(SPARSE_INDEXERS, chosen_keys.SPARSE_INDEXER),
+    "XGLMAttention": gpt_families.XGLM,
+    **dict.fromkeys(SPARSE_INDEXERS, sparse_attention.SPARSE_INDEXER),
 }
 """Adapter by the class name of the attention module, or of the indexer that chooses its keys."""
 

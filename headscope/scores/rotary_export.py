@@ -12,7 +12,7 @@ from headscope.scores.head_scores import choose_model
 PAIR_SCORES = ("mean_abs", "rms", "norm_product")
 
 
-def pair_ranks(run: RunTables, score: str, model: str | None) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+def rotary_pair_ranks(run: RunTables, score: str, model: str | None) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
     """Rank of every rotary pair, 0 for the highest score: [layers, KV groups, pairs]; and where the ranks come from.
 
     The score of a pair is its mean over documents at the longest context length, summed over the heads of a KV group.
