@@ -143,12 +143,12 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
     configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
     previous = [config._attn_implementation_internal for config in configs]
     try:
-        if families.has_adapter(model):
+        if families.has_attention_override(model):
             model.config._attn_implementation_internal = implementation
         else:
             model.set_attn_implementation(text_part_attention(model.config, implementation))
         if implementation == BACKEND_NAME:
-            with families.using_adapters(model, attention_forward, BACKEND_NAME):
+            with families.overriding_attention(model, attention_forward, BACKEND_NAME):
                 yield
         else:
             yield

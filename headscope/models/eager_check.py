@@ -3,7 +3,7 @@
 Both passes give each attention module the same input, bit for bit, so a difference is that layer's attention alone:
 rounding does not accumulate over layers or route a token to another expert. Meanwhile windows and chunks are shortened
 to a few keys, so that a short text shows whether they are applied. Both implementations read them from the config at
-run time. An adapter may name another reference than eager attention (`families.reference_implementation`).
+run time. An override may name another reference than eager attention (`families.reference_implementation`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

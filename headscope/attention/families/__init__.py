@@ -1,7 +1,7 @@
-"""Adapters of model families for which it is not enough to register an attention function with transformers.
+"""Attention overrides for model families that need more than an attention function registered with transformers.
 
 Most compute attention inside their own module instead of calling the registered function; others do arithmetic on the
-attention mask. While a model runs on headscope's backend, an adapter replaces one method of such modules; leaving
+attention mask. While a model runs on headscope's backend, an override replaces one method of such modules; leaving
 restores the modules and the family's Python module.
 """
 
@@ -15,11 +15,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headscope.attention.families import alibi, gpt_families, sparse_attention
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
+from headscope.attention.families.override import AttentionFunction, AttentionOverride
 from headscope.attention.masks import OpaqueMask
 
 SPARSE_INDEXERS = ("AXK2Indexer", "DeepseekV32Indexer", "Dots3NoteTextIndexer", "GlmMoeDsaIndexer", "HYV4Indexer")
-ADAPTERS = {
+ATTENTION_OVERRIDES = {
     "BloomAttention": alibi.BLOOM,
     "CodeGenAttention": gpt_families.GPTJ,
     "DogeAttention": sparse_attention.DOGE,
@@ -31,28 +31,28 @@ ADAPTERS = {
     "XGLMAttention": gpt_families.XGLM,
     **dict.fromkeys(SPARSE_INDEXERS, sparse_attention.SPARSE_INDEXER),
 }
-"""Adapter by the class name of the attention module, or of the indexer that chooses its keys."""
+"""Override by the class name of the attention module, or of the indexer that chooses its keys."""
 
 
-def has_adapter(model: PreTrainedModel) -> bool:
-    """Whether the model's attention is reached through an adapter."""
-    return bool(_adapted_modules(model))
+def has_attention_override(model: PreTrainedModel) -> bool:
+    """Whether the model's attention needs an override."""
+    return bool(_overridden_modules(model))
 
 
 def reference_implementation(model: PreTrainedModel) -> str:
-    """The attention implementation that the eager check compares with: eager, unless an adapter names another."""
-    adapted = _adapted_modules(model)
-    return adapted[0][1].reference_implementation(model.config) if adapted else "eager"
+    """The attention implementation that the eager check compares with: eager, unless an override names another."""
+    overridden = _overridden_modules(model)
+    return overridden[0][1].reference_implementation(model.config) if overridden else "eager"
 
 
 def output_module(module: nn.Module) -> nn.Module:
     """The module that returns the output of an attention module, without the residual stream."""
-    adapter = _adapter(module)
-    return module.get_submodule(adapter.output_module) if adapter else module
+    override = _find_override(module)
+    return module.get_submodule(override.output_module) if override else module
 
 
 @contextmanager
-def using_adapters(
+def overriding_attention(
     model: PreTrainedModel, attention_function: AttentionFunction, implementation: str
 ) -> Iterator[None]:
     """Make the model's attention modules call `attention_function`; leaving restores them.
@@ -60,23 +60,23 @@ def using_adapters(
     `implementation` is the name under which the function and its mask function are registered with transformers.
     """
     with ExitStack() as stack:
-        adapted = _adapted_modules(model)
-        for module, adapter in adapted:
-            replacement = partial(adapter.replacement, attention_function, module)
-            stack.enter_context(_replacing(module, adapter.method, replacement))
-        for namespace in {type(module).__module__ for module, adapter in adapted if adapter.hides_mask}:
+        overridden = _overridden_modules(model)
+        for module, override in overridden:
+            replacement = partial(override.replacement, attention_function, module)
+            stack.enter_context(_replacing(module, override.method, replacement))
+        for namespace in {type(module).__module__ for module, override in overridden if override.hides_mask}:
             python_module = sys.modules[namespace]
             create_mask = _opaque_mask_function(python_module.create_causal_mask, implementation)
             stack.enter_context(_replacing(python_module, "create_causal_mask", create_mask))
         yield
 
 
-def _adapter(module: nn.Module) -> FamilyAdapter | None:
-    return ADAPTERS.get(type(module).__name__)
+def _find_override(module: nn.Module) -> AttentionOverride | None:
+    return ATTENTION_OVERRIDES.get(type(module).__name__)
 
 
-def _adapted_modules(model: PreTrainedModel) -> list[tuple[nn.Module, FamilyAdapter]]:
-    return [(module, adapter) for module in model.modules() if (adapter := _adapter(module)) is not None]
+def _overridden_modules(model: PreTrainedModel) -> list[tuple[nn.Module, AttentionOverride]]:
+    return [(module, override) for module in model.modules() if (override := _find_override(module)) is not None]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, active_dropout, split_heads
+from headscope.attention.families.override import AttentionFunction, AttentionOverride, active_dropout, split_heads
 from headscope.attention.masks import OpaqueMask
 from headscope.errors import UnsupportedModel
 
@@ -41,7 +41,7 @@ def _forward_bloom(
     return residual + nn.functional.dropout(output, module.hidden_dropout, module.training), None
 
 
-BLOOM = FamilyAdapter("forward", _forward_bloom, output_module="dense")
+BLOOM = AttentionOverride("forward", _forward_bloom, output_module="dense")
 
 
 def _forward_falcon(
@@ -83,7 +83,7 @@ def _falcon_reference(config: Any) -> str:
     return "sdpa" if config.alibi else "eager"
 
 
-FALCON = FamilyAdapter("forward", _forward_falcon, hides_mask=True, reference_implementation=_falcon_reference)
+FALCON = AttentionOverride("forward", _forward_falcon, hides_mask=True, reference_implementation=_falcon_reference)
 
 
 def _forward_mpt(
@@ -119,4 +119,4 @@ def _forward_mpt(
     return module.out_proj(out.flatten(2)), None
 
 
-MPT = FamilyAdapter("forward", _forward_mpt, hides_mask=True)
+MPT = AttentionOverride("forward", _forward_mpt, hides_mask=True)

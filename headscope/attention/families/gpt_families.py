@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, active_dropout, split_heads
+from headscope.attention.families.override import AttentionFunction, AttentionOverride, active_dropout, split_heads
 from headscope.attention.masks import with_window
 from headscope.errors import UnsupportedModel
 
@@ -24,7 +24,7 @@ def _attend_gptj(
     return out.transpose(1, 2), None
 
 
-GPTJ = FamilyAdapter("_attn", _attend_gptj)
+GPTJ = AttentionOverride("_attn", _attend_gptj)
 
 
 def _attend_neox_japanese(
@@ -40,7 +40,7 @@ def _attend_neox_japanese(
     return out.transpose(1, 2), None
 
 
-GPT_NEOX_JAPANESE = FamilyAdapter("_attn", _attend_neox_japanese)
+GPT_NEOX_JAPANESE = AttentionOverride("_attn", _attend_neox_japanese)
 
 
 def _attend_neo(
@@ -59,7 +59,7 @@ def _attend_neo(
     return out.transpose(1, 2), None
 
 
-GPT_NEO = FamilyAdapter("_attn", _attend_neo)
+GPT_NEO = AttentionOverride("_attn", _attend_neo)
 
 
 def _forward_xglm(
@@ -82,4 +82,4 @@ def _forward_xglm(
     return module.out_proj(out.flatten(2)), None
 
 
-XGLM = FamilyAdapter("forward", _forward_xglm)
+XGLM = AttentionOverride("forward", _forward_xglm)

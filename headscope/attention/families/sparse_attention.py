@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
+from headscope.attention.families.override import AttentionFunction, AttentionOverride
 from headscope.attention.masks import OpaqueMask
 from headscope.errors import UnsupportedModel
 
@@ -53,7 +53,7 @@ def _forward_doge(
     return module.o_proj(out.flatten(2)), None
 
 
-DOGE = FamilyAdapter("forward", _forward_doge, hides_mask=True)
+DOGE = AttentionOverride("forward", _forward_doge, hides_mask=True)
 
 
 def _forward_indexer(
@@ -74,4 +74,4 @@ def _forward_indexer(
     return indices
 
 
-SPARSE_INDEXER = FamilyAdapter("forward", _forward_indexer, hides_mask=True)
+SPARSE_INDEXER = AttentionOverride("forward", _forward_indexer, hides_mask=True)

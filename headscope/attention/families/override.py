@@ -1,4 +1,4 @@
-"""The declaration of a family adapter, and what adapters share."""
+"""The declaration of an attention override, and what overrides share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Axes: B batch, H query heads, Lq queries, dv value dimension.
 
 
 @dataclass(frozen=True)
-class FamilyAdapter:
-    """How the attention module of one family calls headscope's attention function.
+class AttentionOverride:
+    """How a family's attention module is made to call headscope's attention function: by replacing one method.
 
     `replacement(attention_function, module, ...)` runs in place of `method` of the module, with its arguments.
     With `hides_mask`, a model that computes with its causal mask gets an `OpaqueMask`. `output_module` names the
