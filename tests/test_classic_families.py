@@ -290,7 +290,7 @@ FUSED_PROJECTIONS = {
 @pytest.mark.parametrize("family", FUSED_PROJECTIONS)
 def test_exact_paths_equal_a_change_of_the_fused_projection_in_the_untouched_model(family: str, norms: Norms) -> None:
     pair, sender, receiver = random_pair(), (0, 2), (2, 1)
-    paths = [Path(sender, receiver, through) for through in RECEIVER_INPUTS]
+    paths = [Path(sender, receiver, end) for end in RECEIVER_INPUTS]
     replay = PatchingReplay(loaded(family), pair, "logit_diff", memory_bytes=1e9)
     with replay.capturing():
         patching = PathPatching(replay, inspect_paths(loaded(family), pair.clean), "denoising", norms)
@@ -332,7 +332,7 @@ def logits_with_changed_projection(family: str, pair: PairTokens, path: Path, no
     def add_change(_: nn.Module, args: Any, qkv: Tensor) -> Tensor:
         parts = torch.arange(qkv.shape[-1])
         parts = parts.view(3, heads, -1) if family == "mpt" else parts.view(heads, 3, -1).transpose(0, 1)
-        index = parts[RECEIVER_INPUTS.index(path.through), head]
+        index = parts[RECEIVER_INPUTS.index(path.end), head]
         qkv[..., index] += (normed @ fused.weight.T)[..., index]
         return qkv
 

@@ -17,9 +17,9 @@ from headscope.forward.path_patching import (
     RECEIVER_INPUTS,
     Norms,
     Path,
+    PathEnd,
     PathModel,
     PathPatching,
-    Through,
     inspect_paths,
 )
 from headscope.positions.model import Model
@@ -62,22 +62,22 @@ def estimates(family: str, norms: Norms = "frozen", pair: PairTokens | None = No
         return PathPatching(replay, path_model(family), "denoising", norms).estimate()
 
 
-def paths_of(family: str, through: Through) -> list[Path]:
+def paths_of(family: str, end: PathEnd) -> list[Path]:
     """Paths between the first, a middle and the last attention layer."""
     last = loaded(family).geometry.layers - 1
-    if through == "logits":
+    if end == "logits":
         return [Path((0, 2), None, "logits"), Path((last, 1), None, "logits")]
-    ends = {((0, 2), (last, 1)), ((0, 1), (1, 3)), ((last - 1, 0), (last, 0))}
-    return [Path(sender, receiver, through) for sender, receiver in ends]
+    head_pairs = {((0, 2), (last, 1)), ((0, 1), (1, 3)), ((last - 1, 0), (last, 0))}
+    return [Path(sender, receiver, end) for sender, receiver in head_pairs]
 
 
 # Independent references --------------------------------------------------------------------------------------------
 
 
 @ALL_FAMILIES
-@pytest.mark.parametrize("through", [*RECEIVER_INPUTS, "logits"])
-def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, through: Through) -> None:
-    paths, pair, sizes = paths_of(family, through), random_pair(), []
+@pytest.mark.parametrize("end", [*RECEIVER_INPUTS, "logits"])
+def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, end: PathEnd) -> None:
+    paths, pair, sizes = paths_of(family, end), random_pair(), []
     for direction, norms in (("denoising", "frozen"), ("noising", "recomputed")):
         for path, change in exact(family, paths, direction=direction, norms=norms).items():
             run, source = (pair.corrupted, pair.clean) if direction == "denoising" else (pair.clean, pair.corrupted)
@@ -100,11 +100,11 @@ def test_estimates_are_the_derivative_of_exact_paths(family: str, norms: Norms) 
     with replay.capturing():
         patching = PathPatching(replay, path_model(family), "denoising", norms)
         changes = [patching._changes.load(layer) for layer in range(loaded(family).geometry.layers)]
-        for through in (*RECEIVER_INPUTS, "logits"):
+        for end in (*RECEIVER_INPUTS, "logits"):
             for sign in (1, -1):
                 for layer, change in enumerate(changes):
                     patching._changes._entries[layer] = sign * share * change
-                values = dict(patching.patch(paths_of(family, through)))
+                values = dict(patching.patch(paths_of(family, end)))
                 if sign == 1:
                     forward = values
             for path, value in values.items():
@@ -112,7 +112,7 @@ def test_estimates_are_the_derivative_of_exact_paths(family: str, norms: Norms) 
                 estimate = (
                     to_logits[path.sender]
                     if path.receiver is None
-                    else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.through))]
+                    else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.end))]
                 )
                 assert float(estimate) == pytest.approx(slope, rel=2e-2, abs=4e-3)
 
@@ -124,7 +124,7 @@ def test_estimates_are_the_derivative_of_exact_paths(family: str, norms: Norms) 
 def test_paths_between_equal_runs_change_nothing(family: str) -> None:
     pair = random_pair()
     same = PairTokens(pair.clean, pair.clean, pair.answer, pair.wrong, pair.aligned)
-    paths = [path for through in (*RECEIVER_INPUTS, "logits") for path in paths_of(family, through)]
+    paths = [path for end in (*RECEIVER_INPUTS, "logits") for path in paths_of(family, end)]
     assert max(map(abs, exact(family, paths, same).values())) <= 1e-5
     assert max(float(t.abs().max()) for t in estimates(family, pair=same)) <= 1e-5
 

@@ -95,7 +95,7 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) 
     rows = exact.table("paths").query("model == 'yarn' and pair == 'pair 2' and direction == 'noising'")
     stored = rows.set_index(["sender_layer", "sender_head", "through"])["metric_patched"]
     for path, value in expected.items():
-        assert stored[(*path.sender, path.through)] == pytest.approx(value, abs=1e-5)
+        assert stored[(*path.sender, path.end)] == pytest.approx(value, abs=1e-5)
 
 
 def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, folder: FilePath) -> None:

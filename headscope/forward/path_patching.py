@@ -31,7 +31,8 @@ from headscope.forward.residual_inspection import MAX_INSPECTED_TOKENS, decompos
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
-Through = Literal["q", "k", "v", "logits"]
+PathEnd = Literal["q", "k", "v", "logits"]
+"""Where a path ends: in an input of the receiver, or in the logits."""
 ReceiverInput = Literal["q", "k", "v"]
 RECEIVER_INPUTS: tuple[ReceiverInput, ...] = get_args(ReceiverInput)
 Norms = Literal["frozen", "recomputed"]
@@ -43,11 +44,11 @@ ESTIMATE_TOKENS = 2**15
 
 @dataclass(frozen=True, order=True)
 class Path:
-    """A path from a sender to the q, k or v of a receiver in a later layer; to the logits, the receiver is None."""
+    """A path from a sender to the q, k or v of a receiver in a later layer, or to the logits without a receiver."""
 
     sender: LayerHead
     receiver: LayerHead | None
-    through: Through
+    end: PathEnd
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +206,7 @@ class PathPatching:
             slices = slice(head, head + 1), slice(group, group + 1)
             one_head, changed = call.for_heads(*slices), new_call.for_heads(*slices)
             inputs = {name: getattr(one_head, name) for name in RECEIVER_INPUTS}
-            inputs[cast(ReceiverInput, path.through)] = getattr(changed, path.through)[copy : copy + 1]
+            inputs[cast(ReceiverInput, path.end)] = getattr(changed, path.end)[copy : copy + 1]
             variant = z.clone()
             variant[:, slices[0]] = one_head.attend(**inputs)
             variants.append(variant)

@@ -97,7 +97,7 @@ def patched(model: Model, prompt: Tensor, source_prompt: Tensor, path: Path, is_
         _, records = eager_patching.run(model, prompt)
     finally:
         handle.remove()
-    new = {path.through: (slice(head, head + 1), slice(None), records[layer][path.through])}
+    new = {path.end: (slice(head, head + 1), slice(None), records[layer][path.end])}
     return eager_patching.run(model, prompt, {layer: new})[0]
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run_tables import RunTables
 from probes.patching.analysis import adjusted_p_values, exact_or_all, t_test
-from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATH_KEYS, PATHS, THROUGH
+from probes.patching.paths.schema import LOGITS, PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS
 
 SWEEP_KEYS = ["model", "prompts", "metric", "direction", "norms"]
 """Keys of one sweep over paths."""
@@ -22,7 +22,7 @@ PATH_COLUMNS = [column.name for column in PATH_KEYS]
 """The layers and heads of a path; its last column is `through`."""
 MAX_LAYER_OR_HEAD = 1 << 15
 """Upper bound of layer and head numbers, which are stored in 16 bits."""
-SORTED_THROUGH = sorted(THROUGH)
+SORTED_PATH_ENDS = sorted(PATH_ENDS)
 SweepKey = tuple[str, str, str, str, str]
 """(model, prompts, metric, direction, norms)."""
 
@@ -100,15 +100,15 @@ def _path_numbers(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
     numbers = np.zeros(len(rows), np.int64)
     for name in LAYER_AND_HEAD_COLUMNS:
         numbers = numbers * MAX_LAYER_OR_HEAD + rows[name].to_numpy(np.int64) - LOGITS
-    through = rows["through"].cat
-    ranks = np.array([SORTED_THROUGH.index(name) for name in through.categories], np.int64)
-    return np.asarray(numbers * len(SORTED_THROUGH) + ranks[through.codes.to_numpy()])
+    ends = rows["through"].cat
+    ranks = np.array([SORTED_PATH_ENDS.index(name) for name in ends.categories], np.int64)
+    return np.asarray(numbers * len(SORTED_PATH_ENDS) + ranks[ends.codes.to_numpy()])
 
 
 def _path_columns(numbers: npt.NDArray[np.int64]) -> pd.DataFrame:
     """The columns of the paths of these numbers."""
-    numbers, through = np.divmod(numbers, len(SORTED_THROUGH))
-    columns: dict[str, Any] = {"through": pd.Categorical.from_codes(through, pd.Index(SORTED_THROUGH))}
+    numbers, end_codes = np.divmod(numbers, len(SORTED_PATH_ENDS))
+    columns: dict[str, Any] = {"through": pd.Categorical.from_codes(end_codes, pd.Index(SORTED_PATH_ENDS))}
     for name in reversed(LAYER_AND_HEAD_COLUMNS):
         numbers, number = np.divmod(numbers, MAX_LAYER_OR_HEAD)
         columns[name] = number + LOGITS

@@ -7,11 +7,11 @@ import plotly.graph_objects as go
 from headscope.plots import head_scatter, style
 from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
 from probes.patching.paths.analysis import SweepKey, strongest_paths
-from probes.patching.paths.schema import LOGITS, RECEIVER_INPUTS, THROUGH
+from probes.patching.paths.schema import LOGITS, PATH_ENDS, RECEIVER_INPUTS
 
 MAX_EDGES = 40
 """Paths in a graph."""
-DASHES: dict[str, str] = dict(zip(THROUGH, ("solid", "dash", "dot", "solid"), strict=True))
+DASHES: dict[str, str] = dict(zip(PATH_ENDS, ("solid", "dash", "dot", "solid"), strict=True))
 POSITIVE, NEGATIVE = style.DIVERGING_SCALE[-2], style.DIVERGING_SCALE[1]
 MAX_WIDTH = 7.0
 """Width of the strongest path in px."""
@@ -63,14 +63,14 @@ def plot_agreement(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
     """Scatter plot of the estimated against the exact effect, one point per path; the dashed line is y = x."""
     both = paths[(paths["method"] == "exact") & paths["estimate"].notna()]
     figure = style.new_figure("").update_layout(title=_title(key, both, len(both)))
-    for name in THROUGH:
+    for name in PATH_ENDS:
         rows = both[both["through"] == name]
         if len(rows):
             figure.add_scatter(
                 x=rows["effect"],
                 y=rows["estimate"],
                 mode="markers",
-                marker={"symbol": style.MARKER_SYMBOLS[THROUGH.index(name)], "size": 7},
+                marker={"symbol": style.MARKER_SYMBOLS[PATH_ENDS.index(name)], "size": 7},
                 text=[path_name(path) for _, path in rows.iterrows()],
                 hovertemplate="%{text}<br>exact %{x:+.3f}<br>estimate %{y:+.3f}<extra></extra>",
                 name=name,

@@ -20,11 +20,11 @@ from headscope.study.context import StudyContext
 from probes.patching.paths.schema import (
     ALL_HEADS,
     LOGITS,
+    PATH_ENDS,
     PATH_ESTIMATES,
     PATH_KEYS,
     PATHS,
     RECEIVER_INPUTS,
-    THROUGH,
     PathsOptions,
 )
 from probes.patching.run import RESIDUAL_STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells
@@ -137,7 +137,7 @@ class PathsRunner:
             self._selections[label, task.prompts] = {
                 direction: [
                     _read_path(model, row)
-                    for number, name in enumerate(THROUGH)
+                    for number, name in enumerate(PATH_ENDS)
                     for row in select_paths(
                         totals[(totals["direction"] == direction) & (totals["through"] == name)],
                         self.options,
@@ -205,7 +205,7 @@ def _estimates_of(paths: Sequence[Path], to_heads: Tensor, to_logits: Tensor) ->
     changes = [
         to_logits[path.sender]
         if path.receiver is None
-        else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.through))]
+        else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.end))]
         for path in paths
     ]
     return np.array([float(change) for change in changes])
@@ -232,7 +232,7 @@ def _path_columns(model: Model, paths: Sequence[Path]) -> pd.DataFrame:
             "sender_head": ends[:, 1],
             "receiver_layer": layers[:, 1],
             "receiver_head": ends[:, 3],
-            "through": [path.through for path in paths],
+            "through": [path.end for path in paths],
         }
     )
 

@@ -22,9 +22,9 @@ from probes.patching.schema import (
     effect_columns,
 )
 
-Through = Literal["q", "k", "v", "logits"]
-THROUGH: tuple[Through, ...] = get_args(Through)
-RECEIVER_INPUTS = THROUGH[:3]
+PathEnd = Literal["q", "k", "v", "logits"]
+PATH_ENDS: tuple[PathEnd, ...] = get_args(PathEnd)
+RECEIVER_INPUTS = PATH_ENDS[:3]
 LOGITS = -1
 """Value of `receiver_layer` and `receiver_head` for a direct path to the logits."""
 ALL_HEADS = ["all"]
@@ -39,8 +39,8 @@ class PathsOptions(PairOptions):
     receivers: list[str] = Field(
         ALL_HEADS, min_length=1, description="heads in later layers that paths lead to, such as L23H3; or all"
     )
-    through: list[Through] = Field(
-        [*THROUGH],
+    through: list[PathEnd] = Field(
+        [*PATH_ENDS],
         min_length=1,
         description="what of the receiver changes: q, k, v; logits: the direct path from a sender to the logits",
     )
