@@ -28,7 +28,7 @@ from headscope.study.config import build_study
 from probes.needle import ablation, analysis, findings
 from probes.needle import report as charts
 from probes.needle import run as cells
-from probes.needle.ablation import AblationTask
+from probes.needle.ablation import AblationWork
 from probes.needle.attribution import decompose_residual
 from probes.needle.generation import answer_prompt, generate_answer, text_increments
 
@@ -322,14 +322,14 @@ def test_random_heads_match_top_heads_by_layer_and_exclude_them() -> None:
     scores = pd.DataFrame([(layer, head, layer / 10 - head) for layer in range(4) for head in range(6)])
     ranked = scores.set_axis(["layer", "head", "score"], axis=1).sort_values("score", ascending=False).reset_index()
     ranked = ranked.drop(columns="index")
-    top = ablation.select_heads(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
+    top = ablation.select_heads(ranked, AblationWork("zero", 9, 0, 0, ()), 0)
     assert top["score"].min() == ranked["score"].iloc[8]
-    random_sets = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    random_sets = [ablation.select_heads(ranked, AblationWork("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
     for random_set in random_sets:
         assert random_set.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
         assert not set(random_set.index) & set(top.index)
     assert set(random_sets[0].index) != set(random_sets[1].index)
-    all_random = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
+    all_random = ablation.select_heads(ranked, AblationWork("zero", 24, 1, 0, ()), 0)
     assert len(all_random) == 24
 
 

@@ -41,20 +41,20 @@ class Cell:
     """The smallest unit of work that is stored and resumed.
 
     `id` names it within its probe; `model` is a label or None; `cost` is its share of the work in units of `pass_cost`,
-    for the time estimate; `task` is whatever its runner needs. `text_pass` is set if the probe only observes a forward
+    for the time estimate; `work` tells its runner what to do. `text_pass` is set if the probe only observes a forward
     pass over a text, and None if the runner does its own work.
     """
 
     id: str
     model: str | None
     cost: float = 1.0
-    task: Any = None
+    work: Any = None
     text_pass: TextPass | None = None
 
     @property
     def prerequisites(self) -> tuple[str, ...]:
-        """Ids of cells of the same probe that must be stored first; `task.prerequisites`, where the task has some."""
-        return getattr(self.task, "prerequisites", ())
+        """Ids of cells of the same probe that must be stored first; `work.prerequisites`, where there are some."""
+        return getattr(self.work, "prerequisites", ())
 
 
 def document_of(cell: Cell, documents: Callable[[str], "Sequence[TokenDocument]"]) -> "tuple[TokenDocument, int]":

@@ -143,7 +143,7 @@ class JobExecutor:
 
 def context_length(job: Job) -> int:
     """Tokens of the longest text that a job reads; 0 if its cells do not say so."""
-    passes = (cell.text_pass.length if cell.text_pass else getattr(cell.task, "length", 0) for _, cell in job.parts)
+    passes = (cell.text_pass.length if cell.text_pass else getattr(cell.work, "length", 0) for _, cell in job.parts)
     return max(passes)
 
 

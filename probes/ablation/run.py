@@ -47,7 +47,7 @@ EditOfHeads = Callable[[int, list[int]], OutputEdit]
 
 
 @dataclass(frozen=True)
-class _AblationTask:
+class _AblationWork:
     prompts: str
     index: int
 
@@ -75,7 +75,7 @@ class AblationRunner:
                     self._check_other_prompts(label, source)
             head_count = sum(map(len, self._heads(self.context.model(label)).values()))
             cells += [
-                Cell(f"{label}: {pairs.name}, {name}", label, self._cost(source, head_count), _AblationTask(source, n))
+                Cell(f"{label}: {pairs.name}, {name}", label, self._cost(source, head_count), _AblationWork(source, n))
                 for source, pairs in zip(sources, sets, strict=True)
                 for n, name in enumerate(pairs.pair_names)
             ]
@@ -83,8 +83,8 @@ class AblationRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        pairs = self._pair_set(cell.model, cell.task.prompts)
-        pair, heads = pairs.build(cell.task.index), self._heads(model)
+        pairs = self._pair_set(cell.model, cell.work.prompts)
+        pair, heads = pairs.build(cell.work.index), self._heads(model)
         replay = _AnswerReplay(model, pair, self.options.metric)
         single_heads: list[dict[str, Any]] = []
         all_heads: list[dict[str, Any]] = []
@@ -137,17 +137,17 @@ class AblationRunner:
             outputs = self._reference_outputs(cell.model, model) if kind == "mean" else {}
             yield lambda layer, heads: ablation_edit(kind, heads, outputs.get(layer), torch.Generator())
             return
-        for pair in self._other_prompts(cell.model, cell.task):
+        for pair in self._other_prompts(cell.model, cell.work):
             with attached(model):
                 other = reference_outputs(model, [*self._heads(model)], [*pair.clean.tolist(), *pair.answer.tolist()])
             yield lambda layer, heads, other=other: replacement_edit(heads, other[layer])  # type: ignore[misc]
 
-    def _other_prompts(self, label: str, task: _AblationTask) -> Iterator[TokenPair]:
+    def _other_prompts(self, label: str, work: _AblationWork) -> Iterator[TokenPair]:
         """At most `draws` other prompts of the same number of tokens, drawn with the study's seed."""
-        pairs = self._pair_set(label, task.prompts)
-        others = self._indices_by_length(label, task.prompts)[_lengths(pairs.build(task.index))]
-        rng = np.random.default_rng([self.context.seed, task.index])
-        drawn = rng.permutation([index for index in others if index != task.index])
+        pairs = self._pair_set(label, work.prompts)
+        others = self._indices_by_length(label, work.prompts)[_lengths(pairs.build(work.index))]
+        rng = np.random.default_rng([self.context.seed, work.index])
+        drawn = rng.permutation([index for index in others if index != work.index])
         return (pairs.build(int(index)) for index in drawn[: self.options.draws])
 
     def _indices_by_length(self, label: str, source: str) -> dict[tuple[int, int], list[int]]:

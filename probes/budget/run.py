@@ -57,7 +57,7 @@ SHORT_PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class BudgetTask:
+class BudgetWork:
     """One step: scores (and the loss without streaming), orders, all (everything streams), losses, answers or tasks.
 
     `order` and `draw` are those of losses, answers and tasks; `half` is that of the documents that are judged.
@@ -118,23 +118,23 @@ class BudgetRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        step: Callable[[str, BudgetTask, Model], Mapping[str, Rows]] = {
+        step: Callable[[str, BudgetWork, Model], Mapping[str, Rows]] = {
             "scores": self._score_rows,
             "orders": self._order_rows,
             "all": self._loss_rows,
             "losses": self._loss_rows,
             "answers": self._answer_rows,
             "tasks": self._task_rows,
-        }[cell.task.step]
-        return step(cell.model, cell.task, model)
+        }[cell.work.step]
+        return step(cell.model, cell.work, model)
 
     def _model_cells(self, label: str) -> Iterator[Cell]:
         options = self.options
         documents, longest = range(len(self._documents(label))), max(options.lengths)
         places = [(length, document) for length in options.lengths for document in documents]
 
-        def cell(name: str, cost: float, **task: Any) -> Cell:
-            return Cell(f"{label}: {name}", label, cost, BudgetTask(**task))
+        def cell(name: str, cost: float, **work: Any) -> Cell:
+            return Cell(f"{label}: {name}", label, cost, BudgetWork(**work))
 
         def place(length: int, document: int) -> str:
             return f"{length} tokens, document {document}"
@@ -151,98 +151,98 @@ class BudgetRunner:
             cost = 0.8 * pass_cost(length)
             yield cell(f"all stream, {place(length, n)}", cost, step="all", length=length, document=n)
             for order, draw in self._orders():
-                task = {"length": length, "document": n, "order": order, "draw": draw, "half": self._half(n)}
+                work = {"length": length, "document": n, "order": order, "draw": draw, "half": self._half(n)}
                 name = f"order {order}, draw {draw}, {place(length, n)}"
                 needs = (orders[self._half(n)].id,)
-                yield cell(name, len(self._shares) * cost, step="losses", **task, prerequisites=needs)
+                yield cell(name, len(self._shares) * cost, step="losses", **work, prerequisites=needs)
         last_half = max(orders)  # needles lie in the documents of this half
         for source in options.prompts:
             pairs = self._pair_set(label, source)
             cost = len(pairs) * pass_cost(longest if source in SETS_OF_ANY_LENGTH else SHORT_PROMPT_TOKENS)
             yield cell(f"answers to {pairs.name}", 2 * cost, step="answers", prompts=source)
             for order, draw in self._orders():
-                task = {"order": order, "draw": draw, "half": last_half, "prompts": source}
+                work = {"order": order, "draw": draw, "half": last_half, "prompts": source}
                 name, needs = f"answers to {pairs.name}, order {order}, draw {draw}", (orders[last_half].id,)
-                yield cell(name, len(self._shares) * cost, step="answers", **task, prerequisites=needs)
+                yield cell(name, len(self._shares) * cost, step="answers", **work, prerequisites=needs)
         for harness_task in self._tasks or ():
             assert self._tasks is not None
             cost = self._tasks.cost(harness_task, longest, options.task_limit)
-            task = {"length": longest, "prompts": harness_task.name}
-            yield cell(f"task {harness_task.name}", 2 * cost, step="tasks", **task)
+            work = {"length": longest, "prompts": harness_task.name}
+            yield cell(f"task {harness_task.name}", 2 * cost, step="tasks", **work)
             for order, draw in self._orders():
                 choice = {"order": order, "draw": draw, "half": last_half, "prerequisites": (orders[last_half].id,)}
                 name = f"task {harness_task.name}, order {order}, draw {draw}"
-                yield cell(name, len(self._shares) * cost, step="tasks", **task, **choice)
+                yield cell(name, len(self._shares) * cost, step="tasks", **work, **choice)
 
     # Rows of each step ---------------------------------------------------------------------------------------------
 
-    def _score_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+    def _score_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The scores of all heads on a document, and its loss without streaming."""
         if shares_keys_across_layers(model):
             raise UnsupportedModel(
                 f"layers of '{model.name}' share keys, so a KV group that streams in one of them frees no memory. Use "
                 "another model"
             )
-        document = self._documents(label)[task.document]
-        ids, seed = document.ids[: task.length], self.context.seed + task.document
+        document = self._documents(label)[work.document]
+        ids, seed = document.ids[: work.length], self.context.seed + work.document
         scores, losses = passes.scores_and_losses(model, ids, self.options.window, self.options.rows, seed)
-        keys: dict[str, Any] = {"model": label, "context_length": task.length, "doc": document.name}
+        keys: dict[str, Any] = {"model": label, "context_length": work.length, "doc": document.name}
         return {SCORES.name: {**keys, **scores}, LOSS.name: {**keys, "order": EVERY_ORDER, "draw": 0, "share": 0.0,
                                                              **losses}}  # fmt: skip
 
-    def _order_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+    def _order_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """Every order for a half of the documents, with the size of the KV cache; and the settings, once."""
-        keys: dict[str, Any] = {"model": label, "half": task.half}
-        stored = [self.context.read_stored(f"budget/{cell}", SCORES.name) for cell in task.prerequisites]
+        keys: dict[str, Any] = {"model": label, "half": work.half}
+        stored = [self.context.read_stored(f"budget/{cell}", SCORES.name) for cell in work.prerequisites]
         ranks, sizes = [], []
         for order, draw in self._orders():
             table = self._ranks(label, order, draw, model, stored)
             ranks.append(table.assign(**keys, order=order, draw=draw))
             sizes.append(self._cache_rows(table, model).assign(**keys, order=order, draw=draw))
         rows: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(sizes)}
-        if task.half <= 0:
+        if work.half <= 0:
             options, window = self.options, self.options.window
             settings: dict[str, Any] = {"sink": window.sink, "recent": window.recent, "bound": options.bound}
             groups = sum(model.geometry.layer_kv_groups)
             rows[SETTINGS.name] = {"model": label, **settings, "groups": [groups], "reduction": options.reduction}
         return rows
 
-    def _loss_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+    def _loss_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The loss of a document at every share of an order, or with all KV groups streaming."""
-        document = self._documents(label)[task.document]
+        document = self._documents(label)[work.document]
         blocks = []
-        shares = self._streaming_groups(label, task, model)
+        shares = self._streaming_groups(label, work, model)
         for share, groups in shares.items():
-            losses = passes.losses(model, document.ids[: task.length], groups, self.options.window)
+            losses = passes.losses(model, document.ids[: work.length], groups, self.options.window)
             blocks.append(pd.DataFrame(losses).assign(share=share))
             if len(shares) > 1:
                 self.context.advance(
-                    0.8 * pass_cost(task.length), f"order {task.order}: {share:.0%} of KV groups stream"
+                    0.8 * pass_cost(work.length), f"order {work.order}: {share:.0%} of KV groups stream"
                 )
-        keys: dict[str, Any] = {"model": label, "context_length": task.length, "doc": document.name}
-        return {LOSS.name: pd.concat(blocks).assign(**keys, order=task.order, draw=task.draw)}
+        keys: dict[str, Any] = {"model": label, "context_length": work.length, "doc": document.name}
+        return {LOSS.name: pd.concat(blocks).assign(**keys, order=work.order, draw=work.draw)}
 
-    def _answer_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+    def _answer_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The answers to a set of prompts at every share of an order, or at 0 and 1."""
-        pairs, rows = self._pair_set(label, task.prompts), []
-        for share, groups in self._streaming_groups(label, task, model, with_none=True).items():
+        pairs, rows = self._pair_set(label, work.prompts), []
+        for share, groups in self._streaming_groups(label, work, model, with_none=True).items():
             for index, name in enumerate(pairs.pair_names):
                 nll, success = passes.score_answer(model, pairs.build(index), groups, self.options.window)
                 rows.append({"pair": name, "share": share, "nll": nll, "success": success})
-        keys: dict[str, Any] = {"model": label, "prompts": pairs.name, "order": task.order, "draw": task.draw}
+        keys: dict[str, Any] = {"model": label, "prompts": pairs.name, "order": work.order, "draw": work.draw}
         return {ANSWERS.name: pd.DataFrame(rows).assign(**keys)}
 
-    def _task_rows(self, label: str, task: BudgetTask, model: Model) -> Mapping[str, Rows]:
+    def _task_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The scores on a task of the harness at every share of an order, or at 0 and 1."""
         assert self._tasks is not None
-        harness_task, blocks = self._tasks[task.prompts], []
-        for share, groups in self._streaming_groups(label, task, model, with_none=True).items():
+        harness_task, blocks = self._tasks[work.prompts], []
+        for share, groups in self._streaming_groups(label, work, model, with_none=True).items():
             with passes.streaming(model, groups, self.options.window), passes.recording_input_lengths(model) as lengths:
-                scores = self._tasks.scores(model, label, harness_task, task.length, self.options.task_limit)
+                scores = self._tasks.scores(model, label, harness_task, work.length, self.options.task_limit)
             blocks += [_score_by_document(score).assign(share=share) for score in scores if _has_document_scores(score)]
-        if task.order == EVERY_ORDER:
+        if work.order == EVERY_ORDER:
             self._warn_about_task(harness_task.name, scores, max(lengths))
-        keys: dict[str, Any] = {"model": label, "context_length": task.length, "order": task.order, "draw": task.draw}
+        keys: dict[str, Any] = {"model": label, "context_length": work.length, "order": work.order, "draw": work.draw}
         return {TASKS.name: pd.concat(blocks).assign(**keys)} if blocks else {}
 
     # Orders --------------------------------------------------------------------------------------------------------
@@ -277,21 +277,21 @@ class BudgetRunner:
         return rank_groups(scores, self.options.reduction)
 
     def _streaming_groups(
-        self, label: str, task: BudgetTask, model: Model, with_none: bool = False
+        self, label: str, work: BudgetWork, model: Model, with_none: bool = False
     ) -> dict[float, passes.GroupsByLayer]:
-        """The streaming KV groups by share, for the order of a task.
+        """The streaming KV groups by share, for the order of a cell.
 
         For every order: all of them at share 1 and, `with_none`, none at share 0.
         """
-        if task.order == EVERY_ORDER:
+        if work.order == EVERY_ORDER:
             geometry = model.geometry
             counts = zip(geometry.layer_numbers, geometry.layer_kv_groups, strict=True)
             everything: dict[float, passes.GroupsByLayer] = {
                 1.0: {number: tuple(range(groups)) for number, groups in counts}
             }
             return {0.0: {}, **everything} if with_none else everything
-        ranks = self.context.read_stored(f"budget/{task.prerequisites[0]}", ORDERS.name)
-        ranks = ranks[(ranks["order"] == task.order) & (ranks["draw"] == task.draw)]
+        ranks = self.context.read_stored(f"budget/{work.prerequisites[0]}", ORDERS.name)
+        ranks = ranks[(ranks["order"] == work.order) & (ranks["draw"] == work.draw)]
         return {share: lowest_groups(ranks, streaming_count(share, len(ranks))) for share in self._shares}
 
     def _cache_rows(self, ranks: pd.DataFrame, model: Model) -> pd.DataFrame:

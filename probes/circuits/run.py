@@ -76,7 +76,7 @@ class CircuitsRunner:
             if "composition" in options.parts:
                 cells.append(Cell(f"{label}: composition", label, COMPOSITION_COST, "composition"))
             for length, number, name in self._texts(label) if options.heads else ():
-                cells.append(Cell(f"{name}, heads", label, 4 * pass_cost(length), _HeadsTask(length, number)))
+                cells.append(Cell(f"{name}, heads", label, 4 * pass_cost(length), _HeadsWork(length, number)))
         return cells
 
     def _check_rows(self, label: str) -> None:
@@ -114,9 +114,9 @@ class CircuitsRunner:
         assert cell.model is not None
         weights = self._model_weights(model)
         with torch.no_grad():
-            if isinstance(cell.task, _HeadsTask):
-                tables = self._attribution_tables(cell.model, cell.task, model, weights)
-            elif cell.task == "composition":
+            if isinstance(cell.work, _HeadsWork):
+                tables = self._attribution_tables(cell.model, cell.work, model, weights)
+            elif cell.work == "composition":
                 tables = {"head_composition": composition_rows(model, weights)}
             else:
                 tables = self._weights_tables(model, weights)
@@ -136,17 +136,17 @@ class CircuitsRunner:
         return tables
 
     def _attribution_tables(
-        self, label: str, task: "_HeadsTask", model: Model, weights: ModelWeights
+        self, label: str, work: "_HeadsWork", model: Model, weights: ModelWeights
     ) -> dict[str, dict[str, Any]]:
-        document = self._documents(label)[task.document]
-        ids = torch.tensor(document.ids[: task.length])
+        document = self._documents(label)[work.document]
+        ids = torch.tensor(document.ids[: work.length])
         heads = [parse_head(head) for head in self.options.heads]
         if self.options.query_rows:
             rows = find_rows(model, ids, heads, self.options.query_rows)
         else:
             rows = find_top_far_rows(model, ids, heads, TOP_FAR_ROWS)
         attributions = attribute_qk(model, ids, [at for at, _ in rows], weights)
-        keys = {"context_length": task.length, "doc": document.name}
+        keys = {"context_length": work.length, "doc": document.name}
         tables = attribution_tables(model, ids, attributions, [weight for _, weight in rows])
         return {name: {**keys, **columns} for name, columns in tables.items()}
 
@@ -165,7 +165,7 @@ class CircuitsRunner:
 
 
 @dataclass(frozen=True)
-class _HeadsTask:
+class _HeadsWork:
     """QK attribution in the first `length` tokens of a document."""
 
     length: int

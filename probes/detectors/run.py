@@ -27,7 +27,7 @@ BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
-class _Task:
+class _SequenceWork:
     period: int
     sequence: int
 
@@ -40,7 +40,7 @@ class DetectorsRunner:
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{label}: 2 x {period} random tokens, sequence {n}", label, pass_cost(2 * period), _Task(period, n))
+            Cell(f"{label}: 2 x {period} random tokens, sequence {n}", label, pass_cost(2 * period), _SequenceWork(period, n))
             for label in self.context.labels
             for period in self.options.periods
             for n in range(self.options.sequences)
@@ -48,11 +48,11 @@ class DetectorsRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        tokenizer, task = self.context.tokenizer(cell.model), cell.task
-        seed = (self.context.seed, task.period, task.sequence)
-        ids, opening_length = repeated_random_tokens(tokenizer, task.period, seed)
-        keys = {"model": cell.model, "context_length": len(ids), "sequence": task.sequence}
-        return {"detectors": {**keys, **detector_scores(model, torch.from_numpy(ids), opening_length, task.period)}}
+        tokenizer, work = self.context.tokenizer(cell.model), cell.work
+        seed = (self.context.seed, work.period, work.sequence)
+        ids, opening_length = repeated_random_tokens(tokenizer, work.period, seed)
+        keys = {"model": cell.model, "context_length": len(ids), "sequence": work.sequence}
+        return {"detectors": {**keys, **detector_scores(model, torch.from_numpy(ids), opening_length, work.period)}}
 
 
 def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> Mapping[str, np.ndarray]:

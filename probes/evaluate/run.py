@@ -32,7 +32,7 @@ class EvaluateRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        task, length = cell.task
+        task, length = cell.work
         with attached(model):
             scores = self.tasks.scores(model, cell.model, task, length, self.options.documents)
         table = pd.DataFrame([asdict(score) for score in scores]).drop(columns="values")

@@ -85,7 +85,7 @@ def head_influence(
 
 
 @dataclass(frozen=True)
-class _InfluenceTask:
+class _InfluenceWork:
     step: Literal["estimate", "exact", "sets"]
     objective: str
     length: int
@@ -125,31 +125,31 @@ class InfluenceRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        sweep, task = self._get_sweep(cell.model, model), cell.task
-        text = self.scored_texts(cell.model, task.objective, task.length)[task.text_index]
-        units, sets = UNIT_TABLES[task.objective], SET_TABLES[task.objective]
-        with self._prepared_replay(cell.model, sweep, task, text) as replay:
+        sweep, work = self._get_sweep(cell.model, model), cell.work
+        text = self.scored_texts(cell.model, work.objective, work.length)[work.text_index]
+        units, sets = UNIT_TABLES[work.objective], SET_TABLES[work.objective]
+        with self._prepared_replay(cell.model, sweep, work, text) as replay:
             keys = {"model": cell.model, "context_length": text.length, **text.keys}
-            if task.objective == "answer":
+            if work.objective == "answer":
                 keys["hits"] = replay.top1_accuracy
             seed = self.context.seed
-            if task.step == "estimate":
+            if work.step == "estimate":
                 return {
                     units: _rows_to_columns(
-                        keys, sweep.estimate(replay, self.options.estimate_order, seed + task.text_index)
+                        keys, sweep.estimate(replay, self.options.estimate_order, seed + work.text_index)
                     )
                 }
-            if task.step == "exact" and task.layer is not None:
+            if work.step == "exact" and work.layer is not None:
                 layer_units = {
-                    key: [unit for unit in all_units if unit.layer == task.layer]
+                    key: [unit for unit in all_units if unit.layer == work.layer]
                     for key, all_units in sweep.units.items()
                 }
                 return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, layer_units))}
-            if task.step == "sets" and sweep.named_sets:
+            if work.step == "sets" and sweep.named_sets:
                 return {sets: _rows_to_columns(keys, sweep.evaluate_named_sets(replay))}
-            stored = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in task.prerequisites])
+            stored = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in work.prerequisites])
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
-            if task.step == "exact":
+            if work.step == "exact":
                 selected = select_units_to_verify(sweep, stored, self.options, seed)
                 return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, selected))}
             ranked = {
@@ -182,8 +182,8 @@ class InfluenceRunner:
         ) -> None:
             layer_suffix = "" if layer is None else f" layer {sweep.model.geometry.layer_numbers[layer]}"
             cell_id = f"{label}: {texts[number].length} tokens, {texts[number].description}, {step}{layer_suffix}"
-            task = _InfluenceTask(step, objective, length, number, layer, tuple(cell.id for cell in prerequisites))
-            cells.append(Cell(cell_id, label, cost * pass_cost(texts[number].length), task))
+            work = _InfluenceWork(step, objective, length, number, layer, tuple(cell.id for cell in prerequisites))
+            cells.append(Cell(cell_id, label, cost * pass_cost(texts[number].length), work))
 
         if config.method != "exact":
             for number in range(len(texts)):
@@ -224,10 +224,10 @@ class InfluenceRunner:
 
     @contextmanager
     def _prepared_replay(
-        self, label: str, sweep: Sweep, task: _InfluenceTask, text: ObjectiveText
+        self, label: str, sweep: Sweep, work: _InfluenceWork, text: ObjectiveText
     ) -> Iterator[TextReplay]:
         """The replay of a text, kept until another text is requested."""
-        key = (label, task.objective, task.length, task.text_index)
+        key = (label, work.objective, work.length, work.text_index)
         if self._cached_replay is None or self._cached_replay[0] != key:
             self._cached_replay = None
             self._cached_replay = (key, _prepare_replay(sweep, text, self.options.memory))

@@ -27,7 +27,7 @@ HEAD_COLUMNS = ["layer", "head"]
 
 
 @dataclass(frozen=True)
-class AblationTask:
+class AblationWork:
     """One cell: every trial of one half of the needles with one set of heads ablated. Draw 0 is the set of top
     heads."""
 
@@ -44,12 +44,12 @@ def needle_half(needle_index: int) -> int:
     return needle_index % NEEDLE_HALVES
 
 
-def select_heads(ranking: pd.DataFrame, task: AblationTask, seed: int) -> pd.DataFrame:
+def select_heads(ranking: pd.DataFrame, work: AblationWork, seed: int) -> pd.DataFrame:
     """The heads of a set: rows of `ranking`, which has every head in descending order of score."""
-    top = ranking.head(task.size)
-    if task.draw == 0:
+    top = ranking.head(work.size)
+    if work.draw == 0:
         return top
-    rng = np.random.default_rng([seed, task.half, task.size, task.draw])
+    rng = np.random.default_rng([seed, work.half, work.size, work.draw])
     sample = []
     for layer, count in top.groupby("layer").size().items():
         layer_heads = ranking[ranking["layer"] == layer].sort_values("head")

@@ -26,7 +26,7 @@ from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.needle import ablation
 from probes.needle import rows as rows_of
-from probes.needle.ablation import NEEDLE_HALVES, AblationTask, needle_half
+from probes.needle.ablation import NEEDLE_HALVES, AblationWork, needle_half
 from probes.needle.attribution import decompose_residual
 from probes.needle.generation import answer_prompt, generate_answer, rouge1_recall
 from probes.needle.heads import rank_heads
@@ -100,19 +100,19 @@ class NeedleRunner:
             for size in sorted(set(self.options.ablate_top)):
                 for draw in range(1 + self.options.draws):
                     for half in range(NEEDLE_HALVES):
-                        prerequisites = tuple(cell.id for cell in model_cells if needle_half(cell.task.needle) != half)
-                        tested = [cell for cell in model_cells if needle_half(cell.task.needle) == half]
+                        prerequisites = tuple(cell.id for cell in model_cells if needle_half(cell.work.needle) != half)
+                        tested = [cell for cell in model_cells if needle_half(cell.work.needle) == half]
                         heads = f"the top {size} heads" if draw == 0 else f"{size} heads of draw {draw}"
                         name = f"{label}: {kind} of {heads}, half {half} of the needles"
-                        cost = sum(cell.cost for cell in tested if cell.task.mode != CONTROL)
-                        cells.append(Cell(name, label, cost, AblationTask(kind, size, draw, half, prerequisites)))
+                        cost = sum(cell.cost for cell in tested if cell.work.mode != CONTROL)
+                        cells.append(Cell(name, label, cost, AblationWork(kind, size, draw, half, prerequisites)))
         return cells
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        if isinstance(cell.task, AblationTask):
-            return self._ablation_rows(cell.model, cell.task, model)
-        trial: NeedleTrial = cell.task
+        if isinstance(cell.work, AblationWork):
+            return self._ablation_rows(cell.model, cell.work, model)
+        trial: NeedleTrial = cell.work
         prompter, prompts = self._prepare(cell.model)[1][trial.needle], self._prompts(cell.model, trial)
         decomposition = self._get_decomposition(cell.model, model, prompts[0]) if self.options.attribution else None
         answer = answer_prompt(self._get_reader(cell.model, model), prompts, prompter, trial.mode, decomposition)
@@ -146,25 +146,25 @@ class NeedleRunner:
             }
         return rows
 
-    def _ablation_rows(self, label: str, task: AblationTask, model: Model) -> Mapping[str, Rows]:
+    def _ablation_rows(self, label: str, work: AblationWork, model: Model) -> Mapping[str, Rows]:
         """Every trial of one half of the needles with a set of heads ablated; no rows if no successful trial ranks
         heads."""
-        ranking = self._head_ranking(label, task)
+        ranking = self._head_ranking(label, work)
         if ranking is None:
             log.warning("no successful trial ranks the heads of %s; its heads are not ablated", label)
             return {}
-        heads = ablation.select_heads(ranking, task, self.context.seed)
+        heads = ablation.select_heads(ranking, work, self.context.seed)
         units = ablation.heads_to_units(heads, model.geometry)
         stacks, prompters = self._prepare(label)
-        if (label, task.ablation) not in self._ablations:
+        if (label, work.ablation) not in self._ablations:
             longest = max(self.options.grid_lengths)
             haystack = np.concatenate([stacks[0].special_prefix, stacks[0].ids])[:longest]
-            self._ablations[label, task.ablation] = ablation.make_ablation(task.ablation, model, haystack)
+            self._ablations[label, work.ablation] = ablation.make_ablation(work.ablation, model, haystack)
         self.drop_cached_prefix()
         reader, rows = PrefixCachedGenerator(model), []
-        with ablation.heads_ablated(model, units, self._ablations[label, task.ablation]):
+        with ablation.heads_ablated(model, units, self._ablations[label, work.ablation]):
             for trial in self._trials(label):
-                if trial.mode != CONTROL and needle_half(trial.needle) == task.half:
+                if trial.mode != CONTROL and needle_half(trial.needle) == work.half:
                     (prompt,), prompter = self._prompts(label, trial), prompters[trial.needle]
                     _, answer_tokens = generate_answer(
                         reader, prompt.ids, prompter, trial.mode, prompt.end - prompt.start
@@ -174,22 +174,22 @@ class NeedleRunner:
                     outcome = {"answer": text, "recall": recall, "success": recall > SUCCESS_RECALL}
                     rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **outcome})
         groups = [unit.kv_group for unit in ablation.heads_to_units(heads, model.geometry)]
-        ablated = heads.assign(model=label, half=task.half, kv_group=groups)
+        ablated = heads.assign(model=label, half=work.half, kv_group=groups)
         return {
-            name: frame.assign(ablation=task.ablation, size=task.size, draw=task.draw)
+            name: frame.assign(ablation=work.ablation, size=work.size, draw=work.draw)
             for name, frame in (("needle_ablation", pd.DataFrame(rows)), ("needle_ablated_heads", ablated))
         }
 
-    def _head_ranking(self, label: str, task: AblationTask) -> pd.DataFrame | None:
+    def _head_ranking(self, label: str, work: AblationWork) -> pd.DataFrame | None:
         """The heads ranked over the successful trials of the other half, from stored cells; None if there are none."""
-        if (label, task.half) not in self._rankings:
+        if (label, work.half) not in self._rankings:
             name = "retrieval" if self.options.rank_by == "copies" else "needle_attribution"
             trials, scores = (
-                pd.concat([self.context.read_stored(f"needle/{cell}", table) for cell in task.prerequisites])
+                pd.concat([self.context.read_stored(f"needle/{cell}", table) for cell in work.prerequisites])
                 for table in ("needles", name)
             )
-            self._rankings[label, task.half] = rank_heads(trials, scores)
-        return self._rankings[label, task.half]
+            self._rankings[label, work.half] = rank_heads(trials, scores)
+        return self._rankings[label, work.half]
 
     def _key_columns(self, label: str, trial: NeedleTrial) -> dict[str, Any]:
         """The key columns of a trial without its depth."""
@@ -252,7 +252,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     options = study.probe_options["needle"]
     assert isinstance(options, NeedleOptions)
     runner = NeedleRunner(options, StudyContext(study, {"bench": model}))
-    cells = [cell for cell in runner.cells() if cell.task.mode == "strict"]
+    cells = [cell for cell in runner.cells() if cell.work.mode == "strict"]
 
     def run_grid(shares_prefixes: bool) -> None:
         runner.drop_cached_prefix()

@@ -36,7 +36,7 @@ RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class PairTask:
+class PairWork:
     """One step on the pair with number `index` of a set of prompts."""
 
     step: Literal["estimate", "exact"]
@@ -50,10 +50,14 @@ def pair_cells(label: str, source: str, pairs: PairSet, costs: Mapping[Any, floa
     """A cell per pair and step in `costs`, step after step; the first cells of a step select what the next patches."""
     prerequisites: tuple[str, ...] = ()
     for step, cost in costs.items():
-        tasks = [PairTask(step, source, index, prerequisites) for index in range(len(pairs.pair_names))]
         cells = [
-            Cell(f"{label}: {pairs.name}, pair {name}, {step}", label, cost, task)
-            for name, task in zip(pairs.pair_names, tasks, strict=True)
+            Cell(
+                f"{label}: {pairs.name}, pair {name}, {step}",
+                label,
+                cost,
+                PairWork(step, source, index, prerequisites),
+            )
+            for index, name in enumerate(pairs.pair_names)
         ]
         prerequisites = tuple(cell.id for cell in cells[:SELECTION_PAIRS])
         yield from cells
@@ -86,22 +90,22 @@ class PatchingRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        task: PairTask = cell.task
-        pair = self._pair_set(cell.model, task.prompts).build(task.index)
+        work: PairWork = cell.work
+        pair = self._pair_set(cell.model, work.prompts).build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         with replay.capturing():
-            if task.step == "estimate":
+            if work.step == "estimate":
                 table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
             else:
-                table = pd.DataFrame(self._exact_patches(replay, model, cell.model, task, pair))
-        keys = {"model": cell.model, "prompts": self._pair_set(cell.model, task.prompts).name, "pair": pair.name}
+                table = pd.DataFrame(self._exact_patches(replay, model, cell.model, work, pair))
+        keys = {"model": cell.model, "prompts": self._pair_set(cell.model, work.prompts).name, "pair": pair.name}
         table = table.assign(**keys, group=pair.group)
         is_span = table["span"] != ""
         rows = {PATCHING.name: table[~is_span].drop(columns=["span", "first", "last"])}
         if self.options.span_names:
             rows[PATCHING_SPANS.name] = table[is_span].drop(columns="position")
-        if self.options.by_position and not task.prerequisites:
+        if self.options.by_position and not work.prerequisites:
             rows[PATCHING_TOKENS.name] = _token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
@@ -130,10 +134,10 @@ class PatchingRunner:
                 yield _estimate_rows(replay, model, activation, direction, changes, spans)
 
     def _exact_patches(
-        self, replay: PatchingReplay, model: Model, label: str, task: PairTask, pair: TokenPair
+        self, replay: PatchingReplay, model: Model, label: str, work: PairWork, pair: TokenPair
     ) -> Iterator[dict[str, Any]]:
         """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
-        selection = self._selection(label, model, task) if task.prerequisites else None
+        selection = self._selection(label, model, work) if work.prerequisites else None
         spans: dict[range | None, list[_Span]] = {}  # spans of equal positions are patched once
         for span in self._spans(pair, with_positions=self.options.by_position and selection is None):
             spans.setdefault(span.positions, []).append(span)
@@ -153,12 +157,12 @@ class PatchingRunner:
             spans += [_Span(range(at, at + 1), first) for at in range(pair.aligned)]
         return spans + [_Span(pair.aligned_span(name), first, name) for name in self.options.span_names]
 
-    def _selection(self, label: str, model: Model, task: PairTask) -> dict[tuple[str, str], list[Unit]]:
+    def _selection(self, label: str, model: Model, work: PairWork) -> dict[tuple[str, str], list[Unit]]:
         """By activation and direction: the `top` units of largest |mean estimate|, and `random` seeded others."""
-        if (label, task.prompts) not in self._selections:
-            stored = pd.concat([self._read_estimates(cell) for cell in task.prerequisites])
+        if (label, work.prompts) not in self._selections:
+            stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites])
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
-            self._selections[label, task.prompts] = {
+            self._selections[label, work.prompts] = {
                 (activation, direction): select_units(
                     stored[(stored["activation"] == activation) & (stored["direction"] == direction)],
                     self.options,
@@ -167,7 +171,7 @@ class PatchingRunner:
                 for activation in self._activations
                 for direction in self.options.directions
             }
-        return self._selections[label, task.prompts]
+        return self._selections[label, work.prompts]
 
     def _read_estimates(self, cell_id: str) -> pd.DataFrame:
         """The stored estimates of a cell at all positions."""

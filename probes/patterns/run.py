@@ -29,7 +29,7 @@ BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
 
 
 @dataclass(frozen=True)
-class _PatternTask:
+class _PatternWork:
     tokenizer: str
     """Digest of the tokenizer and the text, by which models share stored tokens."""
     stores_tokens: bool
@@ -60,7 +60,7 @@ class PatternsRunner:
                         stored.add((tokens, number))
                     name = f"{label}: {length} tokens, {document.name}"
                     text_pass = TextPass.over(document.ids[:length], number)
-                    cells.append(Cell(name, label, pass_cost(length), _PatternTask(tokens, is_new), text_pass))
+                    cells.append(Cell(name, label, pass_cost(length), _PatternWork(tokens, is_new), text_pass))
         return cells
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
@@ -77,10 +77,10 @@ class PatternsRunner:
             rows = stratified_rows(length, count, self.context.seed + cell.text_pass.document)
             top_keys = TopKeysAccumulator(model.geometry, rows, self.options.keys)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
-        tokenizer = self.context.tokenizer(cell.model) if cell.task.stores_tokens else None
+        tokenizer = self.context.tokenizer(cell.model) if cell.work.stores_tokens else None
         is_mapped = self.options.map and cell.text_pass.document == 0 and length == len(document.ids)
         maps = PooledMaps(model.geometry, length) if is_mapped else None
-        return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document, maps)
+        return PatternsObserver(top_keys, keys, cell.work.tokenizer, tokenizer, document, maps)
 
 
 class PatternsObserver:

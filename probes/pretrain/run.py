@@ -117,7 +117,7 @@ class PretrainRunner:
         return Cell(f"{segment.training.name}: {steps}", None, cost, segment)
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        segment: _TrainingSegment = cell.task
+        segment: _TrainingSegment = cell.work
         module = random_model(self.options, len(self.tokenizer), self._training_seed(segment))
         trained = load(module.to(self._device), tokenizer=self.tokenizer)
         positions = initial_positions(segment.variant, trained)

@@ -75,7 +75,7 @@ class ScalingRunner:
         ]
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        scheme, length = cell.task
+        scheme, length = cell.work
         mu = logit_means(scheme, length)
         records = []
         for beta in self.options.betas:

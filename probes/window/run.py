@@ -149,11 +149,11 @@ class WindowRunner:
         return [Cell(f"width {width}", None, 1.0, width) for width in self.options.widths]
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        trained = train_models(cell.task, self.options, self.seed)
+        trained = train_models(cell.work, self.options, self.seed)
         distances = torch.arange(1, 2 * self.options.center)
         strongest = trained.amplitude.argmax(-1, keepdim=True)
         scheme, seed_index = _index_grid(*trained.accuracy.shape)
-        keys = {"scheme": [SCHEMES[s] for s in scheme.tolist()], "width": cell.task, "seed": seed_index + self.seed}
+        keys = {"scheme": [SCHEMES[s] for s in scheme.tolist()], "width": cell.work, "seed": seed_index + self.seed}
         window = {
             **keys,
             "center": self.options.center,
@@ -168,7 +168,7 @@ class WindowRunner:
         scheme, pair, distance_index = _index_grid(*logits.shape)
         pairs = {
             "scheme": [SCHEMES[s] for s in scheme.tolist()],
-            "width": cell.task,
+            "width": cell.work,
             "seed": self.seed,
             "pair": pair,
             "distance": distances[distance_index],

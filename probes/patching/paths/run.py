@@ -27,7 +27,7 @@ from probes.patching.paths.schema import (
     RECEIVER_INPUTS,
     PathsOptions,
 )
-from probes.patching.run import RESIDUAL_STREAM_MEMORY_BYTES, PairTask, open_pair_set, pair_cells
+from probes.patching.run import RESIDUAL_STREAM_MEMORY_BYTES, PairWork, open_pair_set, pair_cells
 from probes.patching.schema import effect_columns
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
@@ -60,9 +60,9 @@ class PathsRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        task: PairTask = cell.task
-        pairs = self._pair_set(cell.model, task.prompts)
-        pair = pairs.build(task.index)
+        work: PairWork = cell.work
+        pairs = self._pair_set(cell.model, work.prompts)
+        pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         keys = {"model": cell.model, "prompts": pairs.name, "metric": replay.metric_name, "norms": self.options.norms}
@@ -74,14 +74,14 @@ class PathsRunner:
                 patching = PathPatching(
                     replay, self._path_models[cell.model], direction, self.options.norms, RESIDUAL_STREAM_MEMORY_BYTES
                 )
-                if task.step == "estimate":
+                if work.step == "estimate":
                     block = self._estimate_rows(patching, replay, model, direction)
                 else:
-                    paths = self._selection(cell.model, model, task)[direction]
+                    paths = self._selection(cell.model, model, work)[direction]
                     block = _exact_rows(patching, replay, model, direction, paths)
                 blocks.append(block.assign(direction=direction, **keys))
         table = pd.concat(blocks, ignore_index=True)
-        if task.step == "exact":
+        if work.step == "exact":
             return {PATHS.name: table.assign(pair=pair.name, group=pair.group)}
         return {PATH_ESTIMATES.name: table} if len(table) else {}
 
@@ -128,13 +128,13 @@ class PathsRunner:
             return [(layer, head) for layer, heads in enumerate(geometry.layer_heads) for head in range(heads)]
         return [(layer, head) for layer, members in heads_by_layer(model, names).items() for head in members]
 
-    def _selection(self, label: str, model: Model, task: PairTask) -> dict[str, list[Path]]:
+    def _selection(self, label: str, model: Model, work: PairWork) -> dict[str, list[Path]]:
         """The paths to patch exactly, by direction."""
-        if not task.prerequisites:
+        if not work.prerequisites:
             return dict.fromkeys(self.options.directions, self._paths(model))
-        if (label, task.prompts) not in self._selections:
-            totals = self._total_estimates(model, task)
-            self._selections[label, task.prompts] = {
+        if (label, work.prompts) not in self._selections:
+            totals = self._total_estimates(model, work)
+            self._selections[label, work.prompts] = {
                 direction: [
                     _read_path(model, row)
                     for number, name in enumerate(PATH_ENDS)
@@ -146,12 +146,12 @@ class PathsRunner:
                 ]
                 for direction in self.options.directions
             }
-        return self._selections[label, task.prompts]
+        return self._selections[label, work.prompts]
 
-    def _total_estimates(self, model: Model, task: PairTask) -> pd.DataFrame:
+    def _total_estimates(self, model: Model, work: PairWork) -> pd.DataFrame:
         """The sum over pairs of the stored estimates, one cell at a time; 0 if no pair has estimates."""
         sums: pd.Series | None = None
-        for cell in task.prerequisites:
+        for cell in work.prerequisites:
             job_id = f"paths/{cell}"
             if PATH_ESTIMATES.name in self.context.stored_tables(job_id):
                 rows = self.context.read_stored(job_id, PATH_ESTIMATES.name)

@@ -34,10 +34,10 @@ class NormRunner(ObservingRunner):
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        return self._document(cell.model).ids[: cell.task]
+        return self._document(cell.model).ids[: cell.work]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "NormObserver":
-        keys = {"model": cell.model, "context_length": cell.task, "doc": self._document(cell.model).name}
+        keys = {"model": cell.model, "context_length": cell.work, "doc": self._document(cell.model).name}
         return NormObserver(self.options.power, keys)
 
     def _text_pass(self, label: str, length: int) -> TextPass:
