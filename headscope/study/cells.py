@@ -71,8 +71,8 @@ class ProbeRunner(Protocol):
 
     def cells(self) -> list[Cell]: ...
 
-    def rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]:
-        """Rows of the cell, by table; `model` is None for a cell without one."""
+    def compute_rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]:
+        """Run the cell and return its rows, by table; `model` is None for a cell without one."""
 
 
 class ObservingRunner(Protocol):

@@ -133,7 +133,7 @@ class JobExecutor:
         name, cell = job.parts[0]
         if cell.text_pass is None:
             runner: ProbeRunner = self.runners[name]
-            return runner.rows(cell, model)
+            return runner.compute_rows(cell, model)
         assert model is not None
         observing: list[tuple[ObservingRunner, Any]] = [(self.runners[name], cell) for name, cell in job.parts]
         ids = torch.tensor(observing[0][0].token_ids(cell))

@@ -81,7 +81,7 @@ class AblationRunner:
             ]
         return cells
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         pairs = self._pair_set(cell.model, cell.work.prompts)
         pair, heads = pairs.build(cell.work.index), self._heads(model)

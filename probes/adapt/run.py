@@ -90,7 +90,7 @@ class AdaptRunner:
             ),
         ]
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         if cell.work is None:
             losses = validation_loss(model, "base", self.validation_documents)
             refuse_non_finite_losses(model, losses["nll"])

@@ -116,7 +116,7 @@ class BudgetRunner:
             cells += self._model_cells(label)
         return cells
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         step: Callable[[str, BudgetWork, Model], Mapping[str, Rows]] = {
             "scores": self._score_rows,

@@ -110,7 +110,7 @@ class CircuitsRunner:
         seed = self.context.seed + cell.text_pass.document
         return TextObserver(model, ids, {*self.options.parts}, seed, keys)
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         weights = self._model_weights(model)
         with torch.no_grad():

@@ -27,7 +27,7 @@ BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
-class _SequenceWork:
+class _RepeatWork:
     period: int
     sequence: int
 
@@ -40,13 +40,13 @@ class DetectorsRunner:
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{label}: 2 x {period} random tokens, sequence {n}", label, pass_cost(2 * period), _SequenceWork(period, n))
+            Cell(f"{label}: 2 x {period} random tokens, sequence {n}", label, pass_cost(2 * period), _RepeatWork(period, n))
             for label in self.context.labels
             for period in self.options.periods
             for n in range(self.options.sequences)
         ]
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         tokenizer, work = self.context.tokenizer(cell.model), cell.work
         seed = (self.context.seed, work.period, work.sequence)

@@ -30,7 +30,7 @@ class EvaluateRunner:
             for length in self.tasks.lengths(task)
         ]
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         task, length = cell.work
         with attached(model):

@@ -18,7 +18,7 @@ class ImportedRunner:
     def cells(self) -> list[Cell]:
         return [Cell(f"{label}: imported scores", label, 0.0) for label in self.context.labels]
 
-    def rows(self, cell: Cell, model: Model) -> dict[str, Any]:
+    def compute_rows(self, cell: Cell, model: Model) -> dict[str, Any]:
         assert cell.model is not None
         rows = match_heads(self.scores, model.geometry, cell.model)
         return {IMPORTED.name: rows.assign(model=cell.model)}

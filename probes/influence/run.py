@@ -123,7 +123,7 @@ class InfluenceRunner:
                     cells += self._objective_cells(label, objective, length, sweep)
         return cells
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         sweep, work = self._get_sweep(cell.model, model), cell.work
         text = self.scored_texts(cell.model, work.objective, work.length)[work.text_index]

@@ -108,7 +108,7 @@ class NeedleRunner:
                         cells.append(Cell(name, label, cost, AblationWork(kind, size, draw, half, prerequisites)))
         return cells
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         if isinstance(cell.work, AblationWork):
             return self._ablation_rows(cell.model, cell.work, model)
@@ -257,7 +257,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     def run_grid(shares_prefixes: bool) -> None:
         runner.drop_cached_prefix()
         for cell in cells:
-            runner.rows(cell, model)
+            runner.compute_rows(cell, model)
             if not shares_prefixes:
                 runner.drop_cached_prefix()
 

@@ -88,7 +88,7 @@ class PatchingRunner:
                 cells += self._set_cells(label, source, sum(map(len, units.values())))
         return cells
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         work: PairWork = cell.work
         pair = self._pair_set(cell.model, work.prompts).build(work.index)

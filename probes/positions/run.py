@@ -21,7 +21,7 @@ class PositionsRunner:
     def cells(self) -> list[Cell]:
         return [Cell(f"{label}: positions", label, 0.0) for label in self.context.labels]
 
-    def rows(self, cell: Cell, model: Model) -> dict[str, dict[str, Any]]:
+    def compute_rows(self, cell: Cell, model: Model) -> dict[str, dict[str, Any]]:
         assert cell.model is not None
         return position_tables(cell.model, model)
 

@@ -116,7 +116,7 @@ class PretrainRunner:
         steps = f"steps {segment.start_step + 1} to {segment.end_step}" if segment.end_step else "step 0"
         return Cell(f"{segment.training.name}: {steps}", None, cost, segment)
 
-    def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
         segment: _TrainingSegment = cell.work
         module = random_model(self.options, len(self.tokenizer), self._training_seed(segment))
         trained = load(module.to(self._device), tokenizer=self.tokenizer)

@@ -74,7 +74,7 @@ class ScalingRunner:
             for length in self.options.lengths
         ]
 
-    def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
         scheme, length = cell.work
         mu = logit_means(scheme, length)
         records = []

@@ -58,7 +58,7 @@ class PathsRunner:
             for cell in self._set_cells(label, source, len(self._paths(self.context.model(label))))
         ]
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         work: PairWork = cell.work
         pairs = self._pair_set(cell.model, work.prompts)
