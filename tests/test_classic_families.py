@@ -463,7 +463,7 @@ def activate_weight_dropout(attention: nn.Module) -> None:
             setattr(attention, name, 0.5)
 
 
-def test_calls_that_a_family_adapter_cannot_measure_are_refused_with_the_reason() -> None:
+def test_calls_that_an_attention_override_cannot_measure_are_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedModel, match="query heads share keys, but its ALiBi slopes differ by query head"):
         hs.load(tiny("falcon", {"alibi": True}))
     with pytest.raises(UnsupportedModel, match="Set slow_but_exact to false"):

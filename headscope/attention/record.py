@@ -11,6 +11,8 @@ RotaryLayout = Literal["half", "interleaved"]
 
 LOCAL_DISTANCE = 32
 """Keys closer than this to the query, its own included, are local."""
+MASKED_LOGIT = -1e30
+"""Logit of a masked key: its weight is 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
 
 
 @dataclass(frozen=True)

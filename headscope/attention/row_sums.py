@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from headscope.attention.kernel import AttentionVariant
-from headscope.attention.record import LOCAL_DISTANCE, RowSums
+from headscope.attention.record import LOCAL_DISTANCE, MASKED_LOGIT, RowSums
 
 ROWS_PER_TILE, KEYS_PER_TILE, MAX_TILE_ELEMENTS = 128, 256, 2**19
 """Most query rows, keys and elements of a tile of logits. A tile fits the CPU's cache."""
 MAX_EXCESS = 16.0
 """Base-2 logits may exceed their reference by this much before sums are rescaled. Small, since the entropy is a
 difference of terms of this size."""
-MASKED_LOGIT = -1e30
-"""Logit of a masked key: its weight is 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
 LOG2_E = math.log2(math.e)
 
 

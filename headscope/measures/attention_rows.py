@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, RowSums
-from headscope.attention.row_sums import MASKED_LOGIT
+from headscope.attention.record import LOCAL_DISTANCE, MASKED_LOGIT, AttentionRecord, RowSums
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
     IntArray,

@@ -27,7 +27,7 @@ BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
-class _RepeatWork:
+class _RepeatedSequence:
     period: int
     sequence: int
 
@@ -40,7 +40,12 @@ class DetectorsRunner:
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{label}: 2 x {period} random tokens, sequence {n}", label, pass_cost(2 * period), _RepeatWork(period, n))
+            Cell(
+                f"{label}: 2 x {period} random tokens, sequence {n}",
+                label,
+                pass_cost(2 * period),
+                _RepeatedSequence(period, n),
+            )
             for label in self.context.labels
             for period in self.options.periods
             for n in range(self.options.sequences)
