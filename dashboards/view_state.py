@@ -101,7 +101,7 @@ class ViewState:
         )
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
-        role = choice("role", run.cached_result(_measured_roles), None)
+        role = choice("role", run.derived(_measured_roles), None)
         head_sets = dict(_parse_head_sets(query.get("sets", [])))
         set_name = choice("set", [*head_sets], None)
         rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
@@ -223,7 +223,7 @@ def parse_head(identifier: str, run: Run) -> Head:
     except ValueError as error:
         raise BadInput(str(error)) from error
     layer, number, is_group = unit
-    head = run.cached_result(_first_heads).get(unit)
+    head = run.derived(_first_heads).get(unit)
     if head is None:
         noun = "KV group" if is_group else "head"
         raise BadInput(f"this run has no {noun} {number} in layer {layer}. Choose one on the page /heads")

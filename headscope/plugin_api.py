@@ -17,7 +17,7 @@ Names are imported on first use: importing this module loads neither torch nor p
   `attached`, `capturing` and `evaluating` for passes that a runner makes itself.
 - Statistics: `Statistic` and `Role` describe columns of the per-head table, HEAD_KEYS are its index; `plain_types`,
   `rows_at_longest_length`, `mean_with_interval`, `confidence_interval` and `mean_losses` aggregate table rows.
-- Stored runs: `Run`, and `RunTables`, its tables without the wide per-head one.
+- Stored runs: `Run`, and `RunTables`, its tables without the derived ones.
 - Report and app: `Chart`, `ChartGroup`, `Finding`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
   `TextBlock`, `TextTable`, `HeadTable`, `RecordTable` or `Links` of `Link`; charts are drawn from a `RenderContext`.
 - Plots: `plot_matrix`, `plot_small_matrices`, `plot_change` and `plot_distribution` of a statistic of all heads.

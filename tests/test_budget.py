@@ -407,9 +407,7 @@ def test_models_of_combined_runs_keep_their_own_shares(run: Run) -> None:
     tables = {"budget": pd.concat([rows, other], ignore_index=True)}
     settings = run.budget_settings.astype({"model": "str"})
     tables["budget_settings"] = pd.concat([settings, settings.assign(model="other")], ignore_index=True)
-    combined = SimpleNamespace(
-        tables=tables, table=tables.__getitem__, cached_result=lambda function: function(combined)
-    )
+    combined = SimpleNamespace(tables=tables, table=tables.__getitem__, derived=lambda function: function(combined))
     shares = curves(loss_changes(cast(Run, combined))).groupby("model")["share"].unique().map(list)
     assert shares.to_dict() == {"base": [0, 0.25, 0.5, 1], "other": [0, 0.5, 1]}
     table = summaries(cast(Run, combined))

@@ -193,7 +193,7 @@ def test_heads_without_statistics_have_no_components(run: Run) -> None:
     class Bare:
         heads = pd.DataFrame({"model": ["a"], "layer": [0], "head": [0]})
 
-        def cached_result(self, compute: object) -> object:
+        def derived(self, compute: object) -> object:
             return compute(self)  # type: ignore[operator]
 
     assert [*similar_heads.components_chart(Bare(), "a")] == []  # type: ignore[arg-type]

@@ -299,7 +299,7 @@ def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     lines["share"] = lines["successes"] / lines["trials"]
     lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
     monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
-    run: Any = SimpleNamespace(tables={"needle_ablation": ""}, cached_result=lambda derive: derive(None))
+    run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     (claim,) = findings.paper_claims(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
 

@@ -90,7 +90,7 @@ def test_streaming_groups_equal_the_edited_outputs_in_every_family_and_leave_no_
             expected = model.module(IDS, use_cache=False).logits
         plain = model.module(IDS, use_cache=False).logits
         with capturing(model) as layers:
-            layers.use_streaming_attention(model.geometry.layers - 1, (0,), WINDOW)
+            layers.stream(model.geometry.layers - 1, (0,), WINDOW)
             actual = model.module(IDS, use_cache=False).logits
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=name)
         assert torch.equal(plain, model.module(IDS, use_cache=False).logits), name
@@ -100,7 +100,7 @@ def test_listeners_are_refused_while_groups_stream() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     with capturing(model) as layers, torch.no_grad():
         layers.listen(lambda record: None)
-        layers.use_streaming_attention(0, (0,), WINDOW)
+        layers.stream(0, (0,), WINDOW)
         with pytest.raises(BadInput, match="cannot be listened to"):
             model.module(IDS, use_cache=False)
 

@@ -40,7 +40,7 @@ def missing_command(run: Run) -> str:
 
 def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     """The head with this identifier, such as 3.2; by default the first notable head."""
-    notable_heads = run.cached_result(assembly.notable_heads_of_run)
+    notable_heads = run.derived(assembly.notable_heads_of_run)
     layer, head = parse_head(identifier, run) if identifier else next(iter(notable_heads), (0, 0))
     rows = run.heads[head_mask(run.heads, layer, head)]
     group = int(rows["kv_group"].iloc[0]) if len(rows) else 0

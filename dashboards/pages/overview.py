@@ -96,7 +96,7 @@ def _finding_blocks(run: Run) -> Iterator[TextBlock]:
 
 
 def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:
-    models = run.cached_result(summary.model_table)
+    models = run.derived(summary.model_table)
     models = models[models["model"].isin(view.shown_models)]
     has_statistics = len(models.columns) > 1
     caption = "Medians over heads, and loss; 95 % confidence intervals in brackets" if has_statistics else "Models"

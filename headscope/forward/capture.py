@@ -65,7 +65,7 @@ class CapturedLayers:
         """
         self._exit_stack.enter_context(backend.editing_output(self._module(layer), edit))
 
-    def use_streaming_attention(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:
+    def stream(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:
         """Let these KV groups of one layer attend to the first and last tokens only, until the capture ends.
 
         They do not read the other keys.

@@ -117,6 +117,6 @@ def streaming_cache(
         raise UnsupportedModel(f"the cache of '{model.name}' is not one key and value per token and layer")
     with capturing(model) as layers:
         for layer, number in enumerate(geometry.layer_numbers):
-            layers.use_streaming_attention(layer, groups_by_layer.get(number, ()), window)
+            layers.stream(layer, groups_by_layer.get(number, ()), window)
         layer_count = model.module.config.get_text_config().num_hidden_layers
         yield StreamingCache(groups_by_layer, layer_count, window)

@@ -122,7 +122,7 @@ def measured_statistics(heads: pd.DataFrame) -> list[str]:
 
 def run_statistics(run: Run) -> list[str]:
     """Measured statistics of the run's heads; cached per run."""
-    return run.cached_result(_compute_run_statistics)
+    return run.derived(_compute_run_statistics)
 
 
 def _compute_run_statistics(run: Run) -> list[str]:
@@ -155,7 +155,7 @@ def training_steps(run: Run) -> dict[str, int]:
 
 def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
     """Findings of all probes, by topic; before them, notes on which models they compare."""
-    findings = chain.from_iterable(run.cached_result(_findings_by_probe).values())
+    findings = chain.from_iterable(run.derived(_findings_by_probe).values())
     return _group_by_topic(chain(_notes_on_models(run), findings))
 
 
@@ -206,7 +206,7 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
 
 def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:
     """Findings of one probe, by topic."""
-    return _group_by_topic(run.cached_result(_findings_by_probe).get(probe.name, ()))
+    return _group_by_topic(run.derived(_findings_by_probe).get(probe.name, ()))
 
 
 def _findings_by_probe(run: Run) -> dict[str, list[Finding]]:

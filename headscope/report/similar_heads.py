@@ -95,7 +95,7 @@ def plot_components(run: Run, components: Components, model: str, marked: HeadIn
 def _unmarked_components(run: Run, components: Components, model: str) -> go.Figure:
     """The figure without a marked head, cached: the pages of all heads of a model show it."""
     figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
-    heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.cached_result(strongest_roles))
+    heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
     role_points = [(index, role, points[points["role"] == role]) for index, role in enumerate([NO_ROLE, *roles()])]
     figure.add_traces([_role_trace(members, role, index) for index, role, members in role_points if len(members)])

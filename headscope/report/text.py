@@ -106,7 +106,7 @@ def head_mask(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
 
 def describe_ranks(run: Run, statistic_name: str, layer: int, head: int, models: Collection[str] | None = None) -> str:
     """The rank of a head by a statistic in each model, highest first: "2 of 270 in base (0.91)"; "" without values."""
-    ranks = run.cached_result(_ranks, statistic_name).get((layer, head), {})
+    ranks = run.derived(_ranks, statistic_name).get((layer, head), {})
     return ", ".join(text for model, text in ranks.items() if models is None or model in models)
 
 

@@ -43,7 +43,7 @@ def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
 
     Of two roles of the same rank, the one of the larger statistic comes first.
     """
-    return run.cached_result(_roles_by_head).get((model, layer, head), [])
+    return run.derived(_roles_by_head).get((model, layer, head), [])
 
 
 def _roles_by_head(run: Run) -> dict[tuple[str, int, int], list[HeadRole]]:
@@ -79,7 +79,7 @@ def strongest_roles(run: Run) -> pd.Series:
 
 def head_profiles(run: Run) -> pd.DataFrame:
     """Standardised statistics of every head, indexed by (model, layer, head); NaN where one was not measured."""
-    return run.cached_result(_compute_profiles)
+    return run.derived(_compute_profiles)
 
 
 def _compute_profiles(run: Run) -> pd.DataFrame:
@@ -126,7 +126,7 @@ class Components:
 
 def principal_components(run: Run) -> Components | None:
     """The components of the heads of all models, cached; None with fewer than two statistics."""
-    return run.cached_result(_compute_components)
+    return run.derived(_compute_components)
 
 
 def _compute_components(run: Run) -> Components | None:

@@ -34,7 +34,7 @@ class RunTables:
         self.tables: list[str] = list(manifest["tables"])
         self.parts: list[RunTables] = [self]
         self._frames: dict[str, pd.DataFrame] = {}
-        self._cached_results: dict[tuple[Callable[..., Any], tuple[Any, ...]], Any] = {}
+        self._derived: dict[tuple[Callable[..., Any], tuple[Any, ...]], Any] = {}
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -53,12 +53,12 @@ class RunTables:
             self._frames[name] = self._read(name)
         return self._frames[name]
 
-    def cached_result(self, compute: Callable[[Self, *Arguments], T], *arguments: *Arguments) -> T:
+    def derived(self, compute: Callable[[Self, *Arguments], T], *arguments: *Arguments) -> T:
         """`compute(run, *arguments)`, computed once and cached with the run. Do not modify it."""
         key = compute, arguments
-        if key not in self._cached_results:
-            self._cached_results[key] = compute(self, *arguments)
-        result: T = self._cached_results[key]
+        if key not in self._derived:
+            self._derived[key] = compute(self, *arguments)
+        result: T = self._derived[key]
         return result
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ def findings(run: Run) -> Iterator[Finding]:
     """The heads whose ablation lowers and raises the metric most, and the named heads together."""
     if ABLATION.name not in run.tables:
         return
-    for key, heads in run.cached_result(sweeps):
+    for key, heads in run.derived(sweeps):
         order = heads.sort_values("change", kind="stable")
         low, high, count = order.iloc[0], order.iloc[-1], int(heads["prompt_count"].max())
         text = (
@@ -63,7 +63,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The change for one head in every sweep of a model."""
     if ABLATION.name not in run.tables:
         return
-    for key, heads in run.cached_result(sweeps):
+    for key, heads in run.derived(sweeps):
         rows = heads[head_mask(heads, layer, head)]
         if key[0] == model and len(rows):
             change = _format_change(rows.iloc[0], key)

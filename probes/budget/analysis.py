@@ -83,7 +83,7 @@ def summaries(run: RunTables) -> pd.DataFrame:
     """One row per model, context_length and order: area under the curve of the change of the loss, its difference to
     random orders, and the largest share within the bound; each a mean over documents with `_low` and `_high`, and n."""
     records = []
-    changes, bounds = run.cached_result(loss_changes), _rows(run, SETTINGS.name).set_index("model")["bound"]
+    changes, bounds = run.derived(loss_changes), _rows(run, SETTINGS.name).set_index("model")["bound"]
     groups: Any = changes.groupby(["model", "context_length"], sort=False)
     for (model, length), rows_of_length in groups:
         block = complete_curve(rows_of_length)

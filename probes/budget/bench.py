@@ -32,7 +32,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     def run(share: float) -> None:
         with capturing(model) as layers, torch.no_grad():
             for layer, groups in enumerate(geometry.layer_kv_groups):
-                layers.use_streaming_attention(layer, range(round(share * groups)), WINDOW)
+                layers.stream(layer, range(round(share * groups)), WINDOW)
             model.module.base_model(ids, use_cache=False)
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ def findings(run: Run) -> Iterator[Finding]:
     if LOSS.name not in run.tables:
         return
     settings = plain_types(run.table(SETTINGS.name)).set_index("model")
-    table = run.cached_result(summaries)
+    table = run.derived(summaries)
     groups: Any = table.groupby(["model", "context_length"], sort=False)
     for (model, length), rows in groups:
         best = best_order(rows)
@@ -61,7 +61,7 @@ def overview(run: Run) -> Overview | None:
     """One row per model, context length and order."""
     if LOSS.name not in run.tables:
         return None
-    table = run.cached_result(summaries)
+    table = run.derived(summaries)
     records = [
         {
             "model": row["model"],
@@ -109,7 +109,7 @@ def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
 def _memory_finding(run: Run, model: str, best: pd.Series, settings: pd.Series) -> Iterator[Finding]:
     """The size of the KV cache at the measured share nearest to the largest one, at the longest length, if any group
     can stream."""
-    sizes = run.cached_result(cache_sizes)
+    sizes = run.derived(cache_sizes)
     rows = sizes[(sizes["model"] == model) & (sizes["order"] == best["order"])]
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     row = rows.iloc[int((rows["share"] - best["largest_share"]).abs().argmin())]
@@ -140,7 +140,7 @@ def _answer_findings(run: Run) -> Iterator[Finding]:
 def _task_findings(run: Run) -> Iterator[Finding]:
     """Scores on tasks without streaming and with half of the KV groups streaming: in each order, and the verdict on
     the order whose loss rises least."""
-    losses = run.cached_result(summaries)
+    losses = run.derived(summaries)
     groups: Any = task_scores(run).groupby(["model", "task"], sort=False)
     for (model, task), block in groups:
         whole, changes, share, count = _scores_at_half(block, "document", "{:.3f}".format)

@@ -84,7 +84,7 @@ def recording_input_lengths(model: Model) -> Iterator[list[int]]:
 
 def _stream(model: Model, layers: CapturedLayers, groups: GroupsByLayer, window: StreamingWindow) -> None:
     for number, kv_groups in groups.items():
-        layers.use_streaming_attention(model.geometry.layer_numbers.index(number), kv_groups, window)
+        layers.stream(model.geometry.layer_numbers.index(number), kv_groups, window)
 
 
 class _StreamingPass:

@@ -48,7 +48,7 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
     if not model_summaries:
         return
     model, length, rows, settings = max(model_summaries, key=lambda summary: summary[1])
-    best, all_curves = best_order(rows), curves(context.run.cached_result(loss_changes))
+    best, all_curves = best_order(rows), curves(context.run.derived(loss_changes))
     part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
     figure = plots.plot_loss_curves(part, settings["bound"], f"Loss by share of streaming KV groups: {model}")
     yield Card(
@@ -65,7 +65,7 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
 def _summaries(context: RenderContext) -> Iterator[tuple[str, int, pd.DataFrame, pd.Series]]:
     """Model, context length, summaries of all orders and settings, of the models shown."""
     settings = plain_types(context.run.table(SETTINGS.name)).set_index("model")
-    table = context.run.cached_result(summaries)
+    table = context.run.derived(summaries)
     groups: Any = table[table["model"].isin(list(context.models))].groupby(["model", "context_length"], sort=False)
     for (model, length), rows in groups:
         yield model, int(length), rows, settings.loc[model]
@@ -73,7 +73,7 @@ def _summaries(context: RenderContext) -> Iterator[tuple[str, int, pd.DataFrame,
 
 def _curve_charts(context: RenderContext) -> Iterator[Chart]:
     run = context.run
-    all_curves = curves(run.cached_result(loss_changes))
+    all_curves = curves(run.derived(loss_changes))
     for model, length, rows, settings in _summaries(context):
         part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
         best = best_order(rows)["order"]
@@ -141,7 +141,7 @@ def _task_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _cache_charts(context: RenderContext) -> Iterator[Chart]:
-    sizes = context.run.cached_result(cache_sizes)
+    sizes = context.run.derived(cache_sizes)
     longest: dict[str, tuple[pd.DataFrame, pd.Series]] = {}
     for model, _, rows, settings in _summaries(context):
         longest[model] = (rows, settings)

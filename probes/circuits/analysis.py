@@ -154,7 +154,7 @@ def strongest_inputs(run: RunTables) -> pd.DataFrame:
 
     Cached: do not modify it.
     """
-    return run.cached_result(_compute_strongest_inputs)
+    return run.derived(_compute_strongest_inputs)
 
 
 def _compute_strongest_inputs(run: RunTables) -> pd.DataFrame:

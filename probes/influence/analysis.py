@@ -73,13 +73,13 @@ def best_unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
 
 def sweeps_without_bands(run: RunTables) -> list[SweepUnits]:
     """All sweeps of a run except those of bands of rotary pairs, with their `best_unit_effects`."""
-    return [sweep for sweep in run.cached_result(all_sweeps) if not bands.is_band(sweep[0][2])]
+    return [sweep for sweep in run.derived(all_sweeps) if not bands.is_band(sweep[0][2])]
 
 
 def band_sweeps(run: RunTables) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
     """Sweeps of bands of rotary pairs: (model, context length, objective) and the units of every band."""
     sweeps: dict[tuple[str, int, str], list[pd.DataFrame]] = {}
-    for (label, length, component, _, objective), units in run.cached_result(all_sweeps):
+    for (label, length, component, _, objective), units in run.derived(all_sweeps):
         if bands.is_band(component):
             sweeps.setdefault((label, length, objective), []).append(units)
     return [(key, pd.concat(blocks, ignore_index=True)) for key, blocks in sweeps.items()]
@@ -172,7 +172,7 @@ def top_share(values: npt.ArrayLike) -> float:
 
 def changes_by_document(run: RunTables, key: SweepKey) -> pd.DataFrame:
     """Changes of a sweep (nats/token): one row per unit, one column per document or trial."""
-    rows = run.cached_result(document_effects)
+    rows = run.derived(document_effects)
     for name, value in zip(SWEEP_KEYS, key, strict=True):
         rows = rows[rows[name] == value]
     rows = rows.astype({"delta_nll": "float64", "doc": "str"})
@@ -272,7 +272,7 @@ def unit_of_largest_rise(units: pd.DataFrame) -> pd.Series:
 
 def joint_effects(run: RunTables, label: str, length: int, objective: str) -> pd.DataFrame:
     """The rows of `ranked_set_effects` of one model, length and objective."""
-    rows = run.cached_result(ranked_set_effects)
+    rows = run.derived(ranked_set_effects)
     return rows[(rows["model"] == label) & (rows["context_length"] == length) & (rows["objective"] == objective)]
 
 
@@ -285,13 +285,13 @@ def document_effects(run: RunTables) -> pd.DataFrame:
 
 def ranked_set_effects(run: RunTables) -> pd.DataFrame:
     """`set_effects` of the sets selected by influence or at random; may have no rows."""
-    effects = run.cached_result(_all_set_effects)
+    effects = run.derived(_all_set_effects)
     return effects[~_is_named_set(effects)]
 
 
 def named_set_effects(run: RunTables) -> pd.DataFrame:
     """`set_effects` of the sets that the user named; `choice` is the name."""
-    effects = run.cached_result(_all_set_effects)
+    effects = run.derived(_all_set_effects)
     named_set_rows = effects[_is_named_set(effects)]
     return named_set_rows.assign(choice=named_set_rows["choice"].astype("str").str.removeprefix(NAMED_SET_PREFIX))
 

@@ -87,7 +87,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
     the effects add up. Changes scored on answers: the top heads have the largest influence.
     """
     adapted = {model["label"] for model in run.manifest["models"] if model["scheme_name"] == "adarope"}
-    for key, units in run.cached_result(sweeps_without_bands):
+    for key, units in run.derived(sweeps_without_bands):
         label, length, component, target, objective = key
         heads = run.heads[run.heads["model"] == label]
         if not covers_all_units(units, heads):
@@ -114,7 +114,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             data=FindingData(share, low, high, len(order)),
         )
         yield from _top_head_claims(heads, units, changes, change)
-        effects = run.cached_result(ranked_set_effects).set_index(SWEEP_KEYS)
+        effects = run.derived(ranked_set_effects).set_index(SWEEP_KEYS)
         if component == "joint" and key in effects.index:
             everything = effects.loc[[key]].query("choice == 'top'").sort_values("size").iloc[-1]
             largest = order.iloc[0]
@@ -137,14 +137,14 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
     unit_rows = read_unit_rows(run)
     if unit_rows is None:
         return
-    answered = run.cached_result(answered_trials)
-    for sweep, units in run.cached_result(sweeps_without_bands):
+    answered = run.derived(answered_trials)
+    for sweep, units in run.derived(sweeps_without_bands):
         top_heads = top_heads_by_statistic(run.heads[run.heads["model"] == sweep[0]]) if sweep[-1] == "answer" else {}
         yield _sweep_finding(sweep, units, answered, top_heads)
     without_bands = unit_rows[~bands.band_mask(unit_rows["component"])]
     for key, rows in estimate_agreement(without_bands).groupby(SWEEP_KEYS, sort=False):
         yield _agreement_finding(key, rows)
-    effects = run.cached_result(ranked_set_effects)
+    effects = run.derived(ranked_set_effects)
     groups: Any = effects.groupby([*SWEEP_KEYS, "unit"], observed=True, sort=False)
     for (label, length, component, target, objective, unit), block in groups:
         ranked = block[block["choice"] == "top"].sort_values("size")
@@ -159,10 +159,10 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
                 str(label),
                 data=FindingData(whole["mean"], whole["low"], whole["high"]),
             )
-    for row in run.cached_result(named_set_effects).to_dict("records"):
+    for row in run.derived(named_set_effects).to_dict("records"):
         data = FindingData(row["mean"], row["low"], row["high"])
         yield Finding(PROBE.title, _describe_named_set(row), str(row["model"]), data=data)
-    for (label, length, objective), units in run.cached_result(band_sweeps):
+    for (label, length, objective), units in run.derived(band_sweeps):
         effects = joint_effects(run, label, length, objective)
         for kind in bands.KIND_DESCRIPTIONS:
             rows = units[units["component"].str.startswith(kind)]
@@ -174,13 +174,13 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """Influence and rank of a head or its KV group in each sweep of a model, and its band of largest influence."""
     rows = run.heads[head_mask(run.heads, layer, head)]
-    for (label, _, *change), units in run.cached_result(sweeps_without_bands) if len(rows) else ():
+    for (label, _, *change), units in run.derived(sweeps_without_bands) if len(rows) else ():
         for _, unit in unit_of_head(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (
                 f"Influence in {model}, {describe_change(*change)}: {format_change(unit['delta'])} nats/token"
                 f"{describe_uncertainty(unit)} for {unit_label(unit)}, rank {unit_rank(units, unit)} of {len(units)}."
             )
-    for (label, _, objective), units in run.cached_result(band_sweeps) if len(rows) else ():
+    for (label, _, objective), units in run.derived(band_sweeps) if len(rows) else ():
         head_units = unit_of_head(units, rows.iloc[0]) if label == model else units.head(0)
         for kind in bands.KIND_DESCRIPTIONS:
             if len(band_rows := head_units[head_units["component"].str.startswith(kind)]):

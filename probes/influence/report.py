@@ -60,7 +60,7 @@ _CHANGE_DESCRIPTIONS = {"joint": _RESET_DESCRIPTION, "freq": _RESET_DESCRIPTION,
 
 def overview_cards(context: RenderContext) -> Iterator[Card]:
     """What changing one unit costs, in the sweep of ablations, or else in the first sweep."""
-    sweeps = [sweep for sweep in context.run.cached_result(sweeps_without_bands) if sweep[0][0] in context.models]
+    sweeps = [sweep for sweep in context.run.derived(sweeps_without_bands) if sweep[0][0] in context.models]
     if not sweeps:
         return
     (label, length, component, target, objective), units = min(sweeps, key=lambda sweep: sweep[0][3] != "none")
@@ -93,7 +93,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def page(context: RenderContext) -> PageContent:
     """Findings and charts of every sweep of the selected model."""
     run, label = context.run, context.selected_model
-    swept_models = list(dict.fromkeys(sweep[0][0] for sweep in run.cached_result(all_sweeps)))
+    swept_models = list(dict.fromkeys(sweep[0][0] for sweep in run.derived(all_sweeps)))
     if label not in swept_models:
         available = f" It has sweeps of {', '.join(swept_models)}." if swept_models else ""
         advice = f"To measure one, run: {PROBE.example}"
@@ -101,7 +101,7 @@ def page(context: RenderContext) -> PageContent:
             PROBE.title, "", {"": [TextBlock([f"This run has no influence sweep of {label}.{available}", advice])]}
         )
     charts = {group.heading: LazySequence(group.charts) for model, group in _chart_groups(context) if model == label}
-    texts = [TextBlock([finding.text for finding in run.cached_result(_list_sweep_findings) if finding.model == label])]
+    texts = [TextBlock([finding.text for finding in run.derived(_list_sweep_findings) if finding.model == label])]
     sections = insert_findings(charts, texts)
     introduction = "Rise of the loss when one head or KV group is changed and all others are unchanged."
     return PageContent(f"{PROBE.title}: {label}", introduction, sections)
@@ -113,12 +113,12 @@ def _list_sweep_findings(run: Run) -> list[Finding]:
 
 def _chart_groups(context: RenderContext) -> Iterator[tuple[str, ChartGroup]]:
     """Groups of charts with the label of their model."""
-    for sweep in context.run.cached_result(sweeps_without_bands):
+    for sweep in context.run.derived(sweeps_without_bands):
         label, length, component, target, objective = sweep[0]
         change = capitalise(describe_change(component, target, objective))
         heading = f"{change}, {describe_context_length(length, objective)}"
         yield label, ChartGroup(PROBE.title, heading, _sweep_charts(context, sweep))
-    for (label, length, objective), units in context.run.cached_result(band_sweeps):
+    for (label, length, objective), units in context.run.derived(band_sweeps):
         loss = "" if objective == "text" else ": loss of the answer"
         heading = f"Rotary pairs by band{loss}, {describe_context_length(length, objective)}"
         effects = joint_effects(context.run, label, length, objective)
@@ -156,12 +156,12 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     change = _CHANGE_DESCRIPTIONS.get(component, "one {noun} is changed").format(noun=noun)
     heads = context.heads[context.heads["model"] == label]
     yield Chart(
-        plots.plot_forest(units, _rows_of_sweep(run.cached_result(document_effects), key)),
+        plots.plot_forest(units, _rows_of_sweep(run.derived(document_effects), key)),
         f"{_count_texts(units)} The {noun}s with the largest rise. Filled: exact; hollow: estimated. One small dot per "
         f"{text_noun}; bars are 95 % confidence intervals over {text_noun}s (three or more).",
         _describe_largest_effect(units),
     )
-    if len(sets := _rows_of_sweep(run.cached_result(named_set_effects), key)):
+    if len(sets := _rows_of_sweep(run.derived(named_set_effects), key)):
         caption = (
             "All heads of a named set are changed together. Bars are 95 % confidence intervals over "
             f"{text_noun}s (three or more)."
@@ -197,7 +197,7 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     for column in best_head_columns:
         figure = plots.plot_against_statistic(units, heads, column, statistic(column).label)
         yield Chart(figure, f"One point per {noun}.", half_width=True)
-    if len(effects := _rows_of_sweep(run.cached_result(ranked_set_effects), key)):
+    if len(effects := _rows_of_sweep(run.derived(ranked_set_effects), key)):
         yield Chart(
             plots.plot_cumulative_effect(effects),
             f"The top {noun}s by influence are changed together, or as many random ones of the same layers. At the "

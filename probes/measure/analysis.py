@@ -158,7 +158,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     `weighted_log_theta`. From `scales`: `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`.
     `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
     """
-    return run.cached_result(_head_statistics)
+    return run.derived(_head_statistics)
 
 
 def _head_statistics(run: RunTables) -> pd.DataFrame | None:

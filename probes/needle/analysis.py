@@ -178,7 +178,7 @@ def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:
 def scores_by_seed(run: Run) -> pd.DataFrame:
     """Mean strict score over the successful trials of each seed: one row per (model, layer, head, kv_group), one
     column per seed."""
-    rows = run.cached_result(retrieval_rows)
+    rows = run.derived(retrieval_rows)
     successful = rows[rows["success"] & (rows["mode"] == "strict")]
     wide = successful.groupby([*HEAD_KEYS, "seed"])["score"].mean().unstack("seed").reset_index()
     return wide.assign(model=pd.Categorical(wide["model"], run.models))

@@ -60,7 +60,7 @@ def findings(run: Run) -> Iterator[Finding]:
     """
     if "needles" not in run.tables:
         return
-    for row in run.cached_result(analysis.retrieval_summary).to_dict("records"):
+    for row in run.derived(analysis.retrieval_summary).to_dict("records"):
         for text, data in _model_sentences(run, row):
             yield Finding(PROBE.title, text, row["model"], data=data)
     for label, groups in (
@@ -74,7 +74,7 @@ def findings(run: Run) -> Iterator[Finding]:
             str(label),
             data=FindingData(count, n=len(groups)),
         )
-    for row in analysis.seed_agreement(run.cached_result(analysis.scores_by_seed)).to_dict("records"):
+    for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
         yield Finding(
             PROBE.title,
             f"The retrieval scores of {row['model']} in haystacks {row['first']} and {row['second']} have a rank "
@@ -118,7 +118,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
     """
     if "needle_ablation" not in run.tables:
         return
-    for (label, mode, ablation), curve in run.cached_result(analysis.ablation_curve).groupby(
+    for (label, mode, ablation), curve in run.derived(analysis.ablation_curve).groupby(
         ["model", "mode", "ablation"], observed=True
     ):
         unchanged = curve[curve["size"] == 0].iloc[0]
@@ -190,7 +190,7 @@ def overview(run: Run) -> Overview | None:
     """
     if "needles" not in run.tables:
         return None
-    data = run.cached_result(analysis.retrieval_summary)
+    data = run.derived(analysis.retrieval_summary)
     records = data.to_dict("records")
     warnings = [
         f"{row['model']} answered none of {row['trials']} trials, so its heads have no retrieval score. "
@@ -256,7 +256,7 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
     """Success with the top heads ablated, compared with random heads."""
     if "needle_ablation" not in run.tables:
         return
-    for (label, mode, ablation), curve in run.cached_result(analysis.ablation_curve).groupby(
+    for (label, mode, ablation), curve in run.derived(analysis.ablation_curve).groupby(
         ["model", "mode", "ablation"], observed=True
     ):
         top, random = (curve[curve["top"] == is_top].iloc[-1] for is_top in (True, False))

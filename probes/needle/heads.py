@@ -78,7 +78,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     `needle_write_indirect` and `needle_rest`; over control trials `retrieval_control`."""
     if "retrieval" not in run.tables:
         return None
-    rows = run.cached_result(retrieval_rows)
+    rows = run.derived(retrieval_rows)
     columns: list[pd.DataFrame | pd.Series] = [
         rows[rows["mode"] == CONTROL].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_control")
     ]
@@ -91,7 +91,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     if "wu" in successful:
         columns.append(successful["wu"].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
     if "needle_attribution" in run.tables:
-        attribution = run.cached_result(attribution_rows)
+        attribution = run.derived(attribution_rows)
         for mode, block in attribution[attribution["success"] & (attribution["mode"] != CONTROL)].groupby("mode"):
             name = "needle_write" if mode == "strict" else "needle_write_indirect"
             columns.append(_mean_with_interval(block, "net", name))

@@ -44,7 +44,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """Retrieval score of one head by context length and depth."""
     if "retrieval" in run.tables:
         yield Chart(
-            plots.plot_head_retrieval(run.cached_result(retrieval_rows), model, layer, head),
+            plots.plot_head_retrieval(run.derived(retrieval_rows), model, layer, head),
             "Share of the needle that this head copies in successful trials.",
             half_width=True,
         )
@@ -90,7 +90,7 @@ def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
     """Success by the number of ablated heads, for each model, mode and ablation."""
     if "needle_ablation" not in context.run.tables:
         return
-    curves = context.run.cached_result(analysis.ablation_curve)
+    curves = context.run.derived(analysis.ablation_curve)
     curves = curves[curves["model"].isin(list(context.models))]
     for (label, _, _), curve in curves.groupby(["model", "mode", "ablation"]):
         yield Chart(
@@ -133,7 +133,7 @@ def _retrieval_charts(context: RenderContext) -> Iterator[Chart]:
             head_scatter.plot_against_baseline(heads, "retrieval", score_models[0]),
             f"One point per head. On the dashed line the score equals that in {score_models[0]}.",
         )
-    scores = context.run.cached_result(scores_by_seed)
+    scores = context.run.derived(scores_by_seed)
     for label in score_models if len(seed_columns(scores)) > 1 else ():
         yield Chart(
             plots.plot_seed_agreement(scores, label),

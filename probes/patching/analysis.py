@@ -119,13 +119,13 @@ def order_of_models(run: RunTables) -> Callable[[pd.Series], pd.Series]:
 
 def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
     """The sweeps of a run with their `unit_effects`, in the order of the run's models."""
-    groups: Any = run.cached_result(unit_effects).groupby(SWEEP_KEYS, sort=False)
+    groups: Any = run.derived(unit_effects).groupby(SWEEP_KEYS, sort=False)
     return [(key, units.reset_index(drop=True)) for key, units in groups]
 
 
 def effects_by_span(run: RunTables, key: SweepKey) -> pd.DataFrame:
     """The `span_effects` of one sweep, in the order of the spans in the prompts; empty without spans."""
-    effects = run.cached_result(span_effects)
+    effects = run.derived(span_effects)
     for name, value in zip(SWEEP_KEYS, key, strict=True):
         effects = effects[effects[name] == value]
     if effects.empty:
@@ -160,7 +160,7 @@ def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
     The metric of such a pair differs enough in every model. Models in which it differs enough in no pair of the set
     are disregarded.
     """
-    usable = run.cached_result(pair_metrics).query("is_normalised")
+    usable = run.derived(pair_metrics).query("is_normalised")
     set_keys = ["prompts", "metric"]
     model_count = usable.groupby(set_keys)["model"].transform("nunique")
     is_shared = usable.groupby([*set_keys, "pair"])["model"].transform("size") == model_count
@@ -215,7 +215,7 @@ def _usable_rows(run: RunTables) -> pd.DataFrame | None:
         return None
     rows = run.table(PATCHING.name)
     rows = plain_types(rows[(rows["position"] == ALL_POSITIONS) & rows["is_normalised"]])
-    return rows.merge(run.cached_result(pairs_usable_in_all_models))
+    return rows.merge(run.derived(pairs_usable_in_all_models))
 
 
 def _best_method(rows: pd.DataFrame, sweep_keys: Sequence[str] = SWEEP_KEYS) -> pd.DataFrame:

@@ -30,7 +30,7 @@ MIN_CHANGE = 0.1
 def model_claims(run: Run) -> Iterator[Finding]:
     """Two verdicts for each sweep of every model but the first: whether the same units carry the task, and whether the
     effect of at least one unit changes."""
-    effects = run.cached_result(exact_effects)
+    effects = run.derived(exact_effects)
     for key, others in effects.items():
         base = effects.get((run.models[0], *key[1:]))
         if key[0] != run.models[0] and base is not None:

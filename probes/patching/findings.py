@@ -60,16 +60,16 @@ def findings(run: Run) -> Iterator[Finding]:
     """The pairs of each model and set, the largest effects of each sweep, agreement of estimates, changes of models."""
     if PATCHING.name not in run.tables:
         return
-    shared = run.cached_result(pairs_usable_in_all_models).groupby(["prompts", "metric"]).size()
-    groups: Any = run.cached_result(pair_metrics).groupby(["model", "prompts", "metric"], sort=False)
+    shared = run.derived(pairs_usable_in_all_models).groupby(["prompts", "metric"]).size()
+    groups: Any = run.derived(pair_metrics).groupby(["model", "prompts", "metric"], sort=False)
     for (model, prompts, metric), pairs in groups:
         text = _describe_pairs(model, prompts, metric, pairs, int(shared.get((prompts, metric), 0)))
         yield Finding(PROBE.title, text, model)
-    for key, units in run.cached_result(sweeps):
+    for key, units in run.derived(sweeps):
         yield _sweep_finding(key, units)
         if len(spans := effects_by_span(run, key)):
             yield _span_finding(key, spans)
-    agreement: Any = run.cached_result(estimate_agreement).groupby(SWEEP_KEYS, sort=False)
+    agreement: Any = run.derived(estimate_agreement).groupby(SWEEP_KEYS, sort=False)
     for key, units in agreement:
         yield _agreement_finding(key, units)
     yield from _model_findings(run)
@@ -80,7 +80,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The effect of a head or its KV group on every prompt set, with its rank."""
     if PATCHING.name not in run.tables:
         return
-    for key, units in run.cached_result(sweeps):
+    for key, units in run.derived(sweeps):
         unit = unit_of_head(run, units, layer, head)
         if key[0] == model and len(unit):
             row = unit.iloc[0]
@@ -161,7 +161,7 @@ def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
 
 def _model_findings(run: Run) -> Iterator[Finding]:
     """How the effects of each sweep change from the first model to each other one."""
-    all_sweeps = dict(run.cached_result(sweeps))
+    all_sweeps = dict(run.derived(sweeps))
     for key, units in all_sweeps.items():
         base = all_sweeps.get((run.models[0], *key[1:]))
         if key[0] == run.models[0] or base is None:

@@ -45,7 +45,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """A group of charts for each sweep of the selected model, and the models beside each other."""
     if PATCHING.name not in context.run.tables:
         return
-    for key, units in context.run.cached_result(sweeps):
+    for key, units in context.run.derived(sweeps):
         if key[0] == context.selected_model:
             heading = f"{describe_sweep(key)}, {key[1]}"
             yield ChartGroup(PROBE.title, heading, _sweep_charts(context.run, key, units))
@@ -56,7 +56,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The effect of one head, or of its KV group, on every prompt set."""
     if PATCHING.name not in run.tables:
         return
-    effects = unit_of_head(run, run.cached_result(unit_effects), layer, head)
+    effects = unit_of_head(run, run.derived(unit_effects), layer, head)
     models = default_models_with(run, model)
     effects = effects[effects["model"].isin(models)]
     if len(effects):
@@ -73,9 +73,9 @@ def overview(run: Run) -> Overview | None:
     if PATCHING.name not in run.tables:
         return None
     records = []
-    for key, units in run.cached_result(sweeps):
+    for key, units in run.derived(sweeps):
         largest = largest_unit(units)
-        pairs = run.cached_result(pair_metrics)
+        pairs = run.derived(pair_metrics)
         pairs = pairs[(pairs["model"] == key[0]) & (pairs["prompts"] == key[1])]
         records.append(
             {
@@ -99,7 +99,7 @@ def overview(run: Run) -> Overview | None:
 
 def _sweep_charts(run: Run, key: SweepKey, units: pd.DataFrame) -> Iterator[Chart]:
     yield Chart(plots.plot_matrix(key, units), MATRIX_CAPTION, plots.describe_largest(units), half_width=True)
-    agreement = run.cached_result(estimate_agreement)
+    agreement = run.derived(estimate_agreement)
     for name, value in zip(SWEEP_KEYS, key, strict=True):
         agreement = agreement[agreement[name] == value]
     if len(agreement):

@@ -58,12 +58,12 @@ class StoredPatterns:
 
 def stored_patterns(run: RunTables) -> dict[str, StoredPatterns]:
     """The stored documents, lengths and heads, by model."""
-    return run.cached_result(_collect_stored_patterns)
+    return run.derived(_collect_stored_patterns)
 
 
 def _collect_stored_patterns(run: RunTables) -> dict[str, StoredPatterns]:
     patterns: dict[str, StoredPatterns] = {}
-    for model, length, doc, layer, head in run.cached_result(_sorted_top_keys)[1]:
+    for model, length, doc, layer, head in run.derived(_sorted_top_keys)[1]:
         stored = patterns.setdefault(model, StoredPatterns({}, {}))
         for values, value in (
             (stored.lengths_by_document.setdefault(doc, []), length),
@@ -76,20 +76,20 @@ def _collect_stored_patterns(run: RunTables) -> dict[str, StoredPatterns]:
 
 def have_same_tokens(run: RunTables, doc: str, length: int, model: str, other_model: str) -> bool:
     """Whether two models split a document of that context length into the same tokens."""
-    tokenizers = run.cached_result(_load_texts)[0]
+    tokenizers = run.derived(_load_texts)[0]
     return tokenizers.get((other_model, doc), {}).get(length) == tokenizers[model, doc][length]
 
 
 def document_text(run: RunTables, model: str, doc: str) -> TokenizedText:
     """The tokens of a document under a model, up to its longest stored context length."""
-    tokenizers, texts = run.cached_result(_load_texts)
+    tokenizers, texts = run.derived(_load_texts)
     tokenizer_by_length = tokenizers[model, doc]
     return texts[tokenizer_by_length[max(tokenizer_by_length)], doc]
 
 
 def top_keys(run: RunTables, pattern_key: PatternKey, query: int) -> pd.DataFrame:
     """The top keys of one row of one head: `rank`, `key`, `weight`, `distance`; empty if the row is not stored."""
-    frame, ranges = run.cached_result(_sorted_top_keys)
+    frame, ranges = run.derived(_sorted_top_keys)
     start, stop = ranges.get(pattern_key, (0, 0))
     first, last = np.searchsorted(frame["query"].to_numpy()[start:stop], [query, query + 1]) + start
     rows = frame.iloc[first:last][["rank", "key", "weight"]]
@@ -98,7 +98,7 @@ def top_keys(run: RunTables, pattern_key: PatternKey, query: int) -> pd.DataFram
 
 def stored_queries(run: RunTables, pattern_key: PatternKey) -> list[int]:
     """The stored query positions; the same for all heads and models of that document and length."""
-    frame, ranges = run.cached_result(_sorted_top_keys)
+    frame, ranges = run.derived(_sorted_top_keys)
     start, stop = ranges.get(pattern_key, (0, 0))
     return [int(query) for query in np.unique(frame["query"].to_numpy()[start:stop])]
 
@@ -111,7 +111,7 @@ def top_far_rows(
     Columns `doc`, `query`, `key`, `weight`, `distance`, largest weight first; at most `max_per_document` rows of a
     document, at least 8 tokens apart.
     """
-    frame, ranges = run.cached_result(_sorted_far_keys)
+    frame, ranges = run.derived(_sorted_far_keys)
     pattern_keys = [key for key in ranges if (key[0], *key[3:]) == (model, layer, head)]
     longest = max((length for _, length, *_ in pattern_keys), default=0)
     selected = [

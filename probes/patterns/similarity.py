@@ -65,7 +65,7 @@ def row_distances(run: RunTables, model: str, layer: int, head: int) -> pd.DataF
     Indexed by (model, layer, head): `distance`, the mean over documents, and `spread`, the largest minus the smallest
     mean of one document (NaN with one document). Heads without a common row, as in other tokens, are left out.
     """
-    stored = run.cached_result(_stored_rows)
+    stored = run.derived(_stored_rows)
     number = -1 if stored is None else int(stored.heads.get_indexer(pd.Index([(model, layer, head)]))[0])
     if stored is None or number < 0:
         return pd.DataFrame({"distance": [], "spread": []})

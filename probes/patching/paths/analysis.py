@@ -29,7 +29,7 @@ SweepKey = tuple[str, str, str, str, str]
 
 def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
     """The sweeps of a run in the order of its models; see `sweeps_of_model`."""
-    return [sweep for model in run.models for sweep in run.cached_result(sweeps_of_model, model)]
+    return [sweep for model in run.models for sweep in run.derived(sweeps_of_model, model)]
 
 
 def sweeps_of_model(run: RunTables, model: str) -> list[tuple[SweepKey, pd.DataFrame]]:

@@ -43,7 +43,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The graph of the strongest paths, the strongest paths as a table, and the agreement of estimates."""
     if not _has_paths(context.run):
         return
-    for key, paths in context.run.cached_result(sweeps_of_model, context.selected_model):
+    for key, paths in context.run.derived(sweeps_of_model, context.selected_model):
         yield ChartGroup(PROBE.title, f"{describe_path_sweep(key)}, {key[1]}", _sweep_charts(key, paths))
 
 
@@ -71,7 +71,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The strongest path from a head and the strongest to it, in every sweep of a model."""
     if not _has_paths(run):
         return
-    for key, paths in run.cached_result(sweeps_of_model, model):
+    for key, paths in run.derived(sweeps_of_model, model):
         for end, direction in (("sender", "from"), ("receiver", "to")):
             own = paths[(paths[f"{end}_layer"] == layer) & (paths[f"{end}_head"] == head)]
             for _, path in strongest_paths(own, 1).iterrows():
