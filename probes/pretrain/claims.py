@@ -108,7 +108,7 @@ def _claim_over_seeds(
     assess_models: Callable[[HeadsByVariant], VerdictAndEvidence | None],
 ) -> Iterator[PaperClaim]:
     verdicts_by_seed = {
-        seed: assessed for seed, models in by_seed.items() if (assessed := assess_models(models)) is not None
+        seed: result for seed, models in by_seed.items() if (result := assess_models(models)) is not None
     }
     if verdicts_by_seed:
         evidence = ". ".join(f"Seed {seed}: {of_seed}" for seed, (_, of_seed) in verdicts_by_seed.items())
