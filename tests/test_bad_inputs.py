@@ -246,7 +246,7 @@ STUDIES = [
     ("budget.shares.0 must be a finite number: nan", "budget: {shares: [.nan]}"),
     ("unknown order 'entropy'. Use one of: effective-length", "budget: {orders: [entropy]}"),
     ("two orders are named 'a'", "budget: {orders: ['file:x/a.json', 'file:y/a.csv']}"),
-    ("budget.bound must be above 0.0: 0", "budget: {bound: 0}"),
+    ("budget.max_loss_increase must be above 0.0: 0", "budget: {max_loss_increase: 0}"),
     ("'draws' is for the order random", "budget: {orders: [far-mass], draws: 3}"),
     ("'count' is for prompts", "budget: {count: 3}"),
     ("influence.curve must be true or false", "influence: {curve: maybe}"),
