@@ -340,7 +340,7 @@ def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, 
 
 
 def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path, tmp_path: Path) -> None:
-    plain, monitored = train(folder, tmp_path / "a"), train(folder, tmp_path / "b", watch=True)
+    plain, monitored = train(folder, tmp_path / "a"), train(folder, tmp_path / "b", measure_checkpoints=True)
     for step in (0, 2, 4, 6):
         plain_tensors, monitored_tensors = (load_file(adapter_path(run, step)) for run in (plain, monitored))
         assert all(torch.equal(plain_tensors[name], monitored_tensors[name]) for name in plain_tensors)
@@ -354,11 +354,11 @@ def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path,
     )
 
 
-def test_a_watched_training_that_is_resumed_keeps_one_run_of_its_heads(
+def test_a_measured_training_that_is_resumed_keeps_one_run_of_its_heads(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted after the heads were measured and before the cell was stored."""
-    add, content = RunWriter.add, study_content(folder, watch=True)
+    add, content = RunWriter.add, study_content(folder, measure_checkpoints=True)
     interrupted_cells = ["step 0", "steps 1 to 2"]
 
     def interrupted_add(self: RunWriter, cell_id: str, *content: Any) -> None:

@@ -263,7 +263,8 @@ def test_variants_share_initial_weights_and_batches_but_seeds_do_not(trained: Ru
 def test_monitoring_measures_each_checkpoint_and_leaves_the_weights_unchanged(
     trained: Run, texts: Path, tmp_path: Path
 ) -> None:
-    monitored = run_study(small_study(texts, trainings=["adarope"], checkpoints=[0, 4], watch=True), tmp_path)
+    options = {"checkpoints": [0, 4], "measure_checkpoints": True}
+    monitored = run_study(small_study(texts, trainings=["adarope"], **options), tmp_path)
     last = "checkpoints/adarope-s0/step-000004"
     for file in ("model.safetensors", "adarope.safetensors"):
         assert (monitored.path / last / file).read_bytes() == (trained.path / last / file).read_bytes()

@@ -42,8 +42,8 @@ PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
     "influence": {"order": "estimate_order", "targets": "reset_to"},
-    "adapt": {"keep": "save_every"},
-    "pretrain": {"keep": "save_every"},
+    "adapt": {"keep": "save_every", "watch": "measure_checkpoints"},
+    "pretrain": {"keep": "save_every", "watch": "measure_checkpoints"},
     "budget": {"bound": "max_loss_increase"},
 }
 """Old option -> new option, by probe."""
@@ -118,7 +118,10 @@ def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, options in config.items():
         probe = PROBES.get(name, name)
         if name == "joined":
-            options = {run: part | {"config": translate_config(part.get("config", {}))} for run, part in options.items()}
+            options = {
+                run: part | {"config": translate_config(part["config"])} if "config" in part else part
+                for run, part in options.items()
+            }
         if isinstance(options, dict) and probe in OPTIONS:
             options = {OPTIONS[probe].get(key, key): value for key, value in options.items()}
             options = {key: _translate_option(probe, key, value) for key, value in options.items()}

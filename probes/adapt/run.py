@@ -102,7 +102,7 @@ class AdaptRunner:
             if not np.isfinite(validation["nll"]).all():
                 raise self._divergence_error("the validation loss is not finite", segment.end_step)
             self._save_segment(trainer, peft, segment, validation, step_records)
-            if self.options.watch:
+            if self.options.measure_checkpoints:
                 measure_training_step(
                     self.context,
                     f"{self.context.study.name}-heads",

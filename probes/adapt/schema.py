@@ -100,7 +100,9 @@ class AdaptOptions(Options):
         description="activation checkpointing for sequences longer than this many tokens: less memory, but slower",
     )
 
-    watch: bool = Field(False, description="also measure the heads at every saved adapter, into a second run")
+    measure_checkpoints: bool = Field(
+        False, description="also measure the heads at every saved adapter, into a second run"
+    )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "AdaptOptions":

@@ -133,7 +133,7 @@ class PretrainRunner:
         if not np.isfinite(validation["nll"]).all():
             raise self._divergence_error("the validation loss is not finite", segment, segment.end_step)
         self._save_segment(trainer, positions, segment)
-        if self.options.watch and segment.end_step in self.options.checkpoint_steps:
+        if self.options.measure_checkpoints and segment.end_step in self.options.checkpoint_steps:
             measure_training_step(
                 self.context,
                 segment.training.name,

@@ -93,7 +93,7 @@ class PretrainOptions(Options):
         64, ge=1, le=MAX_STEPS, description="validate, and allow resuming, after every so many steps"
     )
     validation_length: int = Field(512, ge=2, description="tokens of each validation document")
-    watch: bool = Field(
+    measure_checkpoints: bool = Field(
         False, description="also measure the heads at every saved checkpoint, into one more run per training"
     )
 
