@@ -543,7 +543,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
         ({"start": "adarope:adapter=smollm2-135m"}, "does not fit"),
         ({"adapter": "none.safetensors"}, "no adapter at 'none.safetensors'"),
         ({"adapter": "smollm2-135m"}, "does not fit"),
-        ({"mix": "documents"}, "adapt.mix"),
+        ({"sample_by": "documents"}, "adapt.sample_by"),
         ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
         ({"phases": []}, "no phases. Give at least one"),
     ],

@@ -42,8 +42,8 @@ PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
     "influence": {"order": "estimate_order", "targets": "reset_to"},
-    "adapt": {"keep": "save_every", "watch": "measure_checkpoints"},
-    "pretrain": {"keep": "save_every", "watch": "measure_checkpoints"},
+    "adapt": {"keep": "save_every", "watch": "measure_checkpoints", "mix": "sample_by"},
+    "pretrain": {"keep": "save_every", "watch": "measure_checkpoints", "mix": "sample_by"},
     "budget": {"bound": "max_loss_increase"},
 }
 """Old option -> new option, by probe."""

@@ -58,7 +58,7 @@ class AdaptRunner:
             context.record_input("adapter to start from", [digest_adapter(options.adapter)])
         self.validation_documents = context.documents(self.model_label, options.validation_length)
         validation_digests = {document.name: document.digest for document in self.validation_documents}
-        tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.mix == "sources"
+        tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.sample_by == "sources"
         self.sampler = SequenceSampler(
             options.train, tokenizer, validation_digests, context.seed, uniform_over_sources, self.validation_documents
         )

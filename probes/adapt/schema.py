@@ -56,8 +56,9 @@ class AdaptOptions(Options):
         min_length=1,
         description="text sources to train on; the validation documents (--text) are left out",
     )
-    mix: Literal["tokens", "sources"] = Field(
-        "tokens", description="sample uniformly over all tokens of --train, or over its sources"
+    sample_by: Literal["tokens", "sources"] = Field(
+        "tokens",
+        description="what sampling is uniform over: all tokens of --train, or its sources, of which one is drawn first",
     )
     phases: list[Phase] = Field(
         [

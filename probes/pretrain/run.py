@@ -212,7 +212,7 @@ class PretrainRunner:
 
     @cached_property
     def sampler(self) -> SequenceSampler:
-        uniform_over_sources = self.options.mix == "sources"
+        uniform_over_sources = self.options.sample_by == "sources"
         sampler = SequenceSampler(
             self.options.train,
             self.tokenizer,

@@ -62,8 +62,9 @@ class PretrainOptions(Options):
         min_length=1,
         description="text sources to train on; the validation documents (--text) are left out",
     )
-    mix: Literal["tokens", "sources"] = Field(
-        "tokens", description="sample uniformly over all tokens of --train, or over its sources"
+    sample_by: Literal["tokens", "sources"] = Field(
+        "tokens",
+        description="what sampling is uniform over: all tokens of --train, or its sources, of which one is drawn first",
     )
     vocabulary: int = Field(4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --train")
     architecture: Literal["llama", "qwen3", "olmoe"] = Field("llama", description="model class in transformers")
