@@ -411,10 +411,10 @@ def test_chunked_and_recomputed_gradients_equal_those_of_the_plain_loss(folder: 
     model = headscope.load(str(folder / "tiny"))
     batch = [torch.randint(3, 30, (length,), generator=torch.Generator().manual_seed(length)) for length in (700, 90)]
     results = []
-    for recompute_above in (0, 10_000):
+    for checkpoint_activations_above in (0, 10_000):
         adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, f"yarn:factor={FACTOR}"))
         with frozen_weights(model):
-            trainer = AdapterTrainer(model, adarope, (0.0, 0.0, 0.0), None, recompute_above)
+            trainer = AdapterTrainer(model, adarope, (0.0, 0.0, 0.0), None, checkpoint_activations_above)
             loss = trainer.step(batch, 1.0)
         results.append((loss, [parameter.grad.clone() for parameter in adarope.parameters()]))
     plain = AdaRoPE.from_schedule(model, resolve_schedule(model, f"yarn:factor={FACTOR}"))

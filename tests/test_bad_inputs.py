@@ -98,7 +98,7 @@ SECTIONS = (
     "circuits",
 )
 WHOLE = {
-    "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "recompute_above"),
+    "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),
     "influence": ("estimate_order", "top", "random", "draws", "memory"),
     "needle": ("max_length", "needles", "seeds"),
     "window": ("center", "dims", "seeds", "steps"),
@@ -769,7 +769,7 @@ def of_ceilings() -> Iterator[Any]:
         ("--lora-rate", "100"),
         ("--lora-rank", "4096"),
         ("--lora-alpha", "1048576"),
-        ("--recompute-above", "2147483648"),
+        ("--checkpoint-activations-above", "2147483648"),
         ("--factor", "1000000"),
     ):
         yield adapt(2, f"{flag} must be at most {ceiling}", flag, DIGITS)

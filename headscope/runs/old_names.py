@@ -42,7 +42,12 @@ PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
     "influence": {"order": "estimate_order", "targets": "reset_to"},
-    "adapt": {"keep": "save_every", "watch": "measure_checkpoints", "mix": "sample_by"},
+    "adapt": {
+        "keep": "save_every",
+        "watch": "measure_checkpoints",
+        "mix": "sample_by",
+        "recompute_above": "checkpoint_activations_above",
+    },
     "pretrain": {"keep": "save_every", "watch": "measure_checkpoints", "mix": "sample_by"},
     "budget": {"bound": "max_loss_increase"},
 }

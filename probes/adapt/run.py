@@ -164,7 +164,7 @@ class AdaptRunner:
                 peft = stack.enter_context(adding_lora(model, options.lora_rank, options.lora_alpha, self.context.seed))
             adarope = self._initial_adapter(model)
             rates = (options.frequency_rate, options.scale_rate, options.lora_rate)
-            trainer = AdapterTrainer(model, adarope, rates, peft, options.recompute_above)
+            trainer = AdapterTrainer(model, adarope, rates, peft, options.checkpoint_activations_above)
             if step:
                 trainer.load(self._state_path(step))
             yield trainer, peft

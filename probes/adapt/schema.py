@@ -94,7 +94,7 @@ class AdaptOptions(Options):
         10, ge=1, le=MAX_STEPS, description="save the adapter, validate, and allow resuming after every so many steps"
     )
     validation_length: int = Field(4096, ge=2, description="tokens of each validation document")
-    recompute_above: int = Field(
+    checkpoint_activations_above: int = Field(
         0,
         ge=0,
         le=2**31,
