@@ -257,7 +257,8 @@ def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
     strategy: str, trained_run: Run, folder: Path, tmp_path: Path
 ) -> None:
     source = str(adapter_path(trained_run, 40)) if strategy.startswith("adarope-") else None
-    run = train(folder, tmp_path / "runs", strategy=strategy, adapter=source, lora_rank=4, lora_alpha=4, lora_rate=1e-2)
+    lora = {"lora_rank": 4, "lora_alpha": 4, "lora_learning_rate": 1e-2}
+    run = train(folder, tmp_path / "runs", strategy=strategy, adapter=source, **lora)
     adapter = adapter_path(run, 6)
     start = load_file(source) if source else load_file(adapter_path(run, 0))
     learned_positions = strategy in ("joint", "adarope-joint")
@@ -383,7 +384,7 @@ def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path,
     with pytest.raises(
         TrainingDiverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
     ) as raised:
-        train(folder, tmp_path, frequency_rate=100, scale_rate=100, save_every=1)
+        train(folder, tmp_path, frequency_learning_rate=100, scale_learning_rate=100, save_every=1)
     assert "\n" not in str(raised.value)
     adapters = [*tmp_path.rglob("adapters/*.safetensors")]
     assert "step-0000.safetensors" in {adapter.name for adapter in adapters}

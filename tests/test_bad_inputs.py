@@ -109,7 +109,7 @@ WHOLE = {
     "circuits": ("top",),
     "evaluate": ("documents",),
 }
-REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
+REAL = {"adapt": ("factor", "frequency_learning_rate", "scale_learning_rate", "lora_learning_rate")}
 LISTS = {
     "measure": ("lengths", "tables"),
     "influence": ("lengths", "reset_to", "models"),
@@ -751,9 +751,9 @@ def of_ceilings() -> Iterator[Any]:
         ("--steps", "1000000"),
         ("--warmup", "1000000"),
         ("--save-every", "1000000"),
-        ("--rate", "100"),
-        ("--frequency-rate", "100"),
-        ("--scale-rate", "100"),
+        ("--learning-rate", "100"),
+        ("--frequency-learning-rate", "100"),
+        ("--scale-learning-rate", "100"),
         ("--weight-decay", "100"),
         ("--vocabulary", "131072"),
     ):
@@ -764,9 +764,9 @@ def of_ceilings() -> Iterator[Any]:
     for flag, ceiling in (
         ("--warmup", "1000000"),
         ("--save-every", "1000000"),
-        ("--frequency-rate", "100"),
-        ("--scale-rate", "100"),
-        ("--lora-rate", "100"),
+        ("--frequency-learning-rate", "100"),
+        ("--scale-learning-rate", "100"),
+        ("--lora-learning-rate", "100"),
         ("--lora-rank", "4096"),
         ("--lora-alpha", "1048576"),
         ("--checkpoint-activations-above", "2147483648"),

@@ -143,8 +143,8 @@ def test_one_step_equals_that_of_a_plain_implementation(variant: str) -> None:
     weights = {id(parameter) for parameter in model.module.parameters()}
     for parameter, initial, gradient in zip(trainer.trainable_parameters, before, gradients, strict=True):
         decay = options.weight_decay if id(parameter) in weights else 0.0
-        position_rate = options.frequency_rate if parameter.dim() == 3 else options.scale_rate
-        rate = options.rate if id(parameter) in weights else position_rate
+        position_rate = options.frequency_learning_rate if parameter.dim() == 3 else options.scale_learning_rate
+        rate = options.learning_rate if id(parameter) in weights else position_rate
         expected_value = initial * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8)
         is_large = gradient.abs() > 1e-5
         assert (parameter.detach() - expected_value).abs()[is_large].max() < 1e-6

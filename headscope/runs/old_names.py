@@ -47,8 +47,18 @@ OPTIONS = {
         "watch": "measure_checkpoints",
         "mix": "sample_by",
         "recompute_above": "checkpoint_activations_above",
+        "frequency_rate": "frequency_learning_rate",
+        "scale_rate": "scale_learning_rate",
+        "lora_rate": "lora_learning_rate",
     },
-    "pretrain": {"keep": "save_every", "watch": "measure_checkpoints", "mix": "sample_by"},
+    "pretrain": {
+        "keep": "save_every",
+        "watch": "measure_checkpoints",
+        "mix": "sample_by",
+        "rate": "learning_rate",
+        "frequency_rate": "frequency_learning_rate",
+        "scale_rate": "scale_learning_rate",
+    },
     "budget": {"bound": "max_loss_increase"},
 }
 """Old option -> new option, by probe."""

@@ -143,8 +143,8 @@ class AdaptRunner:
 
     def _divergence_error(self, reason: str, step: int) -> TrainingDiverged:
         return TrainingDiverged(
-            f"training diverged at step {step}: {reason}. Use lower learning rates, e.g. --frequency-rate 0.01 "
-            f"--scale-rate 0.001; the last good adapter is in {self._adapter_folder}"
+            f"training diverged at step {step}: {reason}. Use lower learning rates, e.g. --frequency-learning-rate "
+            f"0.01 --scale-learning-rate 0.001; the last good adapter is in {self._adapter_folder}"
         )
 
     def _step_cost(self, step: int) -> float:
@@ -163,7 +163,7 @@ class AdaptRunner:
             if options.strategy != "adarope":
                 peft = stack.enter_context(adding_lora(model, options.lora_rank, options.lora_alpha, self.context.seed))
             adarope = self._initial_adapter(model)
-            rates = (options.frequency_rate, options.scale_rate, options.lora_rate)
+            rates = (options.frequency_learning_rate, options.scale_learning_rate, options.lora_learning_rate)
             trainer = AdapterTrainer(model, adarope, rates, peft, options.checkpoint_activations_above)
             if step:
                 trainer.load(self._state_path(step))

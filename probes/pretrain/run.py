@@ -189,7 +189,8 @@ class PretrainRunner:
 
     def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> TrainingDiverged:
         return TrainingDiverged(
-            f"training {segment.training.name} diverged at step {step}: {reason}. Use a lower rate, e.g. --rate 1e-4"
+            f"training {segment.training.name} diverged at step {step}: {reason}. Use a lower learning rate, e.g. "
+            "--learning-rate 1e-4"
         )
 
     # Shared by all trainings --------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
 def _plain_training_loop(options: PretrainOptions, ids: torch.Tensor) -> Callable[[], None]:
     module = random_model(options, options.vocabulary, 0)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=options.rate, betas=BETAS, eps=EPSILON)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=options.learning_rate, betas=BETAS, eps=EPSILON)
 
     def steps(count: int = STEPS_PER_TIMING) -> None:
         for _ in range(count):

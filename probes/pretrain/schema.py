@@ -76,9 +76,11 @@ class PretrainOptions(Options):
     length: int = Field(512, ge=4, description="tokens per sequence")
     batch: int = Field(8, ge=1, description="sequences per step")
     steps: int = Field(2048, ge=1, le=MAX_STEPS, description="optimiser steps")
-    rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
-    frequency_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)")
-    scale_rate: float = Field(
+    learning_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
+    frequency_learning_rate: float = Field(
+        3e-3, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)"
+    )
+    scale_learning_rate: float = Field(
         3e-4, gt=0, le=MAX_RATE, description="learning rate of temperature (tau) and growth (gamma)"
     )
     weight_decay: float = Field(
