@@ -80,7 +80,7 @@ def study_content(folder: Path, **adapt: Any) -> dict[str, Any]:
     has_own_start = {"adapter", "start"} & adapt.keys()
     section = {
         "factor": None if has_own_start else FACTOR,
-        "train": [f"file:{folder}/texts/*.txt"],
+        "training_texts": [f"file:{folder}/texts/*.txt"],
         "phases": [{"length": 128, "steps": 4, "batch": 2}, {"length": NATIVE * FACTOR, "steps": 2}],
         "warmup": 2,
         "save_every": 2,
@@ -185,9 +185,9 @@ def test_training_texts_of_a_continued_adapter_cannot_be_validation_texts(
     new_texts = tmp_path / "other"
     new_texts.mkdir()
     (new_texts / "new.txt").write_text((folder / held_out[0]).read_text()[::-1])
-    run = train(folder, tmp_path / "runs", adapter=before, train=[f"file:{new_texts}/*.txt"])
+    run = train(folder, tmp_path / "runs", adapter=before, training_texts=[f"file:{new_texts}/*.txt"])
     assert metadata_of(adapter_path(run, 6))["trained_on"] == sorted([*trained_on, "other/new.txt"])
-    content = study_content(folder, adapter=before, train=[f"file:{new_texts}/*.txt"])
+    content = study_content(folder, adapter=before, training_texts=[f"file:{new_texts}/*.txt"])
     content["texts"] = {"source": f"file:{folder}/{trained_on[0]}", "docs": 1}
     with pytest.raises(
         BadInput,

@@ -116,7 +116,7 @@ LISTS = {
     "needle": ("lengths", "depths"),
     "window": ("widths",),
     "scaling": ("lengths", "exponents", "betas"),
-    "adapt": ("phases", "train"),
+    "adapt": ("phases", "training_texts"),
     "detectors": ("periods",),
     "patterns": ("lengths",),
     "attribution": ("lengths",),
@@ -282,7 +282,7 @@ PLAIN = [
         name="surrogate label",
     ),
     case(2, "is not UTF-8", "run", "--text", "file:caf\udce9.txt", name="surrogate text"),
-    case(2, "is not UTF-8", "adapt", "--train", "file:caf\udce9.txt", name="surrogate train"),
+    case(2, "is not UTF-8", "adapt", "--training-texts", "file:caf\udce9.txt", name="surrogate train"),
     case(2, "--checkpoints is empty", "run", "--checkpoints", ""),
     run(2, "would search the whole machine", "--checkpoints", "/**"),
     run(2, "would search the whole machine", "--checkpoints", "/*/**/x-*"),
@@ -657,7 +657,7 @@ INTERFACES = [
                 ("patterns", "--prompt", "caf\udce9"),
                 ("adapt", "--adapter", "caf\udce9.safetensors"),
                 ("adapt", "--start", "caf\udce9"),
-                ("pretrain", "--train", "file:caf\udce9"),
+                ("pretrain", "--training-texts", "file:caf\udce9"),
                 ("evaluate", "--tasks", "caf\udce9.yaml"),
                 ("influence", "--heads", "caf\udce9=L1H1"),
                 ("detectors", "--period", "\udce9"),
@@ -696,7 +696,7 @@ INTERFACES = [
 # Honest results: weights, numbers and names that would give wrong numbers -------------------------------------------
 
 DIGITS = "9" * 25
-TRAIN = ("--train", "file:{place}/texts/*.txt")
+TRAIN = ("--training-texts", "file:{place}/texts/*.txt")
 PRETRAIN = (*TINY[2:], *TRAIN, "--vocabulary", 300, "--steps", 2, "--length", 16, "--validation-length", 16)
 ADAPT = ("--model", "{place}/tiny", *TINY[2:], *TRAIN, "--phase", "16:1", "--validation-length", 24)
 EXACT = (*TINY, "--length", 24, "--component", "zero", "--method", "exact")

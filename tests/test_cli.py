@@ -102,14 +102,14 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
         (2, ["--phase", "2048"], "invalid phase '2048'. Use LENGTH:STEPS"),
         (
             2,
-            ["--phase", "100000:1", "--train", f"file:{LICENSE}"],
+            ["--phase", "100000:1", "--training-texts", f"file:{LICENSE}"],
             "no training document has 100000 tokens: the longest",
         ),
         (2, ["--variant", "freq"], "--variant must be 'full',"),
         (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt takes one checkpoint without a scheme"),
         (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs an adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
-        (3, ["--train", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
+        (3, ["--training-texts", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
     ],
 )
 def test_a_mistake_in_a_training_is_refused_before_any_work(refused, code, arguments, message):

@@ -195,7 +195,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small_study(texts: Path, **options: Any) -> Any:
     held_out = {"source": f"file:{texts}/held.txt", "docs": 1}
-    options = {**SMALL, "train": [f"file:{texts}/*.txt"], "validation_length": 64, **options}
+    options = {**SMALL, "training_texts": [f"file:{texts}/*.txt"], "validation_length": 64, **options}
     return build_study({"name": "small", "texts": held_out, "pretrain": options})
 
 

@@ -43,6 +43,7 @@ OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
     "influence": {"order": "estimate_order", "targets": "reset_to"},
     "adapt": {
+        "train": "training_texts",
         "keep": "save_every",
         "watch": "measure_checkpoints",
         "mix": "sample_by",
@@ -52,6 +53,7 @@ OPTIONS = {
         "lora_rate": "lora_learning_rate",
     },
     "pretrain": {
+        "train": "training_texts",
         "keep": "save_every",
         "watch": "measure_checkpoints",
         "mix": "sample_by",

@@ -60,7 +60,12 @@ class AdaptRunner:
         validation_digests = {document.name: document.digest for document in self.validation_documents}
         tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.sample_by == "sources"
         self.sampler = SequenceSampler(
-            options.train, tokenizer, validation_digests, context.seed, uniform_over_sources, self.validation_documents
+            options.training_texts,
+            tokenizer,
+            validation_digests,
+            context.seed,
+            uniform_over_sources,
+            self.validation_documents,
         )
         documents = self.sampler.documents.items()
         context.record_input("training texts", (part for name, ids in documents for part in (name, ids)))

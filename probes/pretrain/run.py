@@ -93,7 +93,7 @@ class PretrainRunner:
         return validation_texts
 
     def _training_texts(self) -> Iterator[Document]:
-        for source in self.options.train:
+        for source in self.options.training_texts:
             yield from exclude_validation_texts(self._validation_digests, source)
 
     @property
@@ -215,7 +215,7 @@ class PretrainRunner:
     def sampler(self) -> SequenceSampler:
         uniform_over_sources = self.options.sample_by == "sources"
         sampler = SequenceSampler(
-            self.options.train,
+            self.options.training_texts,
             self.tokenizer,
             self._validation_digests,
             self.context.seed,

