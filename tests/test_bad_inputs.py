@@ -99,7 +99,7 @@ SECTIONS = (
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),
-    "influence": ("estimate_order", "top", "random", "draws", "memory"),
+    "influence": ("estimate_order", "verify_top", "verify_random", "draws", "memory"),
     "needle": ("max_length", "needles", "seeds"),
     "window": ("center", "dims", "seeds", "steps"),
     "scaling": ("seeds",),
@@ -777,7 +777,7 @@ def of_ceilings() -> Iterator[Any]:
     yield adapt(2, "steps must be at most 1000000", "--phase", f"16:{DIGITS}")
     yield adapt(2, "no training document has", "--phase", f"{DIGITS}:1")
     yield adapt(2, "have 9999999999999999999999999 tokens", "--validation-length", DIGITS)
-    for flag in ("--top", "--random", "--draws", "--memory"):
+    for flag in ("--verify-top", "--verify-random", "--draws", "--memory"):
         yield influence(f"{flag} must be at most", flag, DIGITS)
     yield influence("--needles must be at most", "--needles", DIGITS)
     yield influence("--depths must be at most", "--depths", DIGITS)

@@ -173,7 +173,7 @@ def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
     assert "--components: unknown component" in refused(2, "influence", "--component", "freq,frequency")
     assert "--reset-to" in refused(2, "influence", "--reset-to", "start")
     assert "--unit" in refused(2, "influence", "--unit", "layer")
-    assert "--top" in refused(2, "influence", "--top", 0)
+    assert "--verify-top" in refused(2, "influence", "--verify-top", 0)
 
 
 @pytest.mark.model
@@ -183,7 +183,7 @@ def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
     flags = ("--component", "zero", "--text", f"file:{LICENSE}", "--docs", 1, "--length", 10_000_000)
     assert "LICENSE, has" in refused(2, "influence", *flags)
     assert "exceed the 270 heads or KV groups" in refused(
-        2, "influence", "--component", "zero", "--top", 271, "--length", 64
+        2, "influence", "--component", "zero", "--verify-top", 271, "--length", 64
     )
 
 

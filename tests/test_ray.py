@@ -334,8 +334,8 @@ def test_a_worker_returns_the_rows_of_this_process(folder: Path, tmp_path: Path,
     else:
         options["influence"] |= {
             "method": "verify",
-            "top": 1,
-            "random": 1,
+            "verify_top": 1,
+            "verify_random": 1,
             "components": ["zero"],
             "models": ["base"],
         }

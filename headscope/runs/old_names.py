@@ -41,7 +41,7 @@ VALUE_COLUMNS = ("component", "method", "ablation")
 PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
-    "influence": {"order": "estimate_order", "targets": "reset_to"},
+    "influence": {"order": "estimate_order", "targets": "reset_to", "top": "verify_top", "random": "verify_random"},
     "adapt": {
         "train": "training_texts",
         "keep": "save_every",
@@ -61,6 +61,8 @@ OPTIONS = {
         "frequency_rate": "frequency_learning_rate",
         "scale_rate": "scale_learning_rate",
     },
+    "patching": {"top": "verify_top", "random": "verify_random"},
+    "paths": {"top": "verify_top", "random": "verify_random"},
     "budget": {"bound": "max_loss_increase"},
 }
 """Old option -> new option, by probe."""
