@@ -370,7 +370,7 @@ def score_files(place: Path) -> Path:
         ("--shares must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
         ("--shares must be a finite number: 'nan'", "--shares nan"),
         ("no share between 0 and 1", "--shares 0,1"),
-        ("--bound must be above 0.0: '0'", "--bound 0"),
+        ("--max-loss-increase must be above 0.0: '0'", "--max-loss-increase 0"),
         ("unknown order 'far'", "--orders far"),
         ("has scores of 5 layers of 3 KV groups, but model 'base' has 4 layers of 2 KV groups", "--orders file:other"),
         ("has scores of 5 layers of 4 heads, but model 'base' has 4 layers of 4 heads", "--orders file:heads.json"),

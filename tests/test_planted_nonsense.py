@@ -362,7 +362,7 @@ def validation_text_in_training(lab: Lab) -> tuple[Result, str]:
     (lab.own / "train" / "other.txt").write_text(" ".join(random_words("other")))
     (lab.own / "train" / "leak.txt").write_text(" ".join(["w1", *held_out, "w2"]))
     phases = ("--phase", "16:1", "--save-every", 1, "--warmup", 1, "--validation-length", 40, "--factor", 2)
-    places = ("--train", f"file:{lab.own}/train/*.txt", "--text", text, "--docs", 1, "--out", lab.own / "runs")
+    places = ("--training-texts", f"file:{lab.own}/train/*.txt", "--text", text, "--docs", 1, "--out", lab.own / "runs")
     result = lab.headscope("adapt", "--model", lab.shared / "good", *phases, *places, *QUIET)
     return result, "leak.txt is not used for training: it is a near-copy of written/held.txt"
 

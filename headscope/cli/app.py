@@ -334,8 +334,12 @@ def renamed_option(error: ClickException) -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")
-    new = old_names.OPTIONS.get(str(command), {}).get(str(option).lstrip("-").replace("-", "_"))
-    return f"option {option} is now --{new.replace('_', '-')}. See headscope {command} --help" if new else None
+    probes = plugins.requestable_probes().values()
+    probe_name = next((probe.name for probe in probes if probe.command_name == command), "")
+    negation = "no-" if str(option).startswith("--no-") else ""
+    old_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
+    new_name = old_names.OPTIONS.get(probe_name, {}).get(old_name, "").replace("_", "-")
+    return f"option {option} is now --{negation}{new_name}. See headscope {command} --help" if new_name else None
 
 
 def _write_report(paths: list[Path], out: Path) -> None:

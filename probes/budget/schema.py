@@ -38,7 +38,9 @@ class BudgetOptions(Options):
     )
     sink: int = Field(64, ge=0, le=2**24, description="first tokens that a streaming KV group keeps")
     recent: int = Field(256, ge=0, le=2**24, description="last tokens that a streaming KV group keeps")
-    bound: float = Field(0.01, gt=0, description="largest acceptable increase of the loss, in nats per token")
+    max_loss_increase: float = Field(
+        0.01, gt=0, description="largest acceptable increase of the loss, in nats per token"
+    )
     reduction: Literal["max", "mean"] = Field(
         "max", description="how the scores of the query heads of a KV group become one"
     )
