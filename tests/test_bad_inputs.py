@@ -851,9 +851,9 @@ HUB_IDS = ("a/b.", "a/b--c", "a..b/c", "org/name.git", "org/é", f"org/{'x' * 10
 
 def of_hub_ids() -> Iterator[Any]:
     for hub_id in HUB_IDS:
-        message = f"no checkpoint at '{hub_id}', and the hub has no such ids"
+        message = f"'{hub_id}' is neither a local path nor a valid hub id"
         yield model(3, message, hub_id)
-        yield model(3, f"no checkpoint at '{hub_id}:step1', and the hub has no such ids", f"{hub_id}:step1")
+        yield model(3, f"'{hub_id}:step1' is neither a local path nor a valid hub id", f"{hub_id}:step1")
     for hub_id in HUB_IDS[:4]:
         yield model(3, f"no checkpoint at '{hub_id}', and the hub", f"{{place}}/tiny+{hub_id}")
         yield run(3, f"no checkpoint at '{hub_id}', and the hub", "--checkpoints", f"{hub_id}:step*")

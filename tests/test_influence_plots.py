@@ -37,7 +37,7 @@ def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(units) == 8
     assert (
-        "2 of 8 KV groups are exact, the others are first-order estimates"
+        "2 of 8 KV groups were evaluated exactly, the others estimated (first-order)"
         in plots.plot_matrix(units).layout.title.subtitle.text
     )
 

@@ -302,7 +302,7 @@ def test_a_mistake_of_the_user_keeps_the_process(worker: ModelWorker) -> None:
     ):
         with pytest.raises(BadInput, match=message):
             worker.ask("read", **arguments)
-    with pytest.raises(BadInput, match="the prompt has 300 tokens, and its attention is drawn up to 256"):
+    with pytest.raises(BadInput, match="the prompt has 300 tokens; attention patterns are shown for at most 256"):
         worker.ask("attention", prompt="w1 " * 300, model="base", layer=0)
     assert worker.process_id == process
 

@@ -100,7 +100,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "value-weighted weight of the first key",
             "",
             "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "
-            "stream: near 0 for a sink that nobody reads",
+            "stream: near 0 for a sink whose value adds almost nothing",
             formula="wᵢ₀, wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
         "positional_spread": Statistic(
