@@ -88,7 +88,7 @@ def adaptation_claims(run: Run) -> Iterator[PaperClaim]:
     """The claims that the run's tables can test, for each AdaRoPE model; none without a base model."""
     for models in ComparedModels.find_in(run):
         for claim in _claims_for(run, models):
-            subject = "" if claim.model in {"", models.adarope} else "comparison with "
+            subject = "" if claim.model in {"", models.adarope} else "Comparison with "
             evidence = f"{subject}{models.adarope}: {claim.evidence}"
             yield replace(claim, model=models.adarope, evidence=evidence)
 

@@ -217,7 +217,7 @@ def _top_head_claims(
         f"is among the {format_percent(TAIL_FRACTION)} of {unit_noun(units)}s with the largest influence ({size} of "
         f"{len(units)})"
     )
-    yield from _rank_claims(heads, units, changes, f"{change}: the {{}} {statement}", size)
+    yield from _rank_claims(heads, units, changes, f"{change}: {{}} {statement}", size)
 
 
 def _answer_claims(
@@ -226,13 +226,13 @@ def _answer_claims(
     """Claims that changing a model's top heads raises the loss of the answer most."""
     change = describe_change(component, target)
     change = f"Under {change}" if target == "none" else f"With {change}"
-    statement = f"{change}, one {unit_noun(units)} at a time, the {{}} has the largest influence on answers"
+    statement = f"{change}, one {unit_noun(units)} at a time, {{}} has the largest influence on answers"
     yield from _rank_claims(heads, units, changes, statement, 1)
 
 
 def _unit_of(head: str, unit: pd.Series) -> str:
     """A head, or the KV group that changes with it."""
-    return f"KV group of {head}" if unit["head"] < 0 else head
+    return f"the KV group of {head}" if unit["head"] < 0 else head
 
 
 def _rank_claims(
@@ -248,7 +248,7 @@ def _rank_claims(
         difference, low, high = margin_over_rank(changes, unit, rank)
         rival = "the largest other influence" if rank == 1 else f"that of the {noun} at rank {rank} among the others"
         yield PaperClaim(
-            statement.format(_unit_of(declared.best_head_name, unit)),
+            statement.format(_unit_of(f"the {declared.best_head_name}", unit)),
             "inconclusive" if reason else judge(low, high),
             f"{unit['model']}: {_unit_of(head_name(head), unit)} ({declared.label} {head[column]:.2f}) has rank "
             f"{unit_rank(units, unit)} of {len(units)} {noun}s by influence, with "
@@ -295,10 +295,10 @@ def _sweep_finding(
         if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets
             continue
         unit = matches.iloc[0]
+        subject = capitalise(_unit_of(f"the {statistic(column).best_head_name}", unit))
         text += (
-            f" The {_unit_of(statistic(column).best_head_name, unit)}, {_unit_of(head_name(head), unit)}, has rank "
-            f"{unit_rank(units, unit)} of {len(units)}, with {format_change(unit['delta'])}"
-            f"{describe_uncertainty(unit)}."
+            f" {subject}, {head_name(head)}, has rank {unit_rank(units, unit)} of {len(units)}, with "
+            f"{format_change(unit['delta'])}{describe_uncertainty(unit)}."
         )
     if objective == "answer":
         answered, trials, answered_sweeps = trials_by_model[label]

@@ -134,8 +134,8 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             reason = f". The run ablated no set of at most {MAX_SUPPORTED_SIZE} heads, so the claim is not decided"
         elif verdict == "inconclusive" and not analysis.can_detect_retrieval_drop(random, trials):
             reason = (
-                ". With so few trials, even a success rate of 0 % would not differ significantly from that with random "
-                "heads ablated"
+                ". With this number of trials, even a success rate of 0 % would not differ significantly from that "
+                "with random heads ablated"
             )
         yield PaperClaim(
             f"{str(ablation).capitalize()} ablation of the top retrieval heads reduces the retrieval of "
