@@ -309,7 +309,7 @@ def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
     effects = best_unit_effects(answer_run.influence_answers).set_index(["layer", "head"])["delta"]
     rank = int((effects > effects[layer, head]).sum()) + 1
     assert f"layer {layer}, head {head} (" in claim.evidence
-    assert f"ranks {rank} of 24" in claim.evidence
+    assert f"has rank {rank} of 24" in claim.evidence
     assert "Its influence minus the largest other influence is " in claim.evidence
 
 
