@@ -19,7 +19,7 @@ from probes.circuits.schema import ALL_OTHERS
 
 INPUTS = ("q", "k", "v")
 COMPOSITION_COLUMNS: Mapping[str, str] = MappingProxyType({kind: f"{kind}_composition" for kind in INPUTS})
-"""What the later head reads with -> column of the per-head table."""
+"""Input of the later head -> column of the per-head table."""
 POSITIONAL_COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "effective_length": "positional_effective_length",
