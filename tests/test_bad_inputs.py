@@ -848,14 +848,14 @@ HUB_IDS = ("a/b.", "a/b--c", "a..b/c", "org/name.git", "org/é", f"org/{'x' * 10
 
 
 def of_hub_ids() -> Iterator[Any]:
+    message = "'{}' is neither a local path nor a valid hub id"
     for hub_id in HUB_IDS:
-        message = f"no checkpoint at '{hub_id}', and the hub has no such ids"
-        yield model(3, message, hub_id)
-        yield model(3, f"no checkpoint at '{hub_id}:step1', and the hub has no such ids", f"{hub_id}:step1")
+        for revision in ("", ":step1"):
+            yield model(3, message.format(f"{hub_id}{revision}"), f"{hub_id}{revision}")
     for hub_id in HUB_IDS[:4]:
-        yield model(3, f"no checkpoint at '{hub_id}', and the hub", f"{{place}}/tiny+{hub_id}")
-        yield run(3, f"no checkpoint at '{hub_id}', and the hub", "--checkpoints", f"{hub_id}:step*")
-        yield case(3, f"no checkpoint at '{hub_id}', and the hub", "adapt", "--model", hub_id, *ADAPT[2:])
+        yield model(3, message.format(hub_id), f"{{place}}/tiny+{hub_id}")
+        yield run(3, message.format(hub_id), "--checkpoints", f"{hub_id}:step*")
+        yield case(3, message.format(hub_id), "adapt", "--model", hub_id, *ADAPT[2:])
 
 
 HONEST = [

@@ -31,6 +31,7 @@ from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.budget import findings
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
+from probes.budget.labels import format_interval
 from probes.budget.streaming_order import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
 
 OPTIONS: dict[str, Any] = {
@@ -242,6 +243,11 @@ def test_shares_and_summaries(run: Run) -> None:
     assert row["area_low"] < row["area"] < row["area_high"]
     assert row["n"] == 4
     assert best_order(table.query("context_length == 64"))["order"] != "random"
+
+
+def test_an_equal_share_in_all_documents_has_no_interval() -> None:
+    row = {"largest_share_low": 0.25, "largest_share_high": 0.25, "n": 3}
+    assert format_interval(row, "largest_share", str) == " (the same measured value in all 3 documents)"
 
 
 def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:

@@ -297,7 +297,7 @@ def test_units_that_were_patched_count_as_exact_and_the_others_as_estimates(veri
     assert counts.to_dict() == {(m, k): n for m in ("base", "yarn") for k, n in (("estimate", 12), ("exact", 4))}
     assert effects.loc[effects["method"] == "estimate", "p_adjusted"].isna().all()
     texts = [finding.text for finding in findings.findings(verified)]
-    assert any("4 of 16 heads exact, the others estimated" in text for text in texts)
+    assert any("4 of 16 heads patched exactly, the others estimated" in text for text in texts)
     assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
     assert any("yarn against base" in text and "estimated in at least one model" in text for text in texts)
 

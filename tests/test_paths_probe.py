@@ -220,7 +220,7 @@ def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: R
 def test_findings_give_the_effect_its_interval_and_the_number_of_pairs(verified: Run) -> None:
     path_findings = [*report.findings(verified)]
     texts = [finding.text for finding in path_findings]
-    assert any("12 of 304 paths exact, the others estimated" in text for text in texts)
+    assert any("12 of 304 paths patched exactly, the others estimated" in text for text in texts)
     assert any("exact effects differ from zero (false discovery rate 5 % over 304 paths)" in text for text in texts)
     assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
     first = path_findings[0].data

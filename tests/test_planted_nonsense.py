@@ -373,7 +373,7 @@ def beyond_native_context(lab: Lab) -> tuple[Result, str]:
     short = lab.with_config(max_position_embeddings=40)
     result = lab.run(f"x={short}", f"y={short}@yarn:factor=2", text=text, length=80)
     assert "y reads" not in result.findings
-    return result, "x reads 80 tokens, but was trained for 40"
+    return result, "x was measured at 80 tokens, but was trained for 40"
 
 
 # Tokenizers ------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def other_texts(lab: Lab) -> tuple[Result, str]:
     first = lab.run(f"a={lab.shared}/good", docs=4, out="first")
     second = lab.run(f"b={lab.shared}/tiny", text=text.replace("written", "texts"), docs=4, out="second")
     result = combined(first, second)
-    assert "The loss of b is not compared with that of a: they read other texts." in result.findings
+    assert "The loss of b is not compared with that of a: they were measured on different texts." in result.findings
     return result, "Measured on different texts from a, or on another sample of them: b"
 
 

@@ -394,6 +394,18 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     claims = list(pretraining_claims(run))  # type: ignore[arg-type]
     assert [claim.verdict for claim in claims] == [verdict] * 7
     assert all("seed 1" in claim.evidence.lower() for claim in claims)
+    assert claims[-2].statement == (
+        "Each tested ablation of AdaRoPE (shared-freq, no-scale) has a higher loss than AdaRoPE (our criterion: by "
+        "more than 0.002 nats/token, twice the range over this run's RoPE seeds)"
+    )
+
+
+def test_the_claim_about_ablations_says_that_it_leaves_out_fixed_frequencies() -> None:
+    losses = {"adarope-s0": 4.0, "no-freq-s0": 3.8, "shared-freq-s0": 4.2}
+    run = FakeRun({name: head_columns(True) for name in losses}, losses)
+    claim = list(pretraining_claims(run))[-1]  # type: ignore[arg-type]
+    assert claim.statement.endswith("from-scratch-seeds); the paper has no ablation no-freq, so it is not part of this claim")
+    assert claim.verdict == "supported"
 
 
 def test_the_variant_table_compares_every_variant_with_rope_and_lists_its_seeds() -> None:

