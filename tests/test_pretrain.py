@@ -404,7 +404,9 @@ def test_the_claim_about_ablations_says_that_it_leaves_out_fixed_frequencies() -
     losses = {"adarope-s0": 4.0, "no-freq-s0": 3.8, "shared-freq-s0": 4.2}
     run = FakeRun({name: head_columns(True) for name in losses}, losses)
     claim = list(pretraining_claims(run))[-1]  # type: ignore[arg-type]
-    assert claim.statement.endswith("from-scratch-seeds); the paper has no ablation no-freq, so it is not part of this claim")
+    assert claim.statement.endswith(
+        "from-scratch-seeds); the paper has no ablation no-freq, so it is not part of this claim"
+    )
     assert claim.verdict == "supported"
 
 

@@ -119,7 +119,8 @@ def plot_head_maps(
 
 def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], title: str) -> go.Figure:
     """Maps of several heads of one model in one colour scale, each under its heading."""
-    figure = _panels(style.escape_label(title), [style.escape_label(heading, 34) for heading, _ in maps])
+    figure = _panels(style.escape_label(title), [style.escape_label(heading, 26) for heading, _ in maps])
+    style.set_top_margin(figure, TOP_MARGIN + 16)  # headings of two lines
     for index, (_, pooled_map) in enumerate(maps):
         _add_map(figure, pooled_map, style.panel_row_col(index, maps))
     _label_axes(figure, run, [pooled_map for _, pooled_map in maps], len(maps))
