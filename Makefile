@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every p
 
 .PHONY: demo dash test check lint types bench docs site paper wheels browser clean
 
-demo: .venv/ready  ## measure the embedded model under four position schemes and write report.html
+demo: .venv/ready  ## measure the bundled model under four position schemes and write report.html
 	$(BIN)/headscope demo
 
 dash: .venv/ready  ## explore the shipped example run in the browser

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import groupby
 from threading import Lock
 from typing import Any
 
@@ -70,14 +70,11 @@ class RenderedPage:
         height, half_charts, has_more = 0.0, 0, False
         for placed in self._remaining_blocks:
             starts_section = not blocks or blocks[-1].heading != placed.heading
-            if has_more := height >= INITIAL_HEIGHT and starts_section:
-                self._remaining_blocks = chain([placed], self._remaining_blocks)
-                break
             blocks.append(placed)
             is_half = isinstance(placed.block, Chart) and placed.block.half_width
             height += _estimate_height(placed.block) / (2 if is_half else 1)
             half_charts = is_half + (0 if starts_section else half_charts)
-            is_row_full = isinstance(placed.block, Chart) and half_charts % 2 == 0
+            is_row_full = not is_half or half_charts % 2 == 0
             if has_more := height >= INITIAL_HEIGHT and is_row_full:
                 break
         if not has_more:

@@ -77,7 +77,7 @@ class RunStore:
         listing = self.list_runs()
         names = list(names) or self.default_runs or [*_readable_names(listing), *listing][:1]
         if not names:
-            raise BadInput("no finished run in this folder yet. Measure something first, for example: headscope demo")
+            raise BadInput("no finished run in this folder yet. Create a first run: headscope demo")
         if unknown := [name for name in names if name not in listing]:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder. Open / for the newest run")
         if damaged := [run for name in names if isinstance(run := listing[name], BadRun)]:

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from headscope import plugins, user_input
 from headscope.errors import BadInput
 from headscope.plugins import Probe
+from headscope.runs import old_names
 from headscope.runs.run import Run
 
 SHARED_KEYWORDS: Mapping[str, Any] = {
@@ -60,6 +61,9 @@ def probe_function(name: str) -> Callable[..., Run]:
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
+        for keyword in keywords:
+            if message := old_names.renaming_message((name, keyword)):
+                raise BadInput(message)
         return run_probe(name, **signature.bind(*args, **keywords).arguments)
 
     call.__name__ = call.__qualname__ = probe.function_name

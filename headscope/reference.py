@@ -29,6 +29,8 @@ GLOSSARY_FILE = DOCS / "glossary.md"
 MEASURES_FILE = DOCS / "measures.md"
 COLUMNS_BLOCK = re.compile(r"(<!-- columns: (.+?) -->\n).*?(<!-- end of columns -->)", re.DOTALL)
 """A generated table in docs/measures.md, between comments; the first names its statistics."""
+FLAG = re.compile(r"--([a-z][a-z-]*)")
+"""A flag in the description of an option."""
 VOCABULARY = (
     Term(
         "Attention record",
@@ -154,10 +156,16 @@ def _functions() -> list[str]:
         for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
             default_text = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
-            rows.append(f"| `{name}` | {default_text} | {_plain((field.description or '') + choices(field))} |")
+            meaning = FLAG.sub(_keyword_of_flag, (field.description or "") + choices(field))
+            rows.append(f"| `{name}` | {default_text} | {_plain(meaning)} |")
         takes = "model, " if {"models", "model"} & set(probe.takes) else ""
         parts.append(f"### hs.{probe.function_name}({takes}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
     return parts
+
+
+def _keyword_of_flag(flag: re.Match[str]) -> str:
+    """The Python keyword of a flag, as code: "`save_every`" of "--save-every"."""
+    return f"`{flag[1].replace('-', '_')}`"
 
 
 def _first_paragraph(exported: Any) -> str:

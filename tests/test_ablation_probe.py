@@ -166,9 +166,16 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     change = (row["metric_after"].astype(float) - row["metric_before"].astype(float)).mean()
     assert head["ablation_resample"] == pytest.approx(change, abs=1e-6)
     texts = [finding.text for finding in report.findings(run)]
-    assert texts[0].startswith(
-        "Resample ablation in base, prompts (3 prompts; 16 heads, one at a time): the change of the"
-    )
+    start = "Resample ablation in base, prompts (3 prompts; 16 heads, one at a time): the logit difference"
+    assert texts[0].startswith(f"{start} falls most when layer ")
+    assert ", and rises most when layer " in texts[0]
+    for sign, lower, higher in ((1, "rises least", "rises most"), (-1, "falls most", "falls least")):
+        one_sided = Run.open(run.path)
+        effect = (rows["metric_after"] - rows["metric_before"]).abs()
+        one_sided._frames["ablation"] = rows.assign(metric_after=rows["metric_before"] + sign * effect)
+        text = next(report.findings(one_sided)).text
+        assert text.startswith(f"{start} {lower} when layer ")
+        assert f", and {higher} when layer " in text
 
 
 def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def study_content(folder: Path, **adapt: Any) -> dict[str, Any]:
     has_own_start = {"adapter", "start"} & adapt.keys()
     section = {
         "factor": None if has_own_start else FACTOR,
-        "train": [f"file:{folder}/texts/*.txt"],
+        "training_texts": [f"file:{folder}/texts/*.txt"],
         "phases": [{"length": 128, "steps": 4, "batch": 2}, {"length": NATIVE * FACTOR, "steps": 2}],
         "warmup": 2,
         "save_every": 2,
@@ -185,9 +185,9 @@ def test_training_texts_of_a_continued_adapter_cannot_be_validation_texts(
     new_texts = tmp_path / "other"
     new_texts.mkdir()
     (new_texts / "new.txt").write_text((folder / held_out[0]).read_text()[::-1])
-    run = train(folder, tmp_path / "runs", adapter=before, train=[f"file:{new_texts}/*.txt"])
+    run = train(folder, tmp_path / "runs", adapter=before, training_texts=[f"file:{new_texts}/*.txt"])
     assert metadata_of(adapter_path(run, 6))["trained_on"] == sorted([*trained_on, "other/new.txt"])
-    content = study_content(folder, adapter=before, train=[f"file:{new_texts}/*.txt"])
+    content = study_content(folder, adapter=before, training_texts=[f"file:{new_texts}/*.txt"])
     content["texts"] = {"source": f"file:{folder}/{trained_on[0]}", "docs": 1}
     with pytest.raises(
         BadInput,
@@ -257,7 +257,8 @@ def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
     strategy: str, trained_run: Run, folder: Path, tmp_path: Path
 ) -> None:
     source = str(adapter_path(trained_run, 40)) if strategy.startswith("adarope-") else None
-    run = train(folder, tmp_path / "runs", strategy=strategy, adapter=source, lora_rank=4, lora_alpha=4, lora_rate=1e-2)
+    lora = {"lora_rank": 4, "lora_alpha": 4, "lora_learning_rate": 1e-2}
+    run = train(folder, tmp_path / "runs", strategy=strategy, adapter=source, **lora)
     adapter = adapter_path(run, 6)
     start = load_file(source) if source else load_file(adapter_path(run, 0))
     learned_positions = strategy in ("joint", "adarope-joint")
@@ -340,7 +341,7 @@ def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, 
 
 
 def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path, tmp_path: Path) -> None:
-    plain, monitored = train(folder, tmp_path / "a"), train(folder, tmp_path / "b", watch=True)
+    plain, monitored = train(folder, tmp_path / "a"), train(folder, tmp_path / "b", measure_checkpoints=True)
     for step in (0, 2, 4, 6):
         plain_tensors, monitored_tensors = (load_file(adapter_path(run, step)) for run in (plain, monitored))
         assert all(torch.equal(plain_tensors[name], monitored_tensors[name]) for name in plain_tensors)
@@ -354,11 +355,11 @@ def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path,
     )
 
 
-def test_a_watched_training_that_is_resumed_keeps_one_run_of_its_heads(
+def test_a_measured_training_that_is_resumed_keeps_one_run_of_its_heads(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted after the heads were measured and before the cell was stored."""
-    add, content = RunWriter.add, study_content(folder, watch=True)
+    add, content = RunWriter.add, study_content(folder, measure_checkpoints=True)
     interrupted_cells = ["step 0", "steps 1 to 2"]
 
     def interrupted_add(self: RunWriter, job_id: str, *content: Any) -> None:
@@ -383,7 +384,7 @@ def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path,
     with pytest.raises(
         TrainingDiverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
     ) as raised:
-        train(folder, tmp_path, frequency_rate=100, scale_rate=100, save_every=1)
+        train(folder, tmp_path, frequency_learning_rate=100, scale_learning_rate=100, save_every=1)
     assert "\n" not in str(raised.value)
     adapters = [*tmp_path.rglob("adapters/*.safetensors")]
     assert "step-0000.safetensors" in {adapter.name for adapter in adapters}
@@ -411,10 +412,10 @@ def test_chunked_and_recomputed_gradients_equal_those_of_the_plain_loss(folder: 
     model = headscope.load(str(folder / "tiny"))
     batch = [torch.randint(3, 30, (length,), generator=torch.Generator().manual_seed(length)) for length in (700, 90)]
     results = []
-    for recompute_above in (0, 10_000):
+    for checkpoint_activations_above in (0, 10_000):
         adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, f"yarn:factor={FACTOR}"))
         with frozen_weights(model):
-            trainer = AdapterTrainer(model, adarope, (0.0, 0.0, 0.0), None, recompute_above)
+            trainer = AdapterTrainer(model, adarope, (0.0, 0.0, 0.0), None, checkpoint_activations_above)
             loss = trainer.step(batch, 1.0)
         results.append((loss, [parameter.grad.clone() for parameter in adarope.parameters()]))
     plain = AdaRoPE.from_schedule(model, resolve_schedule(model, f"yarn:factor={FACTOR}"))
@@ -543,7 +544,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
         ({"start": "adarope:adapter=smollm2-135m"}, "does not fit"),
         ({"adapter": "none.safetensors"}, "no adapter at 'none.safetensors'"),
         ({"adapter": "smollm2-135m"}, "does not fit"),
-        ({"mix": "documents"}, "adapt.mix"),
+        ({"sample_by": "documents"}, "adapt.sample_by"),
         ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
         ({"phases": []}, "no phases. Give at least one"),
     ],

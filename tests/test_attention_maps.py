@@ -18,7 +18,7 @@ from headscope.measures.pooled_map import PooledMaps
 from headscope.report import assembly
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from probes.patterns import analysis, lens, maps, similarity
+from probes.patterns import analysis, lens, maps, report, similarity
 from probes.patterns.schema import decode_map, encode_map
 
 
@@ -141,6 +141,8 @@ def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(ru
     assert alone.table("attention_maps").equals(run.table("attention_maps"))
     page = lens.lens_page(assembly.render_context(alone), {})
     assert page.sections[""][0].command == lens.PROBE.command_line
+    gallery, *_ = [chart for group in report.charts(assembly.render_context(alone)) for chart in group.charts]
+    assert "heads from the first to the last layer: base" in gallery.figure.layout.title.text.replace("<br>", " ")
     combined = combine_runs([rows, alone])
     assert combined.models == run.models
     assert combined.conflicting_row_counts == {}

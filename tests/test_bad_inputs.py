@@ -98,8 +98,8 @@ SECTIONS = (
     "circuits",
 )
 WHOLE = {
-    "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "recompute_above"),
-    "influence": ("estimate_order", "top", "random", "draws", "memory"),
+    "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),
+    "influence": ("estimate_order", "verify_top", "verify_random", "draws", "memory"),
     "needle": ("max_length", "needles", "seeds"),
     "window": ("center", "dims", "seeds", "steps"),
     "scaling": ("seeds",),
@@ -109,14 +109,14 @@ WHOLE = {
     "circuits": ("top",),
     "evaluate": ("documents",),
 }
-REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
+REAL = {"adapt": ("factor", "frequency_learning_rate", "scale_learning_rate", "lora_learning_rate")}
 LISTS = {
     "measure": ("lengths", "tables"),
     "influence": ("lengths", "reset_to", "models"),
     "needle": ("lengths", "depths"),
     "window": ("widths",),
     "scaling": ("lengths", "exponents", "betas"),
-    "adapt": ("phases", "train"),
+    "adapt": ("phases", "training_texts"),
     "detectors": ("periods",),
     "patterns": ("lengths",),
     "attribution": ("lengths",),
@@ -246,7 +246,7 @@ STUDIES = [
     ("budget.shares.0 must be a finite number: nan", "budget: {shares: [.nan]}"),
     ("unknown order 'entropy'. Use one of: effective-length", "budget: {orders: [entropy]}"),
     ("two orders are named 'a'", "budget: {orders: ['file:x/a.json', 'file:y/a.csv']}"),
-    ("budget.bound must be above 0.0: 0", "budget: {bound: 0}"),
+    ("budget.max_loss_increase must be above 0.0: 0", "budget: {max_loss_increase: 0}"),
     ("'draws' is for the order random", "budget: {orders: [far-mass], draws: 3}"),
     ("'count' is for prompts", "budget: {count: 3}"),
     ("influence.curve must be true or false", "influence: {curve: maybe}"),
@@ -282,7 +282,7 @@ PLAIN = [
         name="surrogate label",
     ),
     case(2, "is not UTF-8", "run", "--text", "file:caf\udce9.txt", name="surrogate text"),
-    case(2, "is not UTF-8", "adapt", "--train", "file:caf\udce9.txt", name="surrogate train"),
+    case(2, "is not UTF-8", "adapt", "--training-texts", "file:caf\udce9.txt", name="surrogate train"),
     case(2, "--checkpoints is empty", "run", "--checkpoints", ""),
     run(2, "would search the whole machine", "--checkpoints", "/**"),
     run(2, "would search the whole machine", "--checkpoints", "/*/**/x-*"),
@@ -657,7 +657,7 @@ INTERFACES = [
                 ("patterns", "--prompt", "caf\udce9"),
                 ("adapt", "--adapter", "caf\udce9.safetensors"),
                 ("adapt", "--start", "caf\udce9"),
-                ("pretrain", "--train", "file:caf\udce9"),
+                ("pretrain", "--training-texts", "file:caf\udce9"),
                 ("evaluate", "--tasks", "caf\udce9.yaml"),
                 ("influence", "--heads", "caf\udce9=L1H1"),
                 ("detectors", "--period", "\udce9"),
@@ -696,7 +696,7 @@ INTERFACES = [
 # Honest results: weights, numbers and names that would give wrong numbers -------------------------------------------
 
 DIGITS = "9" * 25
-TRAIN = ("--train", "file:{place}/texts/*.txt")
+TRAIN = ("--training-texts", "file:{place}/texts/*.txt")
 PRETRAIN = (*TINY[2:], *TRAIN, "--vocabulary", 300, "--steps", 2, "--length", 16, "--validation-length", 16)
 ADAPT = ("--model", "{place}/tiny", *TINY[2:], *TRAIN, "--phase", "16:1", "--validation-length", 24)
 EXACT = (*TINY, "--length", 24, "--component", "zero", "--method", "exact")
@@ -751,9 +751,9 @@ def of_ceilings() -> Iterator[Any]:
         ("--steps", "1000000"),
         ("--warmup", "1000000"),
         ("--save-every", "1000000"),
-        ("--rate", "100"),
-        ("--frequency-rate", "100"),
-        ("--scale-rate", "100"),
+        ("--learning-rate", "100"),
+        ("--frequency-learning-rate", "100"),
+        ("--scale-learning-rate", "100"),
         ("--weight-decay", "100"),
         ("--vocabulary", "131072"),
     ):
@@ -764,12 +764,12 @@ def of_ceilings() -> Iterator[Any]:
     for flag, ceiling in (
         ("--warmup", "1000000"),
         ("--save-every", "1000000"),
-        ("--frequency-rate", "100"),
-        ("--scale-rate", "100"),
-        ("--lora-rate", "100"),
+        ("--frequency-learning-rate", "100"),
+        ("--scale-learning-rate", "100"),
+        ("--lora-learning-rate", "100"),
         ("--lora-rank", "4096"),
         ("--lora-alpha", "1048576"),
-        ("--recompute-above", "2147483648"),
+        ("--checkpoint-activations-above", "2147483648"),
         ("--factor", "1000000"),
     ):
         yield adapt(2, f"{flag} must be at most {ceiling}", flag, DIGITS)
@@ -777,7 +777,7 @@ def of_ceilings() -> Iterator[Any]:
     yield adapt(2, "steps must be at most 1000000", "--phase", f"16:{DIGITS}")
     yield adapt(2, "no training document has", "--phase", f"{DIGITS}:1")
     yield adapt(2, "have 9999999999999999999999999 tokens", "--validation-length", DIGITS)
-    for flag in ("--top", "--random", "--draws", "--memory"):
+    for flag in ("--verify-top", "--verify-random", "--draws", "--memory"):
         yield influence(f"{flag} must be at most", flag, DIGITS)
     yield influence("--needles must be at most", "--needles", DIGITS)
     yield influence("--depths must be at most", "--depths", DIGITS)
@@ -848,14 +848,14 @@ HUB_IDS = ("a/b.", "a/b--c", "a..b/c", "org/name.git", "org/é", f"org/{'x' * 10
 
 
 def of_hub_ids() -> Iterator[Any]:
+    message = "'{}' is neither a local path nor a valid hub id"
     for hub_id in HUB_IDS:
-        message = f"no checkpoint at '{hub_id}', and the hub has no such ids"
-        yield model(3, message, hub_id)
-        yield model(3, f"no checkpoint at '{hub_id}:step1', and the hub has no such ids", f"{hub_id}:step1")
+        for revision in ("", ":step1"):
+            yield model(3, message.format(f"{hub_id}{revision}"), f"{hub_id}{revision}")
     for hub_id in HUB_IDS[:4]:
-        yield model(3, f"no checkpoint at '{hub_id}', and the hub", f"{{place}}/tiny+{hub_id}")
-        yield run(3, f"no checkpoint at '{hub_id}', and the hub", "--checkpoints", f"{hub_id}:step*")
-        yield case(3, f"no checkpoint at '{hub_id}', and the hub", "adapt", "--model", hub_id, *ADAPT[2:])
+        yield model(3, message.format(hub_id), f"{{place}}/tiny+{hub_id}")
+        yield run(3, message.format(hub_id), "--checkpoints", f"{hub_id}:step*")
+        yield case(3, message.format(hub_id), "adapt", "--model", hub_id, *ADAPT[2:])
 
 
 HONEST = [

@@ -31,6 +31,7 @@ from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.budget import findings
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
+from probes.budget.labels import format_interval
 from probes.budget.streaming_order import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
 
 OPTIONS: dict[str, Any] = {
@@ -244,6 +245,11 @@ def test_shares_and_summaries(run: Run) -> None:
     assert best_order(table.query("context_length == 64"))["order"] != "random"
 
 
+def test_an_equal_share_in_all_documents_has_no_interval() -> None:
+    row = {"largest_share_low": 0.25, "largest_share_high": 0.25, "n": 3}
+    assert format_interval(row, "largest_share", str) == " (the same measured value in all 3 documents)"
+
+
 def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
     texts = " ".join(run.findings()["text"])
     assert "keep only the first 2 and last 6 tokens before the loss rises by more than 0.01 nats per token" in texts
@@ -370,7 +376,7 @@ def score_files(place: Path) -> Path:
         ("--shares must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
         ("--shares must be a finite number: 'nan'", "--shares nan"),
         ("no share between 0 and 1", "--shares 0,1"),
-        ("--bound must be above 0.0: '0'", "--bound 0"),
+        ("--max-loss-increase must be above 0.0: '0'", "--max-loss-increase 0"),
         ("unknown order 'far'", "--orders far"),
         ("has scores of 5 layers of 3 KV groups, but model 'base' has 4 layers of 2 KV groups", "--orders file:other"),
         ("has scores of 5 layers of 4 heads, but model 'base' has 4 layers of 4 heads", "--orders file:heads.json"),

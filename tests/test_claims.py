@@ -51,7 +51,7 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: R
     ]
     claims = list(adaptation_claims(run))
     assert {claim.model for claim in claims} == {LEARNED, "adarope:adapter=y"}
-    assert all(claim.evidence.startswith(f"{claim.model}: ") for claim in claims)
+    assert all(f"{claim.model}: " in claim.evidence for claim in claims)
     run._frames["positions"] = run.positions.assign(log_theta_init=run.positions["log_theta_init"] - 1)
     assert [models.yarn for models in ComparedModels.find_in(run)] == ["yarn:factor=2"] * 2
 
@@ -193,7 +193,9 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf
         "supported",
         "not supported",
     ]
-    assert "ranks 1 of 24" in claims[top_head].evidence
+    assert "has rank 1 of 24" in claims[top_head].evidence
+    (of_group,) = [claim for name, claim in claims.items() if "the KV group of the top" in name and "temp" in name]
+    assert f"{LEARNED}: the KV group of layer 0, head 0 (retrieval score" in of_group.evidence
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
     assert f"{largest:+#.2g} nats/token for one KV group (95 %" in claims[small_effects].evidence
@@ -204,7 +206,7 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf
         "not supported",
         "supported",
     ]
-    assert "ranks 24 of 24" in opposite[top_head].evidence
+    assert "has rank 24 of 24" in opposite[top_head].evidence
     assert reset_claims(run, influence=single * 0 + 0.01)[heavy_tail].verdict == "not supported"
     assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
 

@@ -464,7 +464,7 @@ def activate_weight_dropout(attention: nn.Module) -> None:
 
 
 def test_calls_that_an_attention_override_cannot_measure_are_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedModel, match="query heads share keys, but its ALiBi slopes differ by query head"):
+    with pytest.raises(UnsupportedModel, match="grouped-query attention with ALiBi slopes per query head"):
         hs.load(tiny("falcon", {"alibi": True}))
     with pytest.raises(UnsupportedModel, match="Set slow_but_exact to false"):
         hs.load(tiny("bloom", {"pretraining_tp": 2, "slow_but_exact": True}))

@@ -102,14 +102,14 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
         (2, ["--phase", "2048"], "invalid phase '2048'. Use LENGTH:STEPS"),
         (
             2,
-            ["--phase", "100000:1", "--train", f"file:{LICENSE}"],
+            ["--phase", "100000:1", "--training-texts", f"file:{LICENSE}"],
             "no training document has 100000 tokens: the longest",
         ),
         (2, ["--variant", "freq"], "--variant must be 'full',"),
         (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt takes one checkpoint without a scheme"),
         (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs an adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
-        (3, ["--train", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
+        (3, ["--training-texts", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
     ],
 )
 def test_a_mistake_in_a_training_is_refused_before_any_work(refused, code, arguments, message):
@@ -173,7 +173,7 @@ def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
     assert "--components: unknown component" in refused(2, "influence", "--component", "freq,frequency")
     assert "--reset-to" in refused(2, "influence", "--reset-to", "start")
     assert "--unit" in refused(2, "influence", "--unit", "layer")
-    assert "--top" in refused(2, "influence", "--top", 0)
+    assert "--verify-top" in refused(2, "influence", "--verify-top", 0)
 
 
 @pytest.mark.model
@@ -183,7 +183,7 @@ def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
     flags = ("--component", "zero", "--text", f"file:{LICENSE}", "--docs", 1, "--length", 10_000_000)
     assert "LICENSE, has" in refused(2, "influence", *flags)
     assert "exceed the 270 heads or KV groups" in refused(
-        2, "influence", "--component", "zero", "--top", 271, "--length", 64
+        2, "influence", "--component", "zero", "--verify-top", 271, "--length", 64
     )
 
 

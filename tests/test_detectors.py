@@ -23,6 +23,7 @@ from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
+from headscope.report.text import head_name
 from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
@@ -258,7 +259,11 @@ def test_roles_findings_and_charts_have_the_same_numbers(run: Run) -> None:
         "an earlier copy)"
     )
     assert any(f"{claim}: {int(induction.sum())} of 24 heads." in text for text in texts)
-    assert any(f"layer {best['layer']}, head {best['head']}" in text for text in texts)
+    (text,) = [text for text in texts if text.startswith(claim)]
+    rows = run.table("detectors").query("model == 'base' and kind == 'induction'")
+    longest = rows[rows["context_length"] == rows["context_length"].max()]
+    assert f"({head_name(best)}; 95 % confidence interval " in text
+    assert text.endswith(f"; chance {longest['chance'].mean():.3g}).")
     (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))
     assert (
         f"{100 * best['induction_token']:.0f} % of its weight in base is on the token after an earlier copy" in sentence

@@ -267,11 +267,18 @@ def test_trained_adapters_are_equal_on_two_devices(models: tuple[Model, Model]) 
 PROBES: dict[str, dict[str, Any]] = {
     "patterns": {"lengths": [40], "rows": 8, "docs": 1},
     "detectors": {"periods": [12], "sequences": 1},
-    "influence": {"lengths": [40], "components": ["zero"], "estimate_order": 1, "top": 1, "memory": 0, "docs": 1},
+    "influence": {
+        "lengths": [40],
+        "components": ["zero"],
+        "estimate_order": 1,
+        "verify_top": 1,
+        "memory": 0,
+        "docs": 1,
+    },
     "attribution": {"lengths": [40], "docs": 1},
     "needle": {"lengths": [160], "depths": 1, "needles": 1, "template": "plain", "attribution": False},
-    "patching": {"pairs": ["induction"], "count": 1, "length": 16, "top": 1, "random": 1},
-    "paths": {"pairs": ["induction"], "count": 1, "length": 16, "top": 1, "random": 1},
+    "patching": {"pairs": ["induction"], "count": 1, "length": 16, "verify_top": 1, "verify_random": 1},
+    "paths": {"pairs": ["induction"], "count": 1, "length": 16, "verify_top": 1, "verify_random": 1},
 }
 
 

@@ -181,7 +181,7 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
 
 
 def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, learned: Model, tmp_path: Path) -> None:
-    run = run_sweep(learned, tmp_path, method="verify", top=3, random=2, estimate_order=2, curve=False)
+    run = run_sweep(learned, tmp_path, method="verify", verify_top=3, verify_random=2, estimate_order=2, curve=False)
     assert validate(run) == []
     rows = run.influence.astype({"component": "str", "method": "str"})
     for component in ("joint", "freq", "scale"):
@@ -232,7 +232,8 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
     learned: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     model = learned
-    section: dict[str, Any] = {"method": method, "top": 2, "random": 1, "components": ["joint"], "draws": 1, "docs": 2}
+    section: dict[str, Any] = {"method": method, "components": ["joint"], "draws": 1, "docs": 2}
+    section |= {"verify_top": 2, "verify_random": 1}
     uninterrupted = run_sweep(model, tmp_path / "whole", **section)
     calls, real = [], Sweep.evaluate_units
 
@@ -306,8 +307,8 @@ def test_reset_to_base_is_refused_if_the_adapter_started_from_base(tmp_path: Pat
 
 
 def test_verifying_more_units_than_exist_is_refused(learned: Model, tmp_path: Path) -> None:
-    message = refusal_of(learned, tmp_path / "runs", top=7, random=2)
-    assert "top 7 and random 2 exceed the 8 heads or KV groups" in message
+    message = refusal_of(learned, tmp_path / "runs", verify_top=7, verify_random=2)
+    assert "--verify-top 7 and --verify-random 2 exceed the 8 heads or KV groups" in message
 
 
 def test_sweep_without_components_is_refused(learned: Model, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(study_folder: Path, **section: Any) -> Any:
     models = {"learned": f"{study_folder}/tiny@adarope:adapter={study_folder}/adapter.safetensors,weights=any"}
-    options = SECTION | {"objectives": ["text", "answer"], "draws": 1, "top": 3, "random": 1} | section
+    options = SECTION | {"objectives": ["text", "answer"], "draws": 1, "verify_top": 3, "verify_random": 1} | section
     study = content(study_folder, models=models, measure=None)
     return build_study(study | {"texts": study["texts"] | {"docs": 1}, "influence": options})
 
@@ -165,7 +165,7 @@ def test_failed_trials_are_kept_and_counted_separately(run: Run) -> None:
 
 
 def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(study_folder: Path) -> None:
-    few = {"objectives": ["answer"], "lengths": [80], "components": ["zero"], "top": 1}
+    few = {"objectives": ["answer"], "lengths": [80], "components": ["zero"], "verify_top": 1}
     study = planned(study_folder, **few)
     uninterrupted = runner.run_study(study, study_folder / "whole")
     with pytest.raises(Interrupted):

@@ -37,7 +37,7 @@ def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(units) == 8
     assert (
-        "2 of 8 KV groups are exact, the others are first-order estimates"
+        "2 of 8 KV groups were evaluated exactly, the others estimated (first-order)"
         in plots.plot_matrix(units).layout.title.subtitle.text
     )
 
@@ -309,7 +309,7 @@ def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
     effects = best_unit_effects(answer_run.influence_answers).set_index(["layer", "head"])["delta"]
     rank = int((effects > effects[layer, head]).sum()) + 1
     assert f"layer {layer}, head {head} (" in claim.evidence
-    assert f"ranks {rank} of 24" in claim.evidence
+    assert f"has rank {rank} of 24" in claim.evidence
     assert "Its influence minus the largest other influence is " in claim.evidence
 
 

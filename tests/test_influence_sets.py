@@ -140,7 +140,7 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
 
 
 def test_verify_evaluates_named_and_top_heads_and_estimates_every_head(model: Model, tmp_path: Path) -> None:
-    run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
+    run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", verify_top=2, verify_random=1)
     rows = run.influence.astype({"method": "str", "doc": "str"})
     evaluated = rows[rows["method"] == "exact"]
     named_heads = {parse_head(head) for heads in SETS.values() for head in heads}

@@ -95,7 +95,7 @@ def test_smollm2_has_its_published_geometry(smollm2: Model) -> None:
 REASONS = {
     "bert": "its attention mask is not causal",
     "openai-gpt": "attention interface",
-    "falcon-alibi": "its query heads share keys, but its ALiBi slopes differ by query head",
+    "falcon-alibi": "it has grouped-query attention with ALiBi slopes per query head, which headscope does not support",
     "mamba": "no softmax attention",
     "llama-bidirectional": "both directions",
     "gemma3-bidirectional": "both directions",

@@ -32,7 +32,7 @@ from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOption
 SPANS = {"spans": {"subject": "w10"}}
 SUBJEKT = ("--positions", "subjekt")
 SUBJECT_AT_END = ("--positions", "subject", "--align", "end")
-SELECTION = {"top": 2, "random": 2}
+SELECTION = {"verify_top": 2, "verify_random": 2}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_verify_estimates_all_units_and_patches_the_same_selected_ones_in_every_
 def test_random_units_are_seeded_and_not_among_the_top() -> None:
     rng = np.random.default_rng(0)
     estimates = pd.DataFrame({"layer": range(30), "kv_group": 0, "head": 1, "effect": rng.normal(size=30)})
-    options = PatchingOptions(top=3, random=5)
+    options = PatchingOptions(verify_top=3, verify_random=5)
     first, again, other = (select_units(estimates, options, [seed]) for seed in (0, 0, 1))
     assert first == again != other
     assert first[:3] == other[:3]
@@ -243,7 +243,7 @@ def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() ->
         ("line 1: unknown key 'subject'", {"subject": "w1"}, ()),
         ("line 1: it has no wrong answer, which logit_diff needs", {"wrong": ""}, ()),
         ("so q cannot be patched", {"clean": "w1 w1 w1 w1 w1 w4"}, ("--align", "end", "--activation", "q")),
-        ("top 20 and random 2 exceed the 16 heads", {}, ("--top", 20, "--random", 2)),
+        ("--verify-top 20 and --verify-random 2 exceed the 16 heads", {}, ("--verify-top", 20, "--verify-random", 2)),
         ("--metric must be", {}, ("--metric", "accuracy")),
         ("--activations", {}, ("--activation", "mlp")),
         ("line 1: it has no span 'subjekt' (did you mean 'subject'?). Use subject, last, all or each", SPANS, SUBJEKT),
@@ -252,10 +252,10 @@ def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() ->
             SPANS,
             SUBJECT_AT_END,
         ),
-        ("--random has no effect here: it selects heads for method verify", {}, ("--method", "exact", "--random", 2)),
+        ("--verify-random has no effect here: it selects", {}, ("--method", "exact", "--verify-random", 2)),
         ("--length has no effect here: it is for induction and needle", {}, ("--length", 64)),
         ("--count has no effect here: every pair of a file is used", {}, ("--count", 8)),
-        ("--top must be an integer", {}, ("--top", "some")),
+        ("--verify-top must be an integer", {}, ("--verify-top", "some")),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -297,7 +297,7 @@ def test_units_that_were_patched_count_as_exact_and_the_others_as_estimates(veri
     assert counts.to_dict() == {(m, k): n for m in ("base", "yarn") for k, n in (("estimate", 12), ("exact", 4))}
     assert effects.loc[effects["method"] == "estimate", "p_adjusted"].isna().all()
     texts = [finding.text for finding in findings.findings(verified)]
-    assert any("4 of 16 heads exact, the others estimated" in text for text in texts)
+    assert any("4 of 16 heads patched exactly, the others estimated" in text for text in texts)
     assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
     assert any("yarn against base" in text and "estimated in at least one model" in text for text in texts)
 

@@ -62,7 +62,7 @@ def exact(folder: FilePath, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def verified(folder: FilePath, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    section = {"top": 2, "random": 1}
+    section = {"verify_top": 2, "verify_random": 1}
     return runner.run_study(study(folder, **section), tmp_path_factory.mktemp("verified"), progress=NoProgress())
 
 
@@ -135,7 +135,7 @@ def test_verify_patches_the_paths_of_largest_estimates_and_random_others_in_ever
 
 
 def test_an_interrupted_run_resumes_to_the_same_tables(folder: FilePath, verified: Run, tmp_path: FilePath) -> None:
-    section = {"top": 2, "random": 1}
+    section = {"verify_top": 2, "verify_random": 1}
     with pytest.raises((KeyboardInterrupt, Interrupted)):
         runner.run_study(study(folder, **section), tmp_path, progress=StopsAfter(13))
     resumed = runner.run_study(study(folder, **section), tmp_path, progress=NoProgress(), resume=True)
@@ -165,7 +165,7 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: FilePath, tmp_p
         ("--through", ("--through", "mlp")),
         ("--norms must be", ("--norms", "none")),
         ("--receivers has no effect here", ("--through", "logits", "--receivers", "L3H0")),
-        ("--top has no effect here: it selects heads for method verify", ("--method", "exact", "--top", 3)),
+        ("--verify-top has no effect here: it selects", ("--method", "exact", "--verify-top", 3)),
         ("kl cannot be estimated for noising", ("--metric", "kl", "--direction", "noising")),
     ],
 )
@@ -180,7 +180,7 @@ def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
     folder: FilePath, tmp_path: FilePath
 ) -> None:
     (tmp_path / "same.jsonl").write_text(json.dumps(SAME_PAIR))
-    section = {"pairs": [str(tmp_path / "same.jsonl")], "top": 2, "random": 0}
+    section = {"pairs": [str(tmp_path / "same.jsonl")], "verify_top": 2, "verify_random": 0}
     run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
     assert validate(run) == []
     assert [*report.findings(run)] == []
@@ -220,7 +220,7 @@ def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: R
 def test_findings_give_the_effect_its_interval_and_the_number_of_pairs(verified: Run) -> None:
     path_findings = [*report.findings(verified)]
     texts = [finding.text for finding in path_findings]
-    assert any("12 of 304 paths exact, the others estimated" in text for text in texts)
+    assert any("12 of 304 paths patched exactly, the others estimated" in text for text in texts)
     assert any("exact effects differ from zero (false discovery rate 5 % over 304 paths)" in text for text in texts)
     assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
     first = path_findings[0].data

@@ -362,7 +362,7 @@ def validation_text_in_training(lab: Lab) -> tuple[Result, str]:
     (lab.own / "train" / "other.txt").write_text(" ".join(random_words("other")))
     (lab.own / "train" / "leak.txt").write_text(" ".join(["w1", *held_out, "w2"]))
     phases = ("--phase", "16:1", "--save-every", 1, "--warmup", 1, "--validation-length", 40, "--factor", 2)
-    places = ("--train", f"file:{lab.own}/train/*.txt", "--text", text, "--docs", 1, "--out", lab.own / "runs")
+    places = ("--training-texts", f"file:{lab.own}/train/*.txt", "--text", text, "--docs", 1, "--out", lab.own / "runs")
     result = lab.headscope("adapt", "--model", lab.shared / "good", *phases, *places, *QUIET)
     return result, "leak.txt is not used for training: it is a near-copy of written/held.txt"
 
@@ -373,7 +373,7 @@ def beyond_native_context(lab: Lab) -> tuple[Result, str]:
     short = lab.with_config(max_position_embeddings=40)
     result = lab.run(f"x={short}", f"y={short}@yarn:factor=2", text=text, length=80)
     assert "y reads" not in result.findings
-    return result, "x reads 80 tokens, but was trained for 40"
+    return result, "x was measured at 80 tokens, but was trained for 40"
 
 
 # Tokenizers ------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def other_texts(lab: Lab) -> tuple[Result, str]:
     first = lab.run(f"a={lab.shared}/good", docs=4, out="first")
     second = lab.run(f"b={lab.shared}/tiny", text=text.replace("written", "texts"), docs=4, out="second")
     result = combined(first, second)
-    assert "The loss of b is not compared with that of a: they read other texts." in result.findings
+    assert "The loss of b is not compared with that of a: they were measured on different texts." in result.findings
     return result, "Measured on different texts from a, or on another sample of them: b"
 
 

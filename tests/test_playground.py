@@ -301,7 +301,7 @@ def test_a_mistake_of_the_user_keeps_the_process(worker: ModelWorker) -> None:
     ):
         with pytest.raises(BadInput, match=message):
             worker.run_task("predict", **arguments)
-    with pytest.raises(BadInput, match="the prompt has 300 tokens, and its attention is drawn up to 256"):
+    with pytest.raises(BadInput, match="the prompt has 300 tokens; attention patterns are shown for at most 256"):
         worker.run_task("attention", prompt="w1 " * 300, model="base", layer=0)
     assert worker.process_id == process
 

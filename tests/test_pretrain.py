@@ -143,8 +143,8 @@ def test_one_step_equals_that_of_a_plain_implementation(variant: str) -> None:
     weights = {id(parameter) for parameter in model.module.parameters()}
     for parameter, initial, gradient in zip(trainer.trainable_parameters, before, gradients, strict=True):
         decay = options.weight_decay if id(parameter) in weights else 0.0
-        position_rate = options.frequency_rate if parameter.dim() == 3 else options.scale_rate
-        rate = options.rate if id(parameter) in weights else position_rate
+        position_rate = options.frequency_learning_rate if parameter.dim() == 3 else options.scale_learning_rate
+        rate = options.learning_rate if id(parameter) in weights else position_rate
         expected_value = initial * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8)
         is_large = gradient.abs() > 1e-5
         assert (parameter.detach() - expected_value).abs()[is_large].max() < 1e-6
@@ -195,7 +195,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small_study(texts: Path, **options: Any) -> Any:
     held_out = {"source": f"file:{texts}/held.txt", "docs": 1}
-    options = {**SMALL, "train": [f"file:{texts}/*.txt"], "validation_length": 64, **options}
+    options = {**SMALL, "training_texts": [f"file:{texts}/*.txt"], "validation_length": 64, **options}
     return build_study({"name": "small", "texts": held_out, "pretrain": options})
 
 
@@ -263,7 +263,8 @@ def test_variants_share_initial_weights_and_batches_but_seeds_do_not(trained: Ru
 def test_monitoring_measures_each_checkpoint_and_leaves_the_weights_unchanged(
     trained: Run, texts: Path, tmp_path: Path
 ) -> None:
-    monitored = run_study(small_study(texts, trainings=["adarope"], checkpoints=[0, 4], watch=True), tmp_path)
+    options = {"checkpoints": [0, 4], "measure_checkpoints": True}
+    monitored = run_study(small_study(texts, trainings=["adarope"], **options), tmp_path)
     last = "checkpoints/adarope-s0/step-000004"
     for file in ("model.safetensors", "adarope.safetensors"):
         assert (monitored.path / last / file).read_bytes() == (trained.path / last / file).read_bytes()
@@ -393,6 +394,20 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     claims = list(pretraining_claims(run))  # type: ignore[arg-type]
     assert [claim.verdict for claim in claims] == [verdict] * 7
     assert all("seed 1" in claim.evidence.lower() for claim in claims)
+    assert claims[-2].statement == (
+        "Each tested ablation of AdaRoPE (shared-freq, no-scale) has a higher loss than AdaRoPE (our criterion: by "
+        "more than 0.002 nats/token, twice the range over this run's RoPE seeds)"
+    )
+
+
+def test_the_claim_about_ablations_says_that_it_leaves_out_fixed_frequencies() -> None:
+    losses = {"adarope-s0": 4.0, "no-freq-s0": 3.8, "shared-freq-s0": 4.2}
+    run = FakeRun({name: head_columns(True) for name in losses}, losses)
+    claim = list(pretraining_claims(run))[-1]  # type: ignore[arg-type]
+    assert claim.statement.endswith(
+        "from-scratch-seeds); the paper has no ablation no-freq, so it is not part of this claim"
+    )
+    assert claim.verdict == "supported"
 
 
 def test_the_variant_table_compares_every_variant_with_rope_and_lists_its_seeds() -> None:

@@ -252,7 +252,7 @@ def test_no_rows_have_no_attributions() -> None:
 
 def test_what_cannot_be_attributed_is_refused() -> None:
     model, ids = tiny_model(), torch.arange(3, 43)
-    with pytest.raises(UnsupportedModel, match="bias by distance"):
+    with pytest.raises(UnsupportedModel, match="distance bias"):
         attribute_qk(model.with_scheme("alibi"), ids, [RowAndKey(0, 0, 3, 1)])
     with pytest.raises(BadInput, match="no head L7H0"):
         find_top_far_rows(model, ids, [(7, 0)], 1)

@@ -330,12 +330,12 @@ def test_a_worker_returns_the_rows_of_this_process(folder: Path, tmp_path: Path,
     tiny = str(folder / "tiny")
     options = json.loads(json.dumps(PROBES[probe]))
     if probe == "adapt":
-        options["adapt"]["train"] = [f"file:{folder}/texts/*.txt"]
+        options["adapt"]["training_texts"] = [f"file:{folder}/texts/*.txt"]
     else:
         options["influence"] |= {
             "method": "verify",
-            "top": 1,
-            "random": 1,
+            "verify_top": 1,
+            "verify_random": 1,
             "components": ["zero"],
             "models": ["base"],
         }

@@ -84,6 +84,10 @@ def parsed(source: str) -> Page:
     return Page(source)
 
 
+def test_the_first_sentence_lists_context_lengths_and_counts_the_documents_of_all_tables(parsed: Page) -> None:
+    assert " at context lengths of 256 and 1,024 tokens on up to 6 documents." in parsed.text
+
+
 @pytest.mark.slow
 def test_report_makes_no_requests_and_contains_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
@@ -259,6 +263,7 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str)
     figures = sum(tag == "figure" for tag, _ in page.tags)
     assert (figures > 0) == (table != "positions")  # these frequencies change equally in every layer
     assert re.findall(r"Table (\w+):", page.text) == [table]
+    assert (" tokens on 3 documents." in page.text) == (table in {"attention", "pairs", "nll"})
 
 
 @pytest.mark.slow

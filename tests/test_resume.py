@@ -51,7 +51,7 @@ def study_of(folder: Path, probe: str) -> Any:
         options["needle"]["file"] = str(folder / "needle.jsonl")
     if probe == "adapt":
         models = {"base": tiny}
-        options["adapt"]["train"] = [f"file:{folder}/texts/*.txt"]
+        options["adapt"]["training_texts"] = [f"file:{folder}/texts/*.txt"]
     return build_study(content(folder, models=models, measure=None) | options)
 
 

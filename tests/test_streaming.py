@@ -161,7 +161,8 @@ def test_streaming_is_a_component_of_head_influence(tmp_path: Any) -> None:
     save_checkpoint(tmp_path / "tiny")
     source = save_texts(tmp_path / "texts", 70)
     components = ["streaming:2+6", "streaming:0+64"]
-    options = {"components": components, "lengths": [64], "unit": "group", "top": 3, "random": 2, "curve": False}
+    options = {"components": components, "lengths": [64], "unit": "group", "curve": False}
+    options |= {"verify_top": 3, "verify_random": 2}
     run = hs.influence(str(tmp_path / "tiny"), text=source, docs=2, out=tmp_path / "runs", quiet=True, **options)
     rows = run.influence.astype({"component": "str", "method": "str"})
     whole = rows[rows["component"] == "streaming:0+64"]

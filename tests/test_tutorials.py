@@ -38,7 +38,7 @@ SMALLER = {
     "256": "64",
     "1024": "96",
     "--name without": "--name without --heads L23H4,L0H4",
-    "--top 5 --random 5": "--top 1 --random 1",
+    "--verify-top 5 --verify-random 5": "--verify-top 1 --verify-random 1",
     'boats lay still. " * 40': 'boats lay still. " * 4',
     "--checkpoints 0,10,20,40": "--checkpoints 0,40",
 }

@@ -339,7 +339,10 @@ def append_key_bias(q: Tensor, k: Tensor, bias: Tensor, scaling: float) -> tuple
     Raises UnsupportedModel if query heads share keys, since their biases may differ.
     """
     if q.shape[1] != k.shape[1]:
-        raise UnsupportedModel("its query heads share keys, but its ALiBi slopes differ by query head")
+        raise UnsupportedModel(
+            "it has grouped-query attention with ALiBi slopes per query head, which headscope does not support. Use "
+            "another model"
+        )
     dim = q.shape[-1]
     q, k = (nn.functional.pad(t, (0, BIAS_EXTRA_DIMS)) for t in (q, k))
     q[..., dim : dim + BIAS_PARTS] = 1

@@ -109,7 +109,10 @@ def encode_mask(
     """
     is_bidirectional = mask_function is bidirectional_mask_function
     if not allow_is_causal_skip and q_length > 1 and mask_function is causal_mask_function:
-        raise UnsupportedModel("it computes with its attention mask, which may change its attention weights")
+        raise UnsupportedModel(
+            "its own code computes with the attention mask, so its attention weights may differ from those that "
+            "headscope computes. Use another model"
+        )
     if is_bidirectional:
         window_code = UNSUPPORTED_MASK_CODE
     elif allow_is_causal_skip:

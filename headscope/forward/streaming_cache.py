@@ -114,7 +114,10 @@ def streaming_cache(
     """
     geometry = model.geometry
     if not supports_prefix_cache(model) or shares_keys_across_layers(model):
-        raise UnsupportedModel(f"the cache of '{model.name}' is not one key and value per token and layer")
+        raise UnsupportedModel(
+            f"cannot stream KV groups of '{model.name}': its cache does not hold one key and one value per token and "
+            "layer. Use another model"
+        )
     with capturing(model) as layers:
         for layer, number in enumerate(geometry.layer_numbers):
             layers.stream(layer, groups_by_layer.get(number, ()), window)

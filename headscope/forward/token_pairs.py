@@ -30,11 +30,9 @@ def token_pair_logits(
     if layer not in model.geometry.layer_numbers:
         raise BadInput(f"no attention layer {layer}. Use one of: {_numbers(model)}")
     if len(query_tokens) != len(key_tokens) or not query_tokens:
-        raise BadInput(
-            f"{len(query_tokens)} query tokens and {len(key_tokens)} key tokens. Give as many of one as of the other"
-        )
+        raise BadInput(f"{len(query_tokens)} query tokens and {len(key_tokens)} key tokens. Give equal numbers of both")
     if not distances or min(distances) < 0:
-        raise BadInput(f"distances {list(distances)[:8]}. Give at least one, 0 or more")
+        raise BadInput(f"invalid distances {list(distances)[:8]}. Give at least one distance; each must be 0 or more")
     embeddings = TokenEmbeddings(model, inspect_head_weights(model))
     for token in (*query_tokens, *key_tokens):
         if not 0 <= token < len(embeddings.weights.embedding):
@@ -93,7 +91,10 @@ def rotation_phases(model: Model, schedule: Schedule, layer: int, distances: Ten
 def refuse_distance_bias(model: Model, analysis: str) -> None:
     """Raise UnsupportedModel if logits depend on the distance by more than a rotation; `analysis` ends in a verb."""
     if model.schedule.slopes is not None or "ALiBi" in model.rotation.no_pairs_reason:
-        raise UnsupportedModel(f"{analysis} not possible under {model.spec}: it adds a bias by distance")
+        raise UnsupportedModel(
+            f"{analysis} not possible for {model.spec}: its position scheme adds a distance bias (ALiBi) to the "
+            "logits. Use a rotary scheme"
+        )
 
 
 def _numbers(model: Model) -> str:

@@ -51,8 +51,8 @@ def refuse_offloaded(module: Any, name: str) -> None:
     """Refuse a model with layers on disk, which every forward pass would read again."""
     if "disk" in getattr(module, "hf_device_map", {}).values():
         raise BadInput(
-            f"cannot open '{name}': one of its layers needs more memory than any GPU has free. Use a "
-            "smaller --dtype, --device cpu or a smaller checkpoint"
+            f"cannot open '{name}': one of its layers needs more memory than any GPU has free. Use "
+            "--dtype bf16, --device cpu or a smaller checkpoint"
         )
 
 

@@ -92,7 +92,7 @@ def _no_access_error(error: RepositoryNotFoundError, name: str) -> ResourceMissi
 
 
 def _invalid_id_error(name: str) -> ResourceMissing:
-    return ResourceMissing(f"no checkpoint at '{name}', and the hub has no such ids. Use a path, or an id ORG/NAME")
+    return ResourceMissing(f"'{name}' is neither a local path nor a valid hub id. Use a path, or an id ORG/NAME")
 
 
 def _abbreviate(names: list[str]) -> str:

@@ -40,6 +40,7 @@ from headscope.errors import (
     UnsupportedModel,
     did_you_mean,
     first_line,
+    missing_package,
 )
 from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
@@ -362,9 +363,12 @@ def _opening_error(error: Exception, name: str) -> HeadscopeError:
     if isinstance(error, KeyError):
         reason = f"its config names {reason}, which transformers does not know"
     if isinstance(error, ImportError):
-        return ResourceMissing(f"checkpoint '{name}' needs a package that is not installed ({reason})")
+        return ResourceMissing(f"checkpoint '{name}' needs {missing_package(error)}. Install it with pip")
     if "custom code" in reason:
         return UnsupportedModel(f"cannot open checkpoint '{name}': it needs its own code, which headscope never runs")
     if "Unrecognized configuration class" in reason:
-        return UnsupportedModel(f"cannot measure '{name}': it is not a causal language model with rotary attention")
-    return BadInput(f"cannot open checkpoint '{name}' ({reason})")
+        return UnsupportedModel(
+            f"cannot measure '{name}': transformers has no causal language model for its config. Use a causal language "
+            "model"
+        )
+    return BadInput(f"cannot open checkpoint '{name}' ({reason}). Check that it is complete, or download it again")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 MAX_TOKENS = 2048
 """Most tokens of a prompt."""
 MAX_PICTURE_TOKENS = 256
-"""Most tokens of a prompt whose attention is drawn."""
+"""Largest number of tokens of a prompt whose attention patterns are shown."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,8 +93,8 @@ def attention_of_layer(session: ModelSession, prompt: str, model: str, layer: in
     ids = prompt_ids(opened, prompt)
     if ids.shape[1] > MAX_PICTURE_TOKENS:
         raise BadInput(
-            f"the prompt has {ids.shape[1]:,} tokens, and its attention is drawn up to {MAX_PICTURE_TOKENS}. Shorten "
-            "the prompt, or store its rows with headscope patterns --prompt"
+            f"the prompt has {ids.shape[1]:,} tokens; attention patterns are shown for at most {MAX_PICTURE_TOKENS}. "
+            "Shorten the prompt, or store its rows with headscope patterns --prompt"
         )
     weights: list[Tensor] = []
     with attached_and_ablated(session, model), capturing(opened) as layers:

@@ -40,8 +40,8 @@ PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B
 """The colours of Okabe and Ito; blue is lighter and black is grey for dark pages, yellow is darker for light pages."""
 HIGHLIGHT_COLOUR = "#D55E00"
 """Colour of the one element that a figure emphasises."""
-TITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 20
-"""Characters per title line, and height in px of each title line after the first."""
+TITLE_WIDTH, SUBTITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 80, 20
+"""Characters per line of a title and of a subtitle, and height in px of each title line after the first."""
 LINE_DASHES = ("solid", "dash", "dot", "dashdot")
 MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
@@ -179,8 +179,9 @@ def set_title(figure: go.Figure, title: str) -> go.Figure:
 
 
 def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
-    """Plotly settings of a title with a smaller line below it."""
-    return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": TEXT_COLOUR}}}
+    """Plotly settings of a title with a smaller text below it, which is escaped and wrapped."""
+    font = {"size": 12, "color": TEXT_COLOUR}
+    return {"text": text, "subtitle": {"text": escape_label(subtitle, SUBTITLE_WIDTH), "font": font}}
 
 
 def set_top_margin(figure: go.Figure, space: int = 46) -> go.Figure:

@@ -141,8 +141,9 @@ def _refusing_frequency_changes(model: Model, change_length: int) -> Iterator[No
             cached_length = length
         elif length != cached_length:
             raise UnsupportedModel(
-                f"'{model.name}' changes its rotary frequencies beyond {change_length} tokens, so its cached keys do "
-                f"not fit. Keep texts within {change_length} tokens, or apply a scheme such as @yarn:factor=4"
+                f"'{model.name}' changes its rotary frequencies beyond {change_length} tokens, so keys that it "
+                f"cached before cannot be reused. Keep texts within {change_length} tokens, or apply a "
+                "scheme such as @yarn:factor=4"
             )
 
     with ExitStack() as stack:

@@ -33,7 +33,7 @@ class Needle:
 
     @property
     def is_indirect(self) -> bool:
-        """Whether the question is in other words than the needle."""
+        """Whether the question paraphrases the needle."""
         return bool(self.cue)
 
 

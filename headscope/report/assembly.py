@@ -179,14 +179,15 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
     if other_tokens := [label for label in run.models if label not in same_tokens]:
         yield Finding(
             "Models",
-            f"The tokenizer of {', '.join(other_tokens)} differs from that of {run.models[0]}, so a context of as many "
-            "tokens holds another text. Differences between heads mix the effect of the model with that of the tokens.",
+            f"The tokenizer of {', '.join(other_tokens)} differs from that of {run.models[0]}, so the same number "
+            "of tokens covers a different text. Differences between heads mix the effect of the model with that of the "
+            "tokens.",
         )
     for label, length, native in beyond_native_context(run):
         yield Finding(
             "Models",
-            f"{label} reads {length:,} tokens, but was trained for {native:,} and has no position scheme that extends "
-            "them. Its values at this length are those of an untrained range of positions.",
+            f"{label} was measured at {length:,} tokens, but was trained for {native:,}, without a position scheme "
+            f"that extends its context. Its results at {length:,} tokens are outside its trained range.",
             label,
         )
     for first, second in equal_models(run):

@@ -113,8 +113,8 @@ def render_report(runs: Sequence[Run]) -> str:
         provenance=[provenance(stored) for stored in runs],
         models=run.manifest["models"],
         models_in_charts=context.models,
-        lengths=_distinct_values(run, "context_length"),
-        documents=_distinct_values(run, "doc"),
+        lengths=_describe_lengths(run),
+        documents=_describe_documents(run),
         terms=assembly.collect_glossary(run),
         findings=assembly.findings_by_topic(run),
         dropped_row_notes=assembly.dropped_row_notes(run),
@@ -207,16 +207,30 @@ def _declared_tables(run: Run) -> list[columns.Table]:
     return [all_tables()[name] for name in run.tables if name in all_tables()]
 
 
-def _distinct_values(run: Run, key_column: str) -> list[Any]:
-    """The sorted values of a key column over all tables that have it."""
-    return sorted(
-        {
-            item
-            for table in _declared_tables(run)
-            if key_column in table.keys
-            for item in run.table(table.name)[key_column]
-        }
-    )
+def _describe_lengths(run: Run) -> str:
+    """The context lengths of all tables: "context lengths of 512 and 2,048 tokens"; "" if no table has any."""
+    lengths = {
+        length
+        for table in _declared_tables(run)
+        if "context_length" in table.keys
+        for length in run.table(table.name)["context_length"].unique()
+    }
+    listed = join_words([f"{length:,}" for length in sorted(lengths)]) if lengths else ""
+    return listed and f"{'context lengths' if len(lengths) > 1 else 'a context length'} of {listed} tokens"
+
+
+def _describe_documents(run: Run) -> str:
+    """The number of documents: "10 documents"; "up to 10 documents" if tables or context lengths have fewer."""
+    documents = []
+    for table in _declared_tables(run):
+        if "doc" in table.keys:
+            columns = [name for name in ("context_length", "doc") if name in table.keys]
+            rows = run.table(table.name)[columns].astype({"doc": "str"}).drop_duplicates()
+            parts = rows.groupby("context_length")["doc"] if "context_length" in columns else [("", rows["doc"])]
+            documents += [{*names} for _, names in parts]
+    count = len(set().union(*documents))
+    differ = any(len(names) < count for names in documents)
+    return f"{'up to ' if differ else ''}{count} document{'' if count == 1 else 's'}" if count else ""
 
 
 def _notable_heads_table(context: RenderContext) -> TextTable:

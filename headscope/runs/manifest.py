@@ -11,7 +11,7 @@ from typing import Any
 from headscope.errors import BadRun
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.io import REPAIR_ADVICE, read_json, write_json
-from headscope.runs.old_names import translate_manifest
+from headscope.runs.old_names import translate_config, translate_manifest
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise BadRun(
             f"{run / 'run.json'} is damaged: two of its models have the label '{repeated[0]}'. {REPAIR_ADVICE}"
         )
-    return translate_manifest(manifest) if version == 1 else manifest
+    manifest = translate_manifest(manifest) if version == 1 else manifest
+    return manifest | {"config": translate_config(manifest["config"])} if "config" in manifest else manifest
 
 
 def _shape_errors(value: Any, shape: Any, json_path: str) -> Iterator[str]:

@@ -41,9 +41,29 @@ VALUE_COLUMNS = ("component", "method", "ablation")
 PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
-    "influence": {"order": "estimate_order", "targets": "reset_to"},
-    "adapt": {"keep": "save_every"},
-    "pretrain": {"keep": "save_every"},
+    "influence": {"order": "estimate_order", "targets": "reset_to", "top": "verify_top", "random": "verify_random"},
+    "adapt": {
+        "train": "training_texts",
+        "keep": "save_every",
+        "watch": "measure_checkpoints",
+        "mix": "sample_by",
+        "recompute_above": "checkpoint_activations_above",
+        "frequency_rate": "frequency_learning_rate",
+        "scale_rate": "scale_learning_rate",
+        "lora_rate": "lora_learning_rate",
+    },
+    "pretrain": {
+        "train": "training_texts",
+        "keep": "save_every",
+        "watch": "measure_checkpoints",
+        "mix": "sample_by",
+        "rate": "learning_rate",
+        "frequency_rate": "frequency_learning_rate",
+        "scale_rate": "scale_learning_rate",
+    },
+    "patching": {"top": "verify_top", "random": "verify_random"},
+    "paths": {"top": "verify_top", "random": "verify_random"},
+    "budget": {"bound": "max_loss_increase"},
 }
 """Old option -> new option, by probe."""
 OPTION_VALUES = {
@@ -73,14 +93,12 @@ def renaming_message(path: Sequence[str], value: Any = None) -> str | None:
 
 
 def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The run.json of a format 1 run with present names; a renamed table keeps its `file`."""
+    """The run.json of a format 1 run with present names outside its `config`; a renamed table keeps its `file`."""
     tables = {
         TABLES.get(name, name): {**entry, "file": name} if name in TABLES else entry
         for name, entry in manifest["tables"].items()
     }
     translated = {**manifest, "tables": tables, "models": [_translate_model(model) for model in manifest["models"]]}
-    if isinstance(config := manifest.get("config"), dict):
-        translated["config"] = translate_config(config)
     by_probe = translated.pop("spent", None)
     if isinstance(by_probe, dict) and isinstance(by_probe.get("made"), list):
         rows = [
@@ -111,10 +129,18 @@ def _translate_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's configuration with present names of probes, options and values."""
+    """A study's configuration with present names of probes, options and values.
+
+    That of a combined run has the metadata of each of its runs under `joined`, with their configurations.
+    """
     translated: dict[str, Any] = {}
     for name, options in config.items():
         probe = PROBES.get(name, name)
+        if name == "joined":
+            options = {
+                run: part | {"config": translate_config(part["config"])} if "config" in part else part
+                for run, part in options.items()
+            }
         if isinstance(options, dict) and probe in OPTIONS:
             options = {OPTIONS[probe].get(key, key): value for key, value in options.items()}
             options = {key: _translate_option(probe, key, value) for key, value in options.items()}

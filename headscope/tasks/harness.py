@@ -288,7 +288,8 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     except HeadscopeError as error:
         raise BadInput(f"{source_name}: {error}") from error
     except Exception as reason:  # the harness decides what a file may contain
-        raise BadInput(f"{source_name} is invalid: {' '.join(str(reason).split())[:200]}") from reason
+        message = " ".join(str(reason).split())[:200].rstrip(".")
+        raise BadInput(f"{source_name} is invalid: {message}. Correct the file") from reason
     if entry is None:
         raise BadInput(f"{source_name} names no task. Add the key 'task'")
     if entry.kind is Kind.GROUP:

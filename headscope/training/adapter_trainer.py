@@ -81,9 +81,9 @@ class AdapterTrainer:
         adarope: AdaRoPE,
         learning_rates: tuple[float, float, float],
         lora: nn.Module | None = None,
-        recompute_above: int = 0,
+        checkpoint_activations_above: int = 0,
     ):
-        self.model, self.adarope, self.recompute_above = model, adarope, recompute_above
+        self.model, self.adarope, self.checkpoint_activations_above = model, adarope, checkpoint_activations_above
         frequencies = [p for name, p in adarope.named_parameters() if "xi" in name]
         scales = [p for name, p in adarope.named_parameters() if "xi" not in name]
         lora_weights = [p for name, p in lora.named_parameters() if "lora_" in name] if lora else []
@@ -117,8 +117,8 @@ class AdapterTrainer:
         """Add the gradients of one sequence's share of the mean loss, and return that share."""
         ids = ids.to(self.model.device)[None]
         weight = 1 / ((ids.shape[1] - 1) * batch_size)
-        recompute = ids.shape[1] > self.recompute_above
-        with attached(self.model, self.adarope), activation_checkpointing(self.model, recompute):
+        is_checkpointed = ids.shape[1] > self.checkpoint_activations_above
+        with attached(self.model, self.adarope), activation_checkpointing(self.model, is_checkpointed):
             hidden = last_hidden_states(self.model, ids)
             leaf = hidden.detach().requires_grad_()
             total = 0.0

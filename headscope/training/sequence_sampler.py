@@ -74,7 +74,8 @@ class SequenceSampler:
         for group, names in self.document_groups.items():
             if not names:
                 raise BadInput(
-                    f"no training text left: every document of {group} is a validation document. Add another --train"
+                    f"no training text left: every document of {group} is a validation document. Add another "
+                    "--training-texts"
                 )
 
     def check_length(self, length: int) -> None:
@@ -89,7 +90,7 @@ class SequenceSampler:
             longest = max(self.document_groups[group], key=lambda name: len(self.documents[name]))
             raise BadInput(
                 f"no training document{of_group} has {length} tokens: the longest, {longest}, has "
-                f"{len(self.documents[longest])}. Shorten the phase or add longer texts with --train"
+                f"{len(self.documents[longest])}. Shorten the phase or add longer texts with --training-texts"
             )
         return long_enough
 

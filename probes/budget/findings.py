@@ -29,8 +29,8 @@ GLOSSARY = (
         "A streaming KV group keeps the keys and values of the first S and the last R tokens only, in their own "
         "positions (StreamingLLM, Xiao et al. 2024); the other groups keep all. KV groups start to stream in an order, "
         "the lowest scores first. The area under the curve of the change of the loss over the share that streams "
-        "compares orders: lower is better. Scores that are measured here come from the half of the documents that is "
-        "not judged.",
+        "compares orders: lower is better. Scores measured in this run come from one half of the documents; losses are "
+        "evaluated on the other half.",
         "query i sees keys j < S or i - j < R",
         (LOSS.name,),
     ),
@@ -79,7 +79,7 @@ def overview(run: Run) -> Overview | None:
 def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series) -> Finding:
     order = "random orders"
     if row["order"] != RANDOM:
-        order = f"the measured order of the smallest area ({order_label(row['order'])})"
+        order = f"the measured order with the smallest area ({order_label(row['order'])})"
     text = (
         f"{model}, {length:,} tokens: in {order}, "
         f"{format_percent(row['largest_share'])} of the {int(settings['groups'])} KV groups can keep only "

@@ -39,6 +39,8 @@ def format_interval(row: Any, name: str, format_value: Callable[[float], str]) -
     low, high = float(row[f"{name}_low"]), float(row[f"{name}_high"])
     if np.isnan(low):
         return f" (n = {int(row['n'])}, too few documents for an interval; {MIN_DOCUMENTS} are needed)"
+    if low == high:
+        return f" (the same measured value in all {int(row['n'])} documents)"
     return f" (95 % confidence interval {format_value(low)} to {format_value(high)}, n = {int(row['n'])})"
 
 

@@ -81,7 +81,8 @@ def _curve_charts(context: RenderContext) -> Iterator[Chart]:
             plots.plot_loss_curves(part, settings["bound"], f"{model}, {length:,} tokens: loss by share"),
             f"Streaming KV groups keep {describe_window(settings)}; the KV groups with the lowest scores stream first. "
             "Lines are means over documents, bands their 95 % confidence intervals; random orders are averaged over "
-            "draws. Scores that are measured here come from the documents that are not judged.",
+            "draws. Scores measured in this run come from one half of the documents; losses are evaluated on the other "
+            "half.",
             half_width=True,
         )
         yield Chart(
@@ -107,8 +108,8 @@ def _tables(context: RenderContext) -> Iterator[TextTable]:
             body.append([order_label(row["order"]), area, f"{difference}{interval}", share])
         yield TextTable(
             f"{model}, {length:,} tokens. Area: mean change of the loss over all shares, in nats per token; lower "
-            f"is better. Largest share: up to which the loss never rises by more than {settings['bound']:g} nats "
-            "per token.",
+            f"is better. Largest share: the largest share of streaming KV groups up to which the loss rises by at most "
+            f"{settings['bound']:g} nats per token.",
             ["order", "area", "area minus that of random orders", "largest share"],
             body,
         )

@@ -202,7 +202,8 @@ class BudgetRunner:
         rows: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(sizes)}
         if work.half <= 0:
             options, window = self.options, self.options.window
-            settings: dict[str, Any] = {"sink": window.sink, "recent": window.recent, "bound": options.bound}
+            settings: dict[str, Any] = {"sink": window.sink, "recent": window.recent}
+            settings["bound"] = options.max_loss_increase
             groups = sum(model.geometry.layer_kv_groups)
             rows[SETTINGS.name] = {"model": label, **settings, "groups": [groups], "reduction": options.reduction}
         return rows

@@ -38,7 +38,9 @@ class BudgetOptions(Options):
     )
     sink: int = Field(64, ge=0, le=2**24, description="first tokens that a streaming KV group keeps")
     recent: int = Field(256, ge=0, le=2**24, description="last tokens that a streaming KV group keeps")
-    bound: float = Field(0.01, gt=0, description="largest acceptable increase of the loss, in nats per token")
+    max_loss_increase: float = Field(
+        0.01, gt=0, description="largest acceptable increase of the loss, in nats per token"
+    )
     reduction: Literal["max", "mean"] = Field(
         "max", description="how the scores of the query heads of a KV group become one"
     )
@@ -128,8 +130,9 @@ HALF = key(
     "half",
     "index16",
     "",
-    "half of the documents, 0 (even numbers) or 1, that is judged with this order; scores that are measured here come "
-    "from the other half. -1: all documents are judged, none is measured",
+    "half of the documents, 0 (even numbers) or 1, whose losses are evaluated with this order; scores measured in this "
+    "run come from the other half. -1: the order uses no score measured in this run, so losses are evaluated on all "
+    "documents",
     -1,
 )
 SHARE = key("share", "value", "", "share of the KV groups that stream, rounded to whole groups", 0, 1)

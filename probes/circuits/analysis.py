@@ -19,7 +19,7 @@ from probes.circuits.schema import ALL_OTHERS
 
 INPUTS = ("q", "k", "v")
 COMPOSITION_COLUMNS: Mapping[str, str] = MappingProxyType({kind: f"{kind}_composition" for kind in INPUTS})
-"""What the later head reads with -> column of the per-head table."""
+"""Input of the later head -> column of the per-head table."""
 POSITIONAL_COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "effective_length": "positional_effective_length",
@@ -100,7 +100,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "value-weighted weight of the first key",
             "",
             "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "
-            "stream: near 0 for a sink that nobody reads",
+            "stream: near 0 for a sink whose value adds almost nothing",
             formula="wᵢ₀, wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
         "positional_spread": Statistic(

@@ -91,8 +91,8 @@ def _composition_findings(run: Run, label: str) -> Iterator[Finding]:
         first = paths.iloc[0]
         yield Finding(
             PROBE.title,
-            f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (score minus "
-            f"{first['baseline']:.3f} of random matrices).",
+            f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (composition "
+            f"score minus the mean of random matrices, {first['baseline']:.3f}).",
             label,
             data=FindingData(float(first["excess"]), n=len(rows) // len(COMPOSITION_COLUMNS)),
         )

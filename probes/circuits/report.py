@@ -29,17 +29,17 @@ MAX_ATTRIBUTED_HEADS = 4
 GLOSSARY = (
     Term(
         "OV circuit and copying score",
-        "What a head writes if it attends to a token: the token's embedding through W_V and W_O, read by the "
-        "unembedding. The copying score is near 1 if attending to a token raises that token's own logit, and near -1 "
-        "if it lowers it. It uses token embeddings without context, which deep heads never read alone.",
+        "Effect of an attended token on the logits: its embedding through W_V, W_O and the unembedding. The copying "
+        "score is near 1 if attending to a token raises that token's own logit, and near -1 if it lowers it. It uses "
+        "token embeddings without context; the inputs of deeper heads also contain the outputs of earlier layers.",
         "Σ Re λ / Σ |λ| of W_U W_OV W_E",
         ("head_circuits",),
     ),
     Term(
         "Composition",
-        "How much of what an earlier head writes is read by a later head's queries (Q), keys (K) or values (V), "
-        "compared with random matrices of the same shapes. A previous-token head and an induction head K-compose. "
-        "Rotation is left out (distance 0), and layers between the heads can change what is read.",
+        "Overlap of an earlier head's output with the query (Q), key (K) or value (V) input of a later head, compared "
+        "with random matrices of the same shapes. A previous-token head and an induction head K-compose. Rotation is "
+        "left out (distance 0), and layers between the heads can change the later head's input.",
         "‖W_A W_B‖ / (‖W_A‖ ‖W_B‖) − random",
         ("head_composition",),
     ),
@@ -52,7 +52,7 @@ GLOSSARY = (
     ),
     Term(
         "QK attribution",
-        "Why a head attends to a token: its logit as a sum over what the embedding, earlier heads and MLPs wrote at "
+        "Why a head attends to a token: its logit as a sum over what the embedding, earlier heads and MLPs added at "
         "the query's token and at the key's token, with norms frozen at the scale that they had. A part that all keys "
         "share raises the logit and leaves the weights as they are.",
         "s = Σ_ab (W_Q a) R(θ D) (W_K b)ᵀ / √d",
@@ -61,7 +61,7 @@ GLOSSARY = (
     Term(
         "Value-weighted attention",
         "Attention weights times the norm of what each key's value adds to the residual stream, renormalised. A first "
-        "token that takes most of the weight but adds nearly nothing stops counting.",
+        "token with a large weight but a nearly zero value gets a weight near 0.",
         "wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ("value_attention",),
     ),

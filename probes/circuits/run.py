@@ -206,7 +206,8 @@ class TextObserver:
     def _refuse_distance_bias(self, is_biased: bool) -> None:
         if is_biased:
             raise UnsupportedModel(
-                f"a positional logit curve is not possible for {self.model.spec}: it adds a bias by distance. Leave "
+                f"a positional logit curve is not possible for {self.model.spec}: its position scheme adds a "
+                "distance bias (ALiBi) to the logits. Leave "
                 "out distance: --parts weights,composition,values"
             )
 

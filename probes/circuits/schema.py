@@ -163,7 +163,7 @@ HEAD_COMPOSITION = Table(
         LAYER,
         HEAD,
         GROUP,
-        key("input", "label", "", "what the later head reads the earlier one with: q, k or v", None),
+        key("input", "label", "", "input of the later head: q, k or v", None),
         Column(
             "score",
             "value",

@@ -18,6 +18,7 @@ from headscope.report.text import (
     head_name,
     heads_by_model,
 )
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.detectors import PROBE, plots
@@ -116,15 +117,17 @@ def findings(run: Run) -> Iterator[Finding]:
         for kind, name in KIND_COLUMNS.items():
             for _, heads in heads_by_model(run.heads[run.heads["model"] == label], name):
                 best, rows = heads.sort_values(name).iloc[-1], run.table("detectors")
-                sequences = rows[rows["model"] == label]["sequence"].nunique()
+                rows = rows[rows["model"] == label]
+                interval = _format_interval(best[f"{name}_low"], best[f"{name}_high"])
+                chance = _chance(rows[rows["kind"] == kind], best)
                 yield Finding(
                     PROBE.title,
                     f"{capitalise(role_name(kind))} heads in {label} on a repeated random token sequence (more than "
                     f"half of the weight on {TARGET_DESCRIPTIONS[kind]}): "
                     f"{format_head_count(heads[name] > ROLE_THRESHOLD)}. The highest score is "
-                    f"{_format_score(best, name)}, of {head_name(best)}.",
+                    f"{best[name]:.3g} ({head_name(best)}; {interval}chance {chance:.3g}).",
                     label,
-                    data=FindingData.of_head(best, name, sequences),
+                    data=FindingData.of_head(best, name, rows["sequence"].nunique()),
                 )
 
 
@@ -140,7 +143,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     best, length = plots.mean_over_sequences(rows).sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
     yield (
         f"On a repeated random token sequence, {length:,} tokens in all, {format_percent(best['score'])} of its weight "
-        f"in {model} is on {TARGET_DESCRIPTIONS[best['kind']]} (chance {best['chance']:.3g}{_format_interval(best)})."
+        f"in {model} is on {TARGET_DESCRIPTIONS[best['kind']]} ({_format_interval(best['low'], best['high'])}chance "
+        f"{best['chance']:.3g})."
     )
 
 
@@ -167,13 +171,12 @@ def _overview_record(run: Run, model: str) -> dict[str, object]:
     return {"model": model, **counts, "top induction head": top}
 
 
-def _format_score(row: pd.Series, column: str) -> str:
-    bounds = pd.Series({"low": row[f"{column}_low"], "high": row[f"{column}_high"]})
-    return f"{row[column]:.3g}{_format_interval(bounds)}"
+def _chance(rows: pd.DataFrame, head: pd.Series) -> float:
+    """Score of uniform weights at the longest length; `rows` are those of `detectors` for one model and kind."""
+    rows = rows[head_mask(rows, int(head["layer"]), int(head["head"]))]
+    return float(rows_at_longest_length(plain_types(rows))["chance"].mean())
 
 
-def _format_interval(bounds: pd.Series) -> str:
-    """The interval `low` to `high` over sequences, to follow a score; "" without one."""
-    if pd.isna(bounds["low"]):
-        return ""
-    return f", 95 % confidence interval {bounds['low']:.3g} to {bounds['high']:.3g}"
+def _format_interval(low: float, high: float) -> str:
+    """The interval over sequences, to precede chance; "" without one."""
+    return "" if pd.isna(low) else f"95 % confidence interval {low:.3g} to {high:.3g}; "

@@ -31,9 +31,10 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def _score_charts(tasks: pd.DataFrame) -> Iterator[Chart]:
     yield Chart(
         plots.plot_score_table(tasks),
-        "One cell per model and task: the score, above its standard error over documents. Below the task are its "
-        "metric and the maximum context length. Deeper blue is better within a column. Models with the same tokenizer "
-        "answered the same documents, so a difference between them is more certain than their standard errors suggest.",
+        "One cell per model and task: the score, with its standard error over documents below it. Below the task are "
+        "its metric and the maximum context length. Deeper blue is better within a column. Models with the same "
+        "tokenizer answered the same documents, so a difference between them is more certain than their standard "
+        "errors suggest.",
     )
     if plots.tasks_with_several_lengths(preferred_metric_rows(tasks)):
         yield Chart(
@@ -50,7 +51,7 @@ def _head_comparison_charts(tasks: pd.DataFrame, context: RenderContext) -> Iter
             plots.plot_scores_against_heads(tasks, summaries),
             "One point per model: its score on a task at the longest length, against one number about its heads. Error "
             f"bars are one standard error. Effective lengths count as the same within a factor of {MAX_LENGTH_RATIO}. "
-            "So few models can show a correlation, but not a cause.",
+            "A correlation over so few models is weak evidence, and it does not show a cause.",
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, PaperClaim, Term
-from headscope.report.text import format_percent, head_mask
+from headscope.report.text import format_percent, head_mask, head_name
 from headscope.runs.aggregation import MIN_DOCUMENTS, verdict_above
 from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
@@ -217,7 +217,7 @@ def _top_head_claims(
         f"is among the {format_percent(TOP_FRACTION)} of {unit_noun(units)}s with the largest influence ({size} of "
         f"{len(units)})"
     )
-    yield from _rank_claims(heads, units, changes, f"{change}: the {{}} {statement}", size)
+    yield from _rank_claims(heads, units, changes, f"{change}: {{}} {statement}", size)
 
 
 def _answer_claims(
@@ -226,8 +226,13 @@ def _answer_claims(
     """Claims that changing a model's top heads raises the loss of the answer most."""
     change = describe_change(component, target)
     change = f"Under {change}" if target == "none" else f"With {change}"
-    statement = f"{change}, one {unit_noun(units)} at a time, the {{}} has the largest influence on answers"
+    statement = f"{change}, one {unit_noun(units)} at a time, {{}} has the largest influence on answers"
     yield from _rank_claims(heads, units, changes, statement, 1)
+
+
+def _unit_of(head: str, unit: pd.Series) -> str:
+    """A head, or the KV group that changes with it."""
+    return f"the KV group of {head}" if unit["head"] < 0 else head
 
 
 def _rank_claims(
@@ -237,16 +242,16 @@ def _rank_claims(
 
     The evidence is the difference to the unit that is `rank`-th among the others, paired by document.
     """
-    reason = _missing_evidence(units)
+    reason, noun = _missing_evidence(units), unit_noun(units)
     for column, head in top_heads_by_statistic(heads).items():
         unit, declared = unit_of_head(units, head).iloc[0], statistic(column)
         difference, low, high = margin_over_rank(changes, unit, rank)
-        rival = "the largest other influence" if rank == 1 else f"the influence that ranks {rank} among the others"
+        rival = "the largest other influence" if rank == 1 else f"that of the {noun} at rank {rank} among the others"
         yield PaperClaim(
-            statement.format(declared.best_head_name),
+            statement.format(_unit_of(f"the {declared.best_head_name}", unit)),
             "inconclusive" if reason else verdict_above(low, high),
-            f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
-            f"{unit_rank(units, unit)} of {len(units)} {unit_noun(units)}s by influence, with "
+            f"{unit['model']}: {_unit_of(head_name(head), unit)} ({declared.label} {head[column]:.2f}) has rank "
+            f"{unit_rank(units, unit)} of {len(units)} {noun}s by influence, with "
             f"{format_change(unit['delta'])} nats/token{describe_uncertainty(unit)}. Its influence minus {rival} is "
             f"{format_change(difference)} nats/token{_format_bounds(low, high)}{reason}",
             model=unit["model"],
@@ -290,10 +295,10 @@ def _sweep_finding(
         if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets
             continue
         unit = matches.iloc[0]
+        subject = capitalise(_unit_of(f"the {statistic(column).best_head_name}", unit))
         text += (
-            f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, ranks "
-            f"{unit_rank(units, unit)} of {len(units)}, with {format_change(unit['delta'])}"
-            f"{describe_uncertainty(unit)}."
+            f" {subject}, {head_name(head)}, has rank {unit_rank(units, unit)} of {len(units)}, with "
+            f"{format_change(unit['delta'])}{describe_uncertainty(unit)}."
         )
     if objective == "answer":
         answered, trials, answered_sweeps = trials_by_model[label]

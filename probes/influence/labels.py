@@ -17,12 +17,12 @@ ESTIMATE_LABELS = {"estimate": "first-order", "second-order": "second-order", "d
 def describe_methods(units: pd.DataFrame) -> str:
     """Text naming the methods of a sweep's units."""
     methods, noun = units["method"].value_counts(), unit_noun(units)
-    estimates = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
+    orders = " and ".join(label for name, label in ESTIMATE_LABELS.items() if name in methods)
     if "exact" not in methods:
-        return estimates
-    if not estimates:
+        return f"{orders} estimate{'s' if len(methods) > 1 else ''}"
+    if not orders:
         return "exact"
-    return f"{methods['exact']} of {len(units)} {noun}s are exact, the others are {estimates}s"
+    return f"{methods['exact']} of {len(units)} {noun}s were evaluated exactly, the others estimated ({orders})"
 
 
 def unit_label(unit: pd.Series) -> str:

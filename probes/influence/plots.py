@@ -212,7 +212,7 @@ def plot_named_sets(effects: pd.DataFrame) -> go.Figure:
 
 def _sweep_title(units: pd.DataFrame, title_suffix: str = "") -> dict[str, object]:
     """A title with the model, and a subtitle with the change and the method."""
-    change = style.escape_label(describe_change(*units[["component", "target"]].iloc[0]), 60)
+    change = describe_change(*units[["component", "target"]].iloc[0])
     return influence_title(units, title_suffix, f"{change}: {describe_methods(units)}")
 
 

@@ -196,9 +196,8 @@ class InfluenceRunner:
         elif config.method == "verify":
             estimate_cells = list(cells)
             for number in range(len(texts)):
-                add(
-                    "exact", number, 0.6 * (config.top + config.random) * len(sweep.units), prerequisites=estimate_cells
-                )
+                verified = (config.verify_top + config.verify_random) * len(sweep.units)
+                add("exact", number, 0.6 * verified, prerequisites=estimate_cells)
         if sweep.named_sets:
             for number in range(len(texts)):
                 add("sets", number, 0.9 * len(sweep.named_sets) * len(sweep.units))
@@ -248,10 +247,11 @@ def select_units_to_verify(
     for number, (key, units) in enumerate(sweep.units.items()):
         means = _mean_influence(estimates, key, "damped" if options.estimate_order == 2 else "estimate")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
-        random_indices = np.random.default_rng([seed, number]).permutation(len(units) - options.top)[: options.random]
-        sampled = [order[options.top + int(index)] for index in sorted(random_indices)]
+        top, others = order[: options.verify_top], order[options.verify_top :]
+        random_indices = np.random.default_rng([seed, number]).permutation(len(others))[: options.verify_random]
+        sampled = [others[index] for index in sorted(random_indices)]
         named_units = (unit for heads in sweep.named_sets.values() for unit in heads)
-        selected[key] = [*dict.fromkeys([*order[: options.top], *sampled, *named_units])]
+        selected[key] = [*dict.fromkeys([*top, *sampled, *named_units])]
     return selected
 
 

@@ -59,7 +59,7 @@ class InfluenceOptions(Options):
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
         description="exact: evaluate every head or KV group; estimate: from gradients; verify: estimate all, evaluate "
-        "those of --top and --random",
+        "those of --verify-top and --verify-random",
     )
     estimate_order: int = Field(
         2,
@@ -67,13 +67,13 @@ class InfluenceOptions(Options):
         le=2,
         description="Taylor order of the gradient-based estimate; 2 adds the curvature of the loss",
     )
-    top: int = Field(
+    verify_top: int = Field(
         10,
         ge=1,
         le=MAX_UNITS,
         description="for verify: number of heads or KV groups with the largest estimates to evaluate exactly",
     )
-    random: int = Field(
+    verify_random: int = Field(
         10,
         ge=0,
         le=MAX_UNITS,

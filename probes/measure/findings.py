@@ -76,9 +76,9 @@ GLOSSARY = (
     Term(
         "Position schemes",
         "base is the checkpoint as it was trained. YaRN slows the slow pairs to reach longer contexts, and multiplies "
-        "the logits by a constant factor. YaRN without factor only slows the pairs. AdaRoPE learns the frequencies of "
-        "each KV group, and for each head a temperature τ and an exponent γ with which its logits grow with the "
-        "context.",
+        "queries and keys by a constant, its attention factor; “YaRN without factor” omits it. AdaRoPE learns the "
+        "frequencies of each KV group, and for each head a temperature τ and an exponent γ with which its logits grow "
+        "with the context.",
     ),
     Term(
         "95 % confidence intervals",
@@ -193,17 +193,17 @@ def _growth_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
         data = FindingData(rows["growth"].median(), n=len(rows))
         if index == 0:
             yield Sentence(
-                f"In {label}, the effective length of {constant} stays nearly constant as the context grows (exponent "
-                f"below {RETRIEVAL_GROWTH}, as expected of retrieval heads), and that of {widening} grows almost in "
-                f"proportion (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the median exponent is "
+                f"In {label}, the effective length stays nearly constant as the context grows in {constant} (exponent "
+                f"below {RETRIEVAL_GROWTH}, as expected of retrieval heads) and grows almost in proportion in "
+                f"{widening} (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the median exponent is "
                 f"{median}.",
                 label,
                 data,
             )
         else:
             yield Sentence(
-                f"In {label}, {constant} stay nearly constant and {widening} grow almost in proportion; the median "
-                f"exponent is {median}.",
+                f"In {label}, the effective length stays nearly constant in {constant} and grows almost in proportion "
+                f"in {widening}; the median exponent is {median}.",
                 label,
                 data,
             )
@@ -294,7 +294,10 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
         difference, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
         common = same_texts.get(label, set()) & documents[first]
         if label in documents and not common:
-            yield Sentence(f"The loss of {label} is not compared with that of {first}: they read other texts.", label)
+            yield Sentence(
+                f"The loss of {label} is not compared with that of {first}: they were measured on different texts.",
+                label,
+            )
         if label == first or np.isnan(difference):
             continue
         interval = (

@@ -133,7 +133,10 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             verdict = "inconclusive"
             reason = f". The run ablated no set of at most {MAX_SUPPORTED_SIZE} heads, so the claim is not decided"
         elif verdict == "inconclusive" and not analysis.can_detect_retrieval_drop(random, trials):
-            reason = ". With so few trials, not even the loss of every needle would show a difference"
+            reason = (
+                ". With this number of trials, even a success rate of 0 % would not differ significantly from that "
+                "with random heads ablated"
+            )
         yield PaperClaim(
             f"{str(ablation).capitalize()} ablation of the top retrieval heads reduces the retrieval of "
             f"{analysis.MODE_LABELS[str(mode)]} more than ablation of random heads of the same layers (Wu et al. "

@@ -42,7 +42,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             number_format="+.3f",
         ),
         "needle_write_indirect": Statistic(
-            "attribution through the needle, paraphrased questions",
+            "attribution through the needle for paraphrased questions",
             "logits",
             "attribution through the needle, over needles whose questions share no word with them",
             number_format="+.3f",

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, head_scatter, style
 from headscope.report.text import format_percent
-from headscope.runs.column_metadata import statistic
+from headscope.runs.column_metadata import capitalise, statistic
 from probes.needle.analysis import seed_columns, success_by_cell
 from probes.needle.heads import RETRIEVAL_THRESHOLD
 
@@ -93,13 +93,13 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
 def plot_detector_comparison(heads: pd.DataFrame, model: str, x: str, y: str) -> go.Figure:
     """Scatter plot of two scores that detect retrieval heads: columns `x` and `y` of `heads`, one point per head."""
     first, second = statistic(x), statistic(y)
-    figure = style.new_figure(f"{second.label.capitalize()} against {first.label}: {style.escape_label(model)}")
+    figure = style.new_figure(f"{capitalise(second.label)} against {first.label}: {style.escape_label(model)}")
     if reason := style.missing_data_reason(heads[heads["model"] == model], x, y):
         return style.empty_figure(figure.layout.title.text, reason)
     points = heads[heads["model"] == model].dropna(subset=[x, y])
     head_scatter.add_points(figure, points, x, y, "%{x:.3f} and %{y:.3f}")
     for update_axis, name, score in ((figure.update_xaxes, x, first), (figure.update_yaxes, y, second)):
-        label = score.label.replace(", ", ",<br>") + (f" ({score.unit})" if score.unit else "")
+        label = score.label.replace(" for ", "<br>for ") + (f" ({score.unit})" if score.unit else "")
         update_axis(title_text=label, range=_axis_range(heads[name].dropna()))
     return style.set_metadata(
         head_scatter.add_layer_colorbar(figure), value=second.label, model=style.escape_label(model)

@@ -49,7 +49,7 @@ class NeedleRunner:
         self.needles = read_needles(options.file, options.needles, options.kind)
         if options.mode == "wu" and (other := [needle.name for needle in self.needles if needle.is_indirect]):
             raise BadInput(
-                f"needle '{other[0]}' is indirect (it has a cue), which mode wu does not support. Use mode strict"
+                f"needle '{other[0]}' has a paraphrased question (cue), which mode wu does not support. Use mode strict"
             )
         if options.ablate_top and len(self.needles) < NEEDLE_HALVES:
             raise BadInput("ablate_top ranks heads on half of the needles. Use at least 2 needles")

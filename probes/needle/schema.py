@@ -27,7 +27,7 @@ class NeedleOptions(Options):
     depths: int | list[float] = Field(5, description="number of depths, evenly spaced from 0 to 1; or a list")
     needles: int = Field(6, ge=1, le=10_000, description="number of needles per kind")
     kind: Literal["literal", "indirect", "both"] = Field(
-        "literal", description="question in the needle's own words, as a paraphrase, or both"
+        "literal", description="literal: the question uses the needle's words; indirect: it paraphrases them; or both"
     )
     file: str | None = Field(
         None,
@@ -132,8 +132,8 @@ NEEDLE_KEYS = (
         "depth",
         "value",
         "",
-        "requested position of the needle as a share of the haystack's tokens; it is inserted at the last start of a "
-        "sentence up to there; achieved_depth is the actual depth",
+        "requested position of the needle as a share of the haystack's tokens; it is inserted at the last sentence "
+        "start at or before that position; achieved_depth is the actual depth",
         0,
         1,
     ),
@@ -144,7 +144,7 @@ MODE = key(
     "mode",
     "label",
     "",
-    "strict: exact span, score at most 1; indirect: strict, with a question in other words than the needle [ours]; wu: "
+    "strict: exact span, score at most 1; indirect: strict, with a paraphrased question [ours]; wu: "
     "counted as in Wu et al.'s code; absent: control, a strict trial without the needle, scored at its position [ours]",
     None,
 )

@@ -24,7 +24,14 @@ from headscope.runs.aggregation import (
 )
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
-from probes.patching.schema import ACTIVATION_LABELS, ALL_POSITIONS, PATCHING, PATCHING_SPANS, WHOLE_GROUP
+from probes.patching.schema import (
+    ACTIVATION_LABELS,
+    ALL_POSITIONS,
+    MIN_DIFFERENCE,
+    PATCHING,
+    PATCHING_SPANS,
+    WHOLE_GROUP,
+)
 
 SWEEP_KEYS = ["model", "prompts", "metric", "activation", "direction"]
 """Keys of one sweep over all units."""
@@ -37,11 +44,12 @@ AGREEMENT_TOP = 10
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
         f"patching_{activation}": Statistic(
-            f"patching effect, {label}",
+            f"effect of patching the {label}",
             "",
-            f"share of the metric's difference between the two prompts that patching the {label} of the head or of its "
-            "KV group moves, mean over the pairs of all prompt sets that count in every model; denoising if it was "
-            "run, else noising; exact where patched, else estimated",
+            "fraction of the metric's difference between the clean and the corrupted run that patching the "
+            f"{label} of the head or of its KV group recovers (denoising) or, if only noising was run, removes; mean "
+            f"over the pairs of all prompt sets whose metrics differ by at least {MIN_DIFFERENCE} in every model; "
+            "exact where patched, else estimated",
             number_format="+.2f",
         )
         for activation, label in ACTIVATION_LABELS.items()

@@ -78,9 +78,10 @@ def _change_claim(baseline: str, key: SweepKey, base: pd.DataFrame, other: pd.Da
     before, after = base.loc[common[most]].mean(), other.loc[common[most]].mean()
     text = (
         f"{_heading(key)}: the effect of at least one of the {noun} changes by more than {MIN_CHANGE} from "
-        f"{baseline} to {key[0]} (our criterion; the 95 % intervals hold together for the {len(common)} {noun} "
-        f"that are exact in both models): {verdict}. The change is larger for {is_changed.sum()} {noun}, smaller for "
-        f"{is_stable.sum()}, and undecided for the others. The largest is that of "
+        f"{baseline} to {key[0]} (our criterion; simultaneous 95 % confidence intervals over the {len(common)} "
+        f"{noun} that are exact in both models): {verdict}. The change exceeds {MIN_CHANGE} in {is_changed.sum()} "
+        f"{noun}, is below {MIN_CHANGE} in {is_stable.sum()}, and is undecided in "
+        f"{(~is_changed & ~is_stable).sum()}. The largest is that of "
         f"{unit_label(common.to_frame().iloc[most])}, from {before:+.2f} to {after:+.2f}, {change:+.2f}"
         f"{_bounds(low[most], high[most], changes.shape[1])}."
     )

@@ -152,8 +152,8 @@ def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     return Finding(
         PROBE.title,
         f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} {unit_noun(units)} patched exactly, the rank "
-        f"correlation of estimates with exact effects is {correlation}; the two top {size} by absolute effect "
-        f"have {shared} in common.",
+        f"correlation of estimates with exact effects is {correlation}; the top {size} by estimated and by exact "
+        f"absolute effect share {shared} {unit_noun(units)}.",
         key[0],
         data=FindingData(spearman, n=len(units)),
     )

@@ -31,8 +31,10 @@ def describe_methods(units: pd.DataFrame) -> str:
     """Text with the number of heads or KV groups that were patched exactly and estimated."""
     exact, noun = int((units["method"] == "exact").sum()), unit_noun(units)
     if exact == len(units):
-        return f"all {exact} {noun} exact"
-    return f"{exact} of {len(units)} {noun} exact, the others estimated" if exact else f"{len(units)} {noun} estimated"
+        return f"all {exact} {noun} patched exactly"
+    if not exact:
+        return f"{len(units)} {noun} estimated"
+    return f"{exact} of {len(units)} {noun} patched exactly, the others estimated"
 
 
 def path_name(path: pd.Series) -> str:
@@ -52,10 +54,10 @@ def describe_path_methods(paths: pd.DataFrame) -> str:
     """Text with the number of exact and estimated paths."""
     exact = int((paths["method"] == "exact").sum())
     if exact == len(paths):
-        return f"all {exact:,} paths exact"
-    return (
-        f"{exact:,} of {len(paths):,} paths exact, the others estimated" if exact else f"{len(paths):,} paths estimated"
-    )
+        return f"all {exact:,} paths patched exactly"
+    if not exact:
+        return f"{len(paths):,} paths estimated"
+    return f"{exact:,} of {len(paths):,} paths patched exactly, the others estimated"
 
 
 def describe_significance(effects: pd.DataFrame, noun: str) -> str:

@@ -143,7 +143,6 @@ def describe_largest(units: pd.DataFrame) -> str:
 
 def _title(key: SweepKey, subtitle: str) -> dict[str, object]:
     text = f"{describe_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
-    subtitle = style.escape_label(subtitle, 80)
     return style.title_with_subtitle(text, subtitle)
 
 

@@ -8,6 +8,7 @@ from headscope.plots.heads import plot_small_matrices
 from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext
 from headscope.report.text import default_models_with
 from headscope.runs.aggregation import plain_types
+from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from probes.patching import PROBE, plots
 from probes.patching.analysis import (
@@ -107,9 +108,9 @@ def _sweep_charts(run: Run, key: SweepKey, units: pd.DataFrame) -> Iterator[Char
         yield Chart(
             plots.plot_agreement(key, agreement),
             "One point per head or KV group that was both estimated and patched. On the dashed line the estimate "
-            "equals the exact "
-            "effect.",
-            f"Rank correlation {spearman:.2f}; {shared} of the top {size} by absolute effect are the same.",
+            "equals the exact effect.",
+            f"Rank correlation {spearman:.2f}; the top {size} by estimated and by exact absolute effect share "
+            f"{shared}.",
             half_width=True,
         )
     if len(spans := effects_by_span(run, key)):
@@ -131,6 +132,6 @@ def _model_charts(context: RenderContext) -> Iterator[Chart]:
         if len(context.finite_values(column)) > 1:
             yield Chart(
                 plot_small_matrices(context.heads, column, context.scale_heads),
-                f"One cell per head; layer 0 is at the bottom. {STATISTICS[column].meaning.capitalize()}. Compare how "
+                f"One cell per head; layer 0 is at the bottom. {capitalise(STATISTICS[column].meaning)}. Compare how "
                 f"the effects of the {label} change between models.",
             )

@@ -114,7 +114,7 @@ class PatchingRunner:
         pairs, options = self._pair_set(label, source), self.options
         patches = unit_count * len(options.directions)
         if options.method == "verify":
-            patches = (options.top + options.random) * len(self._activations) * len(options.directions)
+            patches = (options.verify_top + options.verify_random) * len(self._activations) * len(options.directions)
         length = options.length if source in SETS_OF_ANY_LENGTH else 32
         passes = 1 + len(options.span_names) + (length if options.by_position and options.method == "exact" else 0)
         costs = {"estimate": 2 + 2.5 * len(options.directions), "exact": 2 + 0.5 * patches * passes}
@@ -158,7 +158,7 @@ class PatchingRunner:
         return spans + [_Span(pair.aligned_span(name), first, name) for name in self.options.span_names]
 
     def _selection(self, label: str, model: Model, work: PairWork) -> dict[tuple[str, str], list[Unit]]:
-        """By activation and direction: the `top` units of largest |mean estimate|, and `random` seeded others."""
+        """By activation and direction: the units that method verify patches exactly."""
         if (label, work.prompts) not in self._selections:
             stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites])
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
@@ -179,12 +179,11 @@ class PatchingRunner:
         return rows[rows["position"] == ALL_POSITIONS].astype({"effect": "float64"})
 
     def _check_selection_size(self, label: str, unit_count: int) -> None:
-        top, random = self.options.top, self.options.random
+        top, random = self.options.verify_top, self.options.verify_random
         if top + random > unit_count:
             raise BadInput(
-                f"top {top} and random {random} exceed the {unit_count} heads or KV groups of model '{label}'. "
-                "Use a smaller --top "
-                "or --random, or --method exact"
+                f"--verify-top {top} and --verify-random {random} exceed the {unit_count} heads or KV groups of model "
+                f"'{label}'. Use smaller numbers, or --method exact"
             )
 
     def _pair_set(self, label: str, source: str) -> PairSet:
@@ -232,11 +231,15 @@ def open_pair_set(context: StudyContext, options: PairOptions, label: str, sourc
 
 
 def select_units(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequence[int]) -> list[Unit]:
-    """The `top` units of largest |mean effect| over pairs, and `random` seeded others. `layer` is the layer's index."""
+    """The `verify_top` units of largest |mean effect| over pairs, and `verify_random` seeded others.
+
+    `layer` is the layer's index.
+    """
     means = estimates.groupby(["layer", "kv_group", "head"])["effect"].mean()
     order = means.abs().sort_values(ascending=False, kind="stable").index.to_list()
-    random_indices = np.random.default_rng(seed).permutation(len(order) - options.top)[: options.random] + options.top
-    return [Unit(*map(int, order[index])) for index in [*range(options.top), *sorted(random_indices)]]
+    top, others = order[: options.verify_top], order[options.verify_top :]
+    random_indices = np.random.default_rng(seed).permutation(len(others))[: options.verify_random]
+    return [Unit(*map(int, unit)) for unit in [*top, *(others[index] for index in sorted(random_indices))]]
 
 
 @dataclass(frozen=True)

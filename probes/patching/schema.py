@@ -63,16 +63,16 @@ class PairOptions(Options):
         "both prompts of a pair share. For files of pairs",
     )
     method: Literal["exact", "estimate", "verify"] = Field("verify")
-    top: int = Field(10, ge=1, le=MAX_UNITS)
-    random: int = Field(10, ge=0, le=MAX_UNITS)
+    verify_top: int = Field(10, ge=1, le=MAX_UNITS)
+    verify_random: int = Field(10, ge=0, le=MAX_UNITS)
 
     @model_validator(mode="after")
     def _refuse_unused_options(self) -> Self:
         """Refuse options that would change nothing."""
         files = [source for source in self.pairs if source not in GENERATED_SETS]
         unused = {
-            "top": self.method != "verify" and "it selects heads for method verify",
-            "random": self.method != "verify" and "it selects heads for method verify",
+            "verify_top": self.method != "verify" and "it selects heads for method verify",
+            "verify_random": self.method != "verify" and "it selects heads for method verify",
             "count": len(files) == len(self.pairs) and "every pair of a file is used",
             "length": not {*SETS_OF_ANY_LENGTH} & {*self.pairs} and f"it is for {' and '.join(SETS_OF_ANY_LENGTH)}",
             "align": not files and "it is for files of pairs",
@@ -100,16 +100,16 @@ class PatchingOptions(PairOptions):
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
         description="exact: patch every head or KV group; estimate: attribution patching (one backward pass); "
-        "verify: estimate all, patch those of --top and --random",
+        "verify: estimate all, patch those of --verify-top and --verify-random",
     )
-    top: int = Field(
+    verify_top: int = Field(
         10,
         ge=1,
         le=MAX_UNITS,
         description="for verify: number of heads or KV groups to patch exactly, those with the largest absolute mean "
         "estimate, per model, set, activation and direction",
     )
-    random: int = Field(
+    verify_random: int = Field(
         10,
         ge=0,
         le=MAX_UNITS,

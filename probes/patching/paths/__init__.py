@@ -6,7 +6,8 @@ PROBE = Probe(
     name="paths",
     title="Path patching",
     tab="Paths",
-    summary="Measure the effect on the answer of what one head passes to another head or to the logits.",
+    summary="Measure the effect of single paths on the answer by path patching: from a head to a later head or to the "
+    "logits.",
     group="Causes",
     order=45,
     example="headscope paths --model base=smollm2-135m --pairs ioi --count 8",

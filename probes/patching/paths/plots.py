@@ -115,5 +115,4 @@ def _add_legend(figure: go.Figure, inputs: list[str]) -> None:
 
 def _title(key: SweepKey, paths: pd.DataFrame, drawn_count: int) -> dict[str, object]:
     text = f"{describe_path_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
-    subtitle = style.escape_label(f"{drawn_count} paths drawn; {describe_path_methods(paths)}", 80)
-    return style.title_with_subtitle(text, subtitle)
+    return style.title_with_subtitle(text, f"{drawn_count} paths drawn; {describe_path_methods(paths)}")

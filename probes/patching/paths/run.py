@@ -89,7 +89,7 @@ class PathsRunner:
         """Cells of one model and one set."""
         pairs, options = self._pair_set(label, source), self.options
         if options.method == "verify":
-            path_count = (options.top + options.random) * len(options.through)
+            path_count = (options.verify_top + options.verify_random) * len(options.through)
         length = max(len(pairs.build(0).clean), 1)
         costs = {"estimate": ESTIMATE_COST, "exact": 3 + PATCH_COST * path_count}
         steps = costs if options.method == "verify" else [options.method]
@@ -171,11 +171,11 @@ class PathsRunner:
 
 
 def select_paths(estimates: pd.DataFrame, options: PathsOptions, seed: Sequence[int]) -> list[dict[Any, Any]]:
-    """The `top` paths of largest |estimate|, and `random` seeded others; all if there are fewer."""
+    """The `verify_top` paths of largest |estimate|, and `verify_random` seeded others; all if there are fewer."""
     order = estimates["effect"].abs().sort_values(ascending=False, kind="stable").index
-    others = order[options.top :]
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(others))[: options.random])
-    rows = estimates.loc[[*order[: options.top], *others[drawn]]]
+    others = order[options.verify_top :]
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(others))[: options.verify_random])
+    rows = estimates.loc[[*order[: options.verify_top], *others[drawn]]]
     return rows.to_dict("records")
 
 

@@ -52,16 +52,16 @@ class PathsOptions(PairOptions):
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
         description="exact: patch every path; estimate: all paths from gradients; verify: estimate all, patch those of "
-        "--top and --random",
+        "--verify-top and --verify-random",
     )
-    top: int = Field(
+    verify_top: int = Field(
         10,
         ge=1,
         le=MAX_UNITS,
         description="for verify: number of paths to patch exactly, those with the largest absolute mean estimate, per "
         "model, set, direction and input (q, k, v, logits)",
     )
-    random: int = Field(
+    verify_random: int = Field(
         5, ge=0, le=MAX_UNITS, description="for verify: number of other paths to patch exactly, drawn at random"
     )
 
