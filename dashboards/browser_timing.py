@@ -127,9 +127,9 @@ def _chromium() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
-        raise ResourceMissing("timing the dashboard needs Playwright: pip install 'headscope[dev]'") from error
+        raise ResourceMissing("timing the app needs Playwright: pip install 'headscope[dev]'") from error
     if (executable := shutil.which("chromium")) is None:
-        raise ResourceMissing("timing the dashboard needs Chromium: apt-get install chromium")
+        raise ResourceMissing("timing the app needs Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         yield browser

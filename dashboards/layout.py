@@ -171,7 +171,7 @@ def empty_page(reason: str) -> list[Any]:
             f"{name} is unfinished, {cells} work item{'' if cells == 1 else 's'} stored. To continue, repeat its "
             "command with --resume."
         )
-        for name, cells in current_store().unfinished_cells().items()
+        for name, cells in current_store().unfinished_jobs().items()
     ]
     links = [html.Li(html.A(name, href=build_url("/", {"run": name}))) for name in runs[:10]]
     start = html.Li(["Start a run: ", html.Code("headscope demo"), " or ", html.Code("headscope run --help")])

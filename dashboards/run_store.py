@@ -55,7 +55,7 @@ class RunStore:
         """The names of the runs that can be read, newest first."""
         return [*_readable_names(self.list_runs())]
 
-    def unfinished_cells(self) -> dict[str, int]:
+    def unfinished_jobs(self) -> dict[str, int]:
         """Number of stored cells of each unfinished run."""
         return unfinished_runs(self.folder)
 
@@ -66,7 +66,7 @@ class RunStore:
     def fingerprint(self) -> tuple[object, ...]:
         """A value that changes when a run is added, replaced, removed or annotated, or stores a cell."""
         finished = (_file_stamp(file) for name in ("run.json", NOTES_FILE) for file in self.folder.glob(f"*/{name}"))
-        return *sorted(finished), *self.unfinished_cells().items()
+        return *sorted(finished), *self.unfinished_jobs().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:
         """These runs combined; without names the default runs, or the newest readable one.

@@ -49,7 +49,7 @@ class ResourceMissing(HeadscopeError):
 
 
 class Interrupted(HeadscopeError):
-    """The work was interrupted. Finished cells are kept, and `--resume` continues."""
+    """The work was interrupted. Finished work items are kept, and `--resume` continues."""
 
     exit_code = 4
 

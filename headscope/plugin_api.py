@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from headscope.study.config import Lengths, Options
     from headscope.study.context import StudyContext
 
-API_VERSION = 1
+API_VERSION = 2
 
 _NAMES_BY_MODULE = {
     "attention.record": "AttentionRecord",

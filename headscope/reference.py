@@ -69,8 +69,8 @@ VOCABULARY = (
     ),
     Term(
         "Prompt pair",
-        "A clean prompt, which leads the model to the right answer, and a corrupted prompt of the same number of "
-        "tokens, which does not.",
+        "A clean prompt, which leads the model to the right answer, and a corrupted prompt, which does not. Both have "
+        "the same number of tokens or, with --align end, share their last tokens.",
     ),
     Term(
         "Run",

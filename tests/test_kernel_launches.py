@@ -11,7 +11,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 
 LENGTH, ROWS, MOST = 65_536, 64, 200
-RULES: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"window": 4096},
     "chunk_size": {"chunk_size": 8192},
@@ -23,7 +23,7 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("queries", [LENGTH, LENGTH // 4])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", VARIANTS)
 def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, queries: int, dtype: torch.dtype) -> None:
     """Nor does any ask the GPU for a number while it goes on: there is none to give."""
     geometry = geometry_of(9, 3, 64, 32, windows=[None])
@@ -34,7 +34,7 @@ def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, querie
         DistanceProfile(geometry, LENGTH),
     ]
     with simulating_cuda() as launches:
-        terms = {name: torch.zeros(9, device="cuda") if name == "sink" else n for name, n in RULES[rule].items()}
+        terms = {name: torch.zeros(9, device="cuda") if name == "sink" else n for name, n in VARIANTS[rule].items()}
         q = torch.empty(9, queries, 64, dtype=dtype, device="cuda")
         k = torch.empty(3, LENGTH, 64, dtype=dtype, device="cuda")
         lse = torch.empty(9, queries, device="cuda")

@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck
-from headscope.forward.selfcheck import RULE_CASES, TOLERANCES, run_checks
+from headscope.forward.selfcheck import TOLERANCES, VARIANT_CASES, run_checks
 from headscope.positions.model import Model
 
 LENGTH = 40
@@ -74,7 +74,7 @@ def scaled(measure: Any, factor: float) -> Any:
         ("pair_moment_sums", ["rotary pairs"]),
         ("mean_abs_by_row", ["rotary pairs"]),
         ("profile_sums", ["distance profile"]),
-        ("attend", list(RULE_CASES)),
+        ("attend", list(VARIANT_CASES)),
     ],
 )
 @pytest.mark.parametrize("factor", [1.01, float("nan")])

@@ -100,7 +100,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def ignoring(term: str) -> Any:
-    """A `Rule` that forgets one of its terms."""
+    """An `AttentionVariant` without one of its terms."""
 
     def rule(scaling: float, *terms: Any) -> AttentionVariant:
         values = dict(zip(("window", "chunk_size", "softcap", "sink"), terms, strict=True)) | {term: None}

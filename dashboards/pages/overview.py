@@ -111,7 +111,7 @@ def _provenance(run: RunTables) -> dict[str, str]:
 
 
 def _runs_link(view: ViewState) -> Links:
-    listing, unfinished = current_store().list_runs(), current_store().unfinished_cells()
+    listing, unfinished = current_store().list_runs(), current_store().unfinished_jobs()
     damaged = sum(not isinstance(run, Run) for run in listing.values())
     text = f"{len(listing)} run{'s' if len(listing) != 1 else ''}" + (f", {damaged} damaged" if damaged else "")
     return Links([Link(text + (f"; {len(unfinished)} unfinished" if unfinished else ""), view.link("/runs"))])

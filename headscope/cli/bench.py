@@ -25,7 +25,7 @@ def bench(
         int,
         typer.Option("--lens-length", min=0, help="Tokens for the comparison with transformer-lens; 0 skips it."),
     ] = 1024,
-    dashboard: Annotated[bool, typer.Option("--dash", help="Time the dashboard instead.")] = False,
+    dashboard: Annotated[bool, typer.Option("--dash", help="Time the app instead.")] = False,
     compare_workers: Annotated[
         bool, typer.Option("--engine", help="Compare Ray workers with one process on the same study instead.")
     ] = False,
@@ -41,7 +41,7 @@ def bench(
     On a CPU with bfloat16 instructions, also compares bfloat16 with float32: its time, and its error relative to the
     sampling error. The column "bound" is the target upper limit of the ratio on an otherwise idle CPU.
 
-    With --dash, measures response times of the dashboard in Chromium (needs the dev extra) on the shipped example and
+    With --dash, measures response times of the app in Chromium (needs the dev extra) on the shipped example and
     on a synthetic run of 1,024 heads with 64 rotary pairs under 4 models.
     """
     from headscope.bench import comparison
@@ -101,7 +101,7 @@ def _verdict(table: list[dict[str, Any]]) -> str:
 
 
 def _print_wait(row: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """Print a dashboard timing at once, unless all are printed as JSON at the end. Returns the row."""
+    """Print a timing of the app at once, unless all are printed as JSON at the end. Returns the row."""
     if not as_json:
         numbers = ", ".join(f"{value} {name}" for name, value in row.items() if isinstance(value, float))
         print(f"{row['run']}, {row['wait']}: {numbers}", flush=True)

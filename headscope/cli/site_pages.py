@@ -19,7 +19,7 @@ from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.run_store import RunStore
 from dashboards.view_state import describe_statistic, parse_head
 from headscope.errors import BadRun
-from headscope.plots.highlight import HeadIndex
+from headscope.heads import Head
 from headscope.report import assembly
 from headscope.report.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.static_site import SitePage, SortableTable
@@ -42,7 +42,7 @@ class SingleRunStore(RunStore):
     def list_runs(self) -> dict[str, Run | BadRun]:
         return {}
 
-    def unfinished_cells(self) -> dict[str, int]:
+    def unfinished_jobs(self) -> dict[str, int]:
         return {}
 
     def progress(self) -> list[RunProgress]:
@@ -72,7 +72,7 @@ class SitePages:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.heads: list[HeadIndex] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
+        self.heads: list[Head] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
         self._pages = [page for page in navigation.all_pages() if _has_content(page, run)]
         self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}

@@ -36,7 +36,7 @@ PathEnd = Literal["q", "k", "v", "logits"]
 ReceiverInput = Literal["q", "k", "v"]
 RECEIVER_INPUTS: tuple[ReceiverInput, ...] = get_args(ReceiverInput)
 Norms = Literal["frozen", "recomputed"]
-LayerHead = tuple[int, int]
+LayerIndexHead = tuple[int, int]
 """Index of an attention layer, and query head."""
 ESTIMATE_TOKENS = 2**15
 """Tokens of the copies of a residual stream, one per receiver, whose gradients are computed as one batch."""
@@ -46,8 +46,8 @@ ESTIMATE_TOKENS = 2**15
 class Path:
     """A path from a sender to the q, k or v of a receiver in a later layer, or to the logits without a receiver."""
 
-    sender: LayerHead
-    receiver: LayerHead | None
+    sender: LayerIndexHead
+    receiver: LayerIndexHead | None
     end: PathEnd
 
 
@@ -201,7 +201,7 @@ class PathPatching:
         new_call = self._attention(layer, self._with_senders(self._stream_before(layer), senders))[1]
         geometry, variants = self.replay.model.geometry, []
         for path in paths:
-            head, copy = cast(LayerHead, path.receiver)[1], senders.index(path.sender)
+            head, copy = cast(LayerIndexHead, path.receiver)[1], senders.index(path.sender)
             group = geometry.kv_group(layer, head)
             slices = slice(head, head + 1), slice(group, group + 1)
             one_head, changed = call.for_heads(*slices), new_call.for_heads(*slices)
@@ -265,7 +265,7 @@ class PathPatching:
         """The output of the last layer [1, L, D]."""
         return self.run.residual_stream_before(len(self.run.layers))
 
-    def _with_senders(self, stream: Tensor, senders: Sequence[LayerHead]) -> Tensor:
+    def _with_senders(self, stream: Tensor, senders: Sequence[LayerIndexHead]) -> Tensor:
         """The residual stream [1, L, D] with the change of one sender each, [n, L, D]."""
         by_layer = {layer: self._written(layer) for layer in {layer for layer, _ in senders}}
         return stream + torch.stack([by_layer[layer][head].to(stream) for layer, head in senders])

@@ -44,18 +44,18 @@ TOLERANCES = {
 
 Log-sum-exp and loss: nats. Attention output: share of its largest value. Row statistics: relative above 1, otherwise
 absolute. Rotary pairs and distance profile: share of the sum of absolute terms. The others are the cases of
-`RULE_CASES` on random heads: the larger difference of output and log-sum-exp.
+`VARIANT_CASES` on random heads: the larger difference of output and log-sum-exp.
 """
 RANDOM_KEY_COUNT, RANDOM_QUERY_COUNTS = 150, (150, 40, 1)
 """Shapes of the random heads: a full pass, several queries after cached keys, and one query."""
-RULE_CASES = {
+VARIANT_CASES = {
     "cached keys": AttentionVariant(1.0),
     "sliding window": AttentionVariant(1.0, window=30),
     "chunked attention": AttentionVariant(1.0, chunk_size=64),
     "soft cap": AttentionVariant(1.0, softcap=3.0),
     "learned sink": AttentionVariant(1.0, sink=torch.tensor(1.5)),
 }
-"""Rules of attention that not every model has."""
+"""Variants of attention that not every model has."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
     """Check every measure on ids [L], which must be short: memory is O(L^2 x head_dim).
 
     Raises BadInput if the plain formulas or the family's eager attention do not apply to the model: it has a position
-    scheme, a soft cap, a learned sink, a window or chunks. `RULE_CASES` cover these on random heads.
+    scheme, a soft cap, a learned sink, a window or chunks. `VARIANT_CASES` cover these on random heads.
     """
     if model.scheme != "base":
         raise BadInput(f"'{model.name}' has scheme '{model.scheme}', which eager attention lacks. Omit the scheme")
@@ -111,7 +111,7 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
     """The largest difference under each variant of attention, on random heads with the model's shape."""
     geometry, generator = model.geometry.at_layer(0), torch.Generator().manual_seed(0)
     scaling = geometry.head_dim**-0.5
-    for name, case in RULE_CASES.items():
+    for name, case in VARIANT_CASES.items():
         largest = 0.0
         for queries in RANDOM_QUERY_COUNTS:
             shapes = (

@@ -46,11 +46,11 @@ class Checkpoint:
     geometry: Geometry = field(init=False)
     attention_modules: tuple[nn.Module, ...] = field(init=False)
     rotation: CheckpointRotation = field(init=False)
-    _adapter_digest: bytes = field(init=False)
+    _lora_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         # Digested now: a LoRA that a position scheme attaches later is not part of the checkpoint.
-        self._adapter_digest = lora.adapter_digest(self.module)
+        self._lora_digest = lora.active_lora_digest(self.module)
         refuse_by_config(self.module.config, self.name)
         _check_values(self.module, self.name)
         with delegating_attention(self.bridge), preserving_frequencies(self.module.modules()):
@@ -97,7 +97,7 @@ class Checkpoint:
             tensor = parameter.detach().bfloat16().cpu().contiguous()
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        digest.update(self._adapter_digest + quantization.quantized_state_digest(self.module))
+        digest.update(self._lora_digest + quantization.quantized_state_digest(self.module))
         return digest.hexdigest()
 
 

@@ -147,7 +147,7 @@ def unwrap_peft(peft_model: Any) -> Any:
     return peft_model.get_base_model()
 
 
-def adapter_digest(module: nn.Module) -> bytes:
+def active_lora_digest(module: nn.Module) -> bytes:
     """SHA-256 of the module's active, unmerged adapters; b"" if there are none."""
     digest, has_adapter = hashlib.sha256(), False
     for index, (_, name, layer) in enumerate(peft_layers(module)):

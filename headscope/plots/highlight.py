@@ -5,8 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import plotly.graph_objects as go
 
-HeadIndex = tuple[int, int]
-"""Layer and head."""
+from headscope.heads import Head
 
 
 def has_head_points(figure: go.Figure) -> bool:
@@ -14,7 +13,7 @@ def has_head_points(figure: go.Figure) -> bool:
     return bool(figure.layout.meta) and bool(figure.layout.meta.get("heads"))
 
 
-def highlight_heads(figure: go.Figure, selected_heads: Collection[HeadIndex]) -> go.Figure:
+def highlight_heads(figure: go.Figure, selected_heads: Collection[Head]) -> go.Figure:
     """Highlight heads in place and return the figure: cells of a matrix get a frame, other points of a scatter fade.
 
     Without selected heads, or if the points of the figure are not heads, the figure stays as it is.
@@ -36,7 +35,7 @@ def highlight_heads(figure: go.Figure, selected_heads: Collection[HeadIndex]) ->
     return figure
 
 
-def _frame_cells(figure: go.Figure, trace: go.Heatmap, selected_heads: Collection[HeadIndex], size: int) -> None:
+def _frame_cells(figure: go.Figure, trace: go.Heatmap, selected_heads: Collection[Head], size: int) -> None:
     cell_heads = np.asarray(trace.customdata)[..., :2]
     rows, columns = np.nonzero([[tuple(cell) in selected_heads for cell in row] for row in cell_heads])
     for colour, width in (("black", size * 0.4), ("white", size * 0.16)):  # visible on every colour of the scale

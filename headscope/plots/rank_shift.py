@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import Head
 from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS
-from headscope.plots.highlight import HeadIndex
 from headscope.runs.column_metadata import statistic
 
 TOP_COUNT = 10
@@ -27,7 +27,7 @@ def plot_rank_shift(
     heads: pd.DataFrame,
     statistic_name: str,
     baseline: str,
-    selected_heads: Collection[HeadIndex] = (),
+    selected_heads: Collection[Head] = (),
     beyond_noise: bool = False,
 ) -> go.Figure:
     """Plot the ranks of heads by a statistic in the baseline (left) and in another model (right), one panel per model.
@@ -119,7 +119,7 @@ def top_overlap(changes: pd.DataFrame) -> int:
     return int(((changes["before_rank"] <= TOP_COUNT) & (changes["after_rank"] <= TOP_COUNT)).sum())
 
 
-def _select_lines(changes: pd.DataFrame, selected_heads: Collection[HeadIndex], beyond_noise: bool) -> pd.DataFrame:
+def _select_lines(changes: pd.DataFrame, selected_heads: Collection[Head], beyond_noise: bool) -> pd.DataFrame:
     if beyond_noise:
         rank_ratio = (np.log(changes["after_rank"]) - np.log(changes["before_rank"])).abs()
         return (

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import Head
 from headscope.plots import axes, style
 from headscope.plots.axes import CountAxis
-from headscope.plots.highlight import HeadIndex
 from headscope.runs.column_metadata import heads_with_role, statistic
 
 SLIDER_COLUMNS, SLIDER_HEIGHT = 4, 150
@@ -19,7 +19,7 @@ MAX_LAYER_PANELS = 12
 
 
 def plot_training_by_layer(
-    heads: pd.DataFrame, statistic_name: str, training_steps: pd.DataFrame, selected_heads: Collection[HeadIndex] = ()
+    heads: pd.DataFrame, statistic_name: str, training_steps: pd.DataFrame, selected_heads: Collection[Head] = ()
 ) -> go.Figure:
     """Plot a statistic by training step, one panel per layer.
 

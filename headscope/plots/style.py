@@ -126,12 +126,21 @@ def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
     present = set(column)
     order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
     return {
-        label: ModelStyle(
-            escape_label(label), PALETTE[number % 8], LINE_DASHES[number % 4], MARKER_SYMBOLS[number % 5], len(present)
-        )
+        label: _numbered_style(label, number, len(present))
         for label, number in _style_numbers(order).items()
         if label in present
     }
+
+
+def line_styles(labels: Sequence[str]) -> dict[str, ModelStyle]:
+    """Styles of lines that are not models, in the order of the palette."""
+    return {label: _numbered_style(label, number, len(labels)) for number, label in enumerate(labels)}
+
+
+def _numbered_style(label: str, number: int, count: int) -> ModelStyle:
+    return ModelStyle(
+        escape_label(label), PALETTE[number % 8], LINE_DASHES[number % 4], MARKER_SYMBOLS[number % 5], count
+    )
 
 
 def _style_numbers(labels: Sequence[str]) -> dict[str, int]:

@@ -13,8 +13,8 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.errors import BrokenProbe
+from headscope.heads import Head
 from headscope.plots.heads import plot_small_matrices
-from headscope.plots.highlight import HeadIndex
 from headscope.plugins import Kind, Probe
 from headscope.report.blocks import (
     Block,
@@ -75,21 +75,21 @@ def render_context(
     )
 
 
-def notable_heads(heads: pd.DataFrame) -> dict[HeadIndex, str]:
+def notable_heads(heads: pd.DataFrame) -> dict[Head, str]:
     """Notable heads (layer, head), each with the reason: extremes in the first model and largest changes from it."""
-    reasons: dict[HeadIndex, str] = {}
+    reasons: dict[Head, str] = {}
     for (layer, head), reason in _notable_reasons(heads) if len(heads) else ():
         index = int(layer), int(head)
         reasons[index] = f"{reasons[index]}; {reason}" if index in reasons else reason
     return reasons
 
 
-def notable_heads_of_run(run: Run) -> dict[HeadIndex, str]:
+def notable_heads_of_run(run: Run) -> dict[Head, str]:
     """Notable heads over all models of the run."""
     return notable_heads(run.heads)
 
 
-def _notable_reasons(heads: pd.DataFrame) -> Iterator[tuple[HeadIndex, str]]:
+def _notable_reasons(heads: pd.DataFrame) -> Iterator[tuple[Head, str]]:
     name, labels = longest_ess_column(heads), [*heads["model"].unique()]
     first = heads[heads["model"] == labels[0]].set_index(["layer", "head"])
     if name is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots.highlight import HeadIndex
+from headscope.heads import Head
 from headscope.runs.run import Run
 
 
@@ -122,7 +122,7 @@ class RenderContext:
     models: Sequence[str]
     heads: pd.DataFrame
     selected_model: str
-    notable_heads: Mapping[HeadIndex, str]
+    notable_heads: Mapping[Head, str]
 
     def table(self, name: str) -> pd.DataFrame | None:
         """A table of the run, only the rows of these models, categories in run order; None if it is not stored."""

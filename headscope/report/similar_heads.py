@@ -9,9 +9,9 @@ from functools import lru_cache
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import Head
 from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE
-from headscope.plots.highlight import HeadIndex
 from headscope.report.blocks import Block, Chart, Link, Links, TextTable
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import default_models_with, join_words
@@ -59,7 +59,7 @@ def head_link(model: str, layer: int, head: int, distance: float, mark: str = ""
     return Link(f"L{layer}H{head} {mark}{distance:.{3 if distance < 1 else 2}f}", href)
 
 
-def components_chart(run: Run, model: str, marked: HeadIndex | None = None) -> Iterator[Block]:
+def components_chart(run: Run, model: str, marked: Head | None = None) -> Iterator[Block]:
     """Every head of a model in the plane of the first two principal components, coloured by its strongest role."""
     components = principal_components(run)
     if components is None:
@@ -72,7 +72,7 @@ def components_chart(run: Run, model: str, marked: HeadIndex | None = None) -> I
     yield Chart(plot_components(run, components, model, marked), caption)
 
 
-def plot_components(run: Run, components: Components, model: str, marked: HeadIndex | None = None) -> go.Figure:
+def plot_components(run: Run, components: Components, model: str, marked: Head | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
     figure = go.Figure(_unmarked_components(run, components, model))
     if marked is not None:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from headscope.plots.highlight import HeadIndex
+from headscope.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
 from headscope.report.blocks import Block, Chart, Link, PageContent, TextTable
 from headscope.report.html_page import gzip_base64, template_environment, to_json_values, to_script_json
@@ -37,7 +37,7 @@ class SitePage:
     statistic_links: Sequence[Link] = ()
 
 
-def shared_files(heads: Sequence[HeadIndex]) -> dict[str, str]:
+def shared_files(heads: Sequence[Head]) -> dict[str, str]:
     """The contents of the files that all pages share, by name."""
     head_names = [f"{layer}.{head}" for layer, head in heads]
     variables = {

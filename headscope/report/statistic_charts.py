@@ -4,10 +4,9 @@ from collections.abc import Collection, Iterator
 
 import pandas as pd
 
-from headscope.heads import format_head
+from headscope.heads import Head, format_head
 from headscope.plots import head_scatter, rank_shift
 from headscope.plots import heads as head_figures
-from headscope.plots.highlight import HeadIndex
 from headscope.plots.top_heads import plot_top_heads
 from headscope.report.blocks import Card, Chart, RenderContext
 from headscope.report.explorer_blocks import query_link
@@ -104,7 +103,7 @@ def rank_chart(
     heads: pd.DataFrame,
     statistic_name: str,
     baseline: str,
-    selected_heads: Collection[HeadIndex] = (),
+    selected_heads: Collection[Head] = (),
     beyond_noise: bool = False,
 ) -> Chart:
     """The change in the ranks of heads from the baseline to each other model, and the overlap of the top heads."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.plots.highlight import HeadIndex
+from headscope.heads import Head
 from headscope.report.blocks import TextTable
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
@@ -110,9 +110,9 @@ def describe_ranks(run: Run, statistic_name: str, layer: int, head: int, models:
     return ", ".join(text for model, text in ranks.items() if models is None or model in models)
 
 
-def _ranks(run: Run, statistic_name: str) -> dict[HeadIndex, dict[str, str]]:
+def _ranks(run: Run, statistic_name: str) -> dict[Head, dict[str, str]]:
     """The rank of every head in each model as text."""
-    texts: dict[HeadIndex, dict[str, str]] = {}
+    texts: dict[Head, dict[str, str]] = {}
     if statistic_name not in run.heads:
         return texts
     heads = run.heads[["model", "layer", "head", statistic_name]]

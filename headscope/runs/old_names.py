@@ -37,7 +37,7 @@ BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""
 METHODS = {"screen": "estimate", "curved": "second-order"}
 VALUE_COLUMNS = ("component", "method", "ablation")
-"""Columns whose values were renaming_message."""
+"""Columns whose values were renamed."""
 PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},

@@ -267,21 +267,21 @@ def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """An unfinished run: its future name, stored and planned cells (None if it does not say), and the time in seconds
+    """An unfinished run: its future name, stored and planned jobs (None if it does not say), and the time in seconds
     since the last one was stored."""
 
     name: str
-    cells: int
-    planned_cells: int | None
+    stored_jobs: int
+    planned_jobs: int | None
     seconds_since: float
 
     def describe(self) -> str:
         """The progress in a sentence without its end."""
-        planned = "" if self.planned_cells is None else f" of {self.planned_cells:,}"
-        noun = "work item" if not planned and self.cells == 1 else "work items"
+        planned = "" if self.planned_jobs is None else f" of {self.planned_jobs:,}"
+        noun = "work item" if not planned and self.stored_jobs == 1 else "work items"
         minutes = self.seconds_since / 60
         ago = f"{self.seconds_since:.0f} s" if minutes < 2 else f"{minutes:,.0f} minutes"
-        return f"{self.cells:,}{planned} {noun} stored; last change {ago} ago"
+        return f"{self.stored_jobs:,}{planned} {noun} stored; last change {ago} ago"
 
 
 def run_progress(directory: Path | str) -> list[RunProgress]:
@@ -300,5 +300,5 @@ def run_progress(directory: Path | str) -> list[RunProgress]:
 
 
 def unfinished_runs(directory: Path | str) -> dict[str, int]:
-    """Number of stored cells of each interrupted or running run in `directory`, by its future name."""
-    return {run.name: run.cells for run in run_progress(directory)}
+    """Number of stored jobs of each interrupted or running run in `directory`, by its future name."""
+    return {run.name: run.stored_jobs for run in run_progress(directory)}

@@ -38,7 +38,7 @@ class TextPass:
 
 @dataclass(frozen=True)
 class Cell:
-    """The smallest unit of work that is stored and resumed.
+    """The unit of work of one probe. Cells that observe the same pass are run, stored and resumed together as a `Job`.
 
     `id` names it within its probe; `model` is a label or None; `cost` is its share of the work in units of `pass_cost`,
     for the time estimate; `work` tells its runner what to do. `text_pass` is set if the probe only observes a forward

@@ -71,14 +71,14 @@ def digest_scheme(scheme: Scheme) -> dict[str, str]:
     if not isinstance(scheme, AdaRoPEScheme):
         return {}
     if scheme.keys is None:
-        return {"adapter": digest_adapter(scheme.adapter)}
+        return {"adapter": digest_adarope_adapter(scheme.adapter)}
     checkpoint = user_input.expand_path(scheme.adapter, "checkpoint")
     files = list(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
     keys = user_input.expand_path(scheme.keys, "key map")
     return {"adapter": digest_files(files), "key map": digest_files([keys] if keys.is_file() else [])}
 
 
-def digest_adapter(name: str) -> str:
+def digest_adarope_adapter(name: str) -> str:
     """Digest of an adapter (a path or the name of a shipped one) and of the LoRA in its folder."""
     file = find_adapter_file(name)
     return digest_files([file, *(part for part in lora_folder_of(file).glob("adapter_*") if part.is_file())])

@@ -24,7 +24,7 @@ from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from headscope.study.digests import digest_adapter
+from headscope.study.digests import digest_adarope_adapter
 from headscope.study.executor import peak_bytes
 from headscope.study.monitor import measure_training_step
 from headscope.training.adapter_trainer import (
@@ -55,7 +55,7 @@ class AdaptRunner:
         self.options, self.context = options, context
         (self.model_label,) = context.labels
         if options.adapter is not None:
-            context.record_input("adapter to start from", [digest_adapter(options.adapter)])
+            context.record_input("adapter to start from", [digest_adarope_adapter(options.adapter)])
         self.validation_documents = context.documents(self.model_label, options.validation_length)
         validation_digests = {document.name: document.digest for document in self.validation_documents}
         tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.sample_by == "sources"

@@ -87,9 +87,9 @@ def plot_cache_sizes(sizes: pd.DataFrame, title: str) -> go.Figure:
 
 def _add_curves(figure: go.Figure, curves: pd.DataFrame, hover: str) -> None:
     """One line with its 95 % confidence band per order; colours follow the order of the run."""
-    names = curves.assign(model=pd.Categorical(curves["order"].map(order_label), _labels(curves)))
-    for label, line_style in style.model_styles(names).items():
-        line = names[names["model"] == label].set_index("share").sort_index()
+    names = curves["order"].map(order_label)
+    for label, line_style in style.line_styles(_labels(curves)).items():
+        line = curves[names == label].set_index("share").sort_index()
         style.add_line_with_band(figure, line[["mean", "low", "high"]], line_style, hover)
 
 

@@ -17,7 +17,7 @@ from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, verdi
 from headscope.runs.run import Run
 from probes.patching import PROBE
 from probes.patching.analysis import SweepKey, exact_effects
-from probes.patching.labels import describe_sweep, unit_label, unit_noun
+from probes.patching.labels import describe_sweep, unit_label, unit_noun_plural
 
 TOP_UNITS = 5
 """Units of largest effect in the first model, which carry the task there."""
@@ -103,7 +103,7 @@ def _simultaneous_intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def _noun(units: pd.DataFrame) -> str:
     """What the rows of a table of effects are: "heads" or "KV groups"."""
-    return unit_noun(units.index.to_frame())
+    return unit_noun_plural(units.index.to_frame())
 
 
 def _heading(key: SweepKey) -> str:

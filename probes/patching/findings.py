@@ -31,7 +31,7 @@ from probes.patching.labels import (
     describe_sweep,
     format_effect,
     unit_label,
-    unit_noun,
+    unit_noun_plural,
 )
 from probes.patching.schema import MIN_DIFFERENCE, PATCHING, WHOLE_GROUP
 
@@ -124,7 +124,7 @@ def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     text = (
         f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the most "
         f"positive effect is that of {unit_label(largest)}, {format_effect(largest)}. The lowest is that of "
-        f"{unit_label(smallest)}, {format_effect(smallest)}. {describe_significance(units, unit_noun(units))}."
+        f"{unit_label(smallest)}, {format_effect(smallest)}. {describe_significance(units, unit_noun_plural(units))}."
     )
     head = None if largest["head"] == WHOLE_GROUP else int(largest["head"])
     data = FindingData(largest["effect"], largest["low"], largest["high"], pairs, int(largest["layer"]), head)
@@ -151,9 +151,9 @@ def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     correlation = "not defined" if np.isnan(spearman) else f"{spearman:.2f}"
     return Finding(
         PROBE.title,
-        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} {unit_noun(units)} patched exactly, the rank "
-        f"correlation of estimates with exact effects is {correlation}; the top {size} by estimated and by exact "
-        f"absolute effect share {shared} {unit_noun(units)}.",
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} {unit_noun_plural(units)} patched exactly, "
+        f"the rank correlation of estimates with exact effects is {correlation}; the top {size} by estimated and by "
+        f"exact absolute effect share {shared} {unit_noun_plural(units)}.",
         key[0],
         data=FindingData(spearman, n=len(units)),
     )
@@ -171,7 +171,7 @@ def _model_findings(run: Run) -> Iterator[Finding]:
         top = both.iloc[int(both["change"].abs().argmax())]
         estimated = int(((both["method"] != "exact") | (both["method_base"] != "exact")).sum())
         correlation = float(both["effect"].corr(both["effect_base"], "spearman"))
-        noun = unit_noun(both)
+        noun = unit_noun_plural(both)
         note = f" {estimated} of {len(both)} {noun} are estimated in at least one model." if estimated else ""
         yield Finding(
             PROBE.title,

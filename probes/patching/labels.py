@@ -11,7 +11,7 @@ from probes.patching.paths.schema import LOGITS
 from probes.patching.schema import ACTIVATION_LABELS, WHOLE_GROUP
 
 
-def unit_noun(units: pd.DataFrame) -> str:
+def unit_noun_plural(units: pd.DataFrame) -> str:
     """What the rows of a sweep are, in the plural: "heads" or "KV groups"."""
     return "KV groups" if (units["head"] == WHOLE_GROUP).all() else "heads"
 
@@ -29,7 +29,7 @@ def describe_sweep(key: SweepKey) -> str:
 
 def describe_methods(units: pd.DataFrame) -> str:
     """Text with the number of heads or KV groups that were patched exactly and estimated."""
-    exact, noun = int((units["method"] == "exact").sum()), unit_noun(units)
+    exact, noun = int((units["method"] == "exact").sum()), unit_noun_plural(units)
     if exact == len(units):
         return f"all {exact} {noun} patched exactly"
     if not exact:

@@ -10,7 +10,7 @@ from torch import Tensor
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.forward.patching import Direction, PairTokens, PatchingReplay
-from headscope.forward.path_patching import LayerHead, Path, PathModel, PathPatching, inspect_paths
+from headscope.forward.path_patching import LayerIndexHead, Path, PathModel, PathPatching, inspect_paths
 from headscope.heads import format_head
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet, check_set_names
@@ -122,7 +122,7 @@ class PathsRunner:
         ]
         return paths + ([Path(sender, None, "logits") for sender in senders] if to_logits else [])
 
-    def _heads(self, model: Model, names: list[str]) -> list[LayerHead]:
+    def _heads(self, model: Model, names: list[str]) -> list[LayerIndexHead]:
         geometry = model.geometry
         if names == ALL_HEADS:
             return [(layer, head) for layer, heads in enumerate(geometry.layer_heads) for head in range(heads)]
@@ -180,7 +180,7 @@ def select_paths(estimates: pd.DataFrame, options: PathsOptions, seed: Sequence[
 
 
 def _check_order(
-    model: Model, senders: list[LayerHead], receivers: list[LayerHead], options: PathsOptions, to_logits: bool
+    model: Model, senders: list[LayerIndexHead], receivers: list[LayerIndexHead], options: PathsOptions, to_logits: bool
 ) -> None:
     """Raise BadInput for a named head without any path."""
     numbers = model.geometry.layer_numbers
