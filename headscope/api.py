@@ -32,7 +32,7 @@ SHARED_KEYWORDS: Mapping[str, Any] = {
     "resume": False,
     "quiet": False,
 }
-"""Keywords that all probes share, with their defaults; `text` and `docs` only for probes that read documents.
+"""Keywords that all probes share, with their defaults; `text` and `docs` only for probes that declare them (`takes`).
 
 `engine` is "plain", "ray" or a mapping such as {"name": "ray", "workers": 8, "address": "auto"}.
 """

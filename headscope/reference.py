@@ -31,6 +31,8 @@ COLUMNS_BLOCK = re.compile(r"(<!-- columns: (.+?) -->\n).*?(<!-- end of columns 
 """A generated table in docs/measures.md, between comments; the first names its statistics."""
 FLAG = re.compile(r"--([a-z][a-z-]*)")
 """A flag in the description of an option."""
+INPUTS = ("text", "docs")
+"""Keywords of SHARED_KEYWORDS that not all probes take: those in the heading of the function do."""
 VOCABULARY = (
     Term(
         "Attention record",
@@ -99,10 +101,11 @@ def reference_page() -> str:
         "## Commands",
         *_commands(),
         "## Python",
-        "`import headscope as hs`. Each probe is a function that takes the keywords below and "
-        f"{_join_code_names(SHARED_KEYWORDS)}. `model` is a spec "
-        "string, an opened model, a transformers model or a TransformerBridge, or a mapping from label to any of "
-        "these.",
+        "`import headscope as hs`. Each probe is a function that takes the inputs in its heading (`model`, `text`, "
+        "`docs`), the keywords below it and "
+        f"{_join_code_names(name for name in SHARED_KEYWORDS if name not in INPUTS)}. `model` is a spec string, an "
+        "opened model, a transformers model or a TransformerBridge; for all probes but adapt also a mapping from "
+        "label to any of these.",
         *_functions(),
         "## Position schemes",
         "Written `CHECKPOINT@SCHEME:key=value,...`.",
@@ -156,10 +159,11 @@ def _functions() -> list[str]:
         for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
             default_text = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
+            default_text = "(required)" if field.is_required() else default_text
             meaning = FLAG.sub(_keyword_of_flag, (field.description or "") + choices(field))
             rows.append(f"| `{name}` | {default_text} | {_plain(meaning)} |")
-        takes = "model, " if {"models", "model"} & set(probe.takes) else ""
-        parts.append(f"### hs.{probe.function_name}({takes}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
+        inputs = "".join(f"{name.replace('models', 'model')}, " for name in probe.takes)
+        parts.append(f"### hs.{probe.function_name}({inputs}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
     return parts
 
 
@@ -184,7 +188,7 @@ def _schemes() -> str:
     rows = ["| scheme | keys | meaning |", "|---|---|---|"]
     for name, scheme in SCHEMES.items():
         keys = ", ".join(f"`{field.name}`" for field in dataclasses.fields(scheme))
-        meaning = inspect.cleandoc(scheme.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        meaning = " ".join((scheme.__doc__ or "").split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {keys} | {meaning} |")
     return "\n".join(rows)
 

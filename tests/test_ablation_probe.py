@@ -260,7 +260,7 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         ("there is only one prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "resample")),
         ("is the only one of 40", ("--pairs", "induction", "--kinds", "resample", "--count", "1", "--length", "40")),
         ("names no heads of a run", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "run:folder")),
-        ("file:FILE or run:FOLDER", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "heads.yaml")),
+        ("file:FILE, run:FOLDER", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "heads.yaml")),
         ("--count cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--count", "2")),
         ("--length cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--length", "9")),
         ("--answer cannot be combined with --pairs", ("--pairs", "induction", "--answer", ANSWER)),

@@ -221,7 +221,7 @@ STUDIES = [
     ("contains the control character", 'models: {a: "x\\0y"}\nmeasure: {}'),
     ("contains the control character", 'texts: {source: "file:\\0"}\nmeasure: {}'),
     ("needle.depths.0 must be a finite number: nan", "needle: {depths: [.nan]}"),
-    ("depth 1.5 is outside the range 0", "needle: {depths: [1.5]}"),
+    ("depth 1.5 is out of range. Use 0", "needle: {depths: [1.5]}"),
     ("Use at most 1000", "needle: {depths: 1000000000}"),
     ("means 4096 context lengths", "needle: {lengths: 4096}"),
     ("detectors.periods: period 4 is too short", "detectors: {periods: [4]}"),
@@ -364,7 +364,7 @@ PLAIN = [
     run(2, "has no text", "--text", "file:{place}/odd/empty.txt"),
     run(2, "have 24 tokens, but 9 are needed", "--docs", 9),
     run(2, "have 100000 tokens", "--length", 100000),
-    case(2, "judged on the other half: 1 document", "budget", *BUDGET[:4], "--docs", 1, *BUDGET[6:]),
+    case(2, "two halves of the documents: 1 document", "budget", *BUDGET[:4], "--docs", 1, *BUDGET[6:]),
     case(3, "no scores at '{place}/none.json'", "budget", *BUDGET, "--orders", "file:{place}/none.json"),
     case(
         2,

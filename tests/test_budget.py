@@ -259,6 +259,30 @@ def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
     assert json.loads((run.path / "run.json").read_text())["seed"] == 0
 
 
+def test_the_comparison_with_random_orders_says_that_documents_are_too_few() -> None:
+    row = pd.Series({"order": "far-mass", "n": 1, "area_vs_random": -0.1, "area_vs_random_low": np.nan})
+    row["area_vs_random_high"] = np.nan
+    text = findings._comparison_finding("base", 64, row).text
+    assert "random orders: inconclusive, because 1 document is too few (3 are needed). The areas" in text
+
+
+@pytest.mark.parametrize(
+    ("prompts", "change", "note"),
+    [
+        (4, "change -50 percentage points (-142 to +42)", "In parentheses: 95 % confidence intervals over prompts."),
+        (1, "change -100 percentage points", "Too few prompts for confidence intervals."),
+    ],
+)
+def test_changes_of_answers_are_in_percentage_points(prompts: int, change: str, note: str) -> None:
+    index = pd.MultiIndex.from_product(
+        [["base"], ["ioi"], ["random"], range(prompts)], names=["model", "prompts", "order", "pair"]
+    )
+    scores = pd.DataFrame({0.0: 1.0, 0.5: [0.0, 1.0, 0.0, 1.0][:prompts]}, index)
+    whole, changes, share, count = findings._scores_at_half(scores, "prompt", are_shares=True)
+    assert (whole, share, count) == ("100 %", 0.5, f"{prompts} prompt{'s' if prompts > 1 else ''}")
+    assert changes == f"random order {100 * scores[0.5].mean():.0f} %, {change}. {note}"
+
+
 # Tasks of the lm-evaluation-harness --------------------------------------------------------------------------------
 
 

@@ -129,11 +129,11 @@ def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
 
 
 def test_single_depth_is_a_list_of_one(refused):
-    assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "1.5")
+    assert "depth 1.5 is out of range. Use 0" in refused(2, "needle", "--depths", "1.5")
 
 
 def test_a_depth_outside_the_haystack_is_refused(refused):
-    assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "0,1.5")
+    assert "depth 1.5 is out of range. Use 0" in refused(2, "needle", "--depths", "0,1.5")
 
 
 def test_nonexistent_needle_file_is_reported_as_missing(refused, tmp_path):

@@ -1,6 +1,7 @@
 """The documentation is true: its code runs, every command, table, column and file is in it, the reference is fresh."""
 
 import glob
+import inspect
 import re
 import shlex
 from itertools import chain
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import headscope as hs
 from headscope import plugins, reference
 from headscope.cli.app import Commands, app
 from headscope.runs.columns import all_tables
@@ -63,9 +65,13 @@ def test_every_function_and_its_keywords_are_in_the_reference():
     assert [probe.name for probe in options_of] == [*plugins.requestable_probes()]
     for probe, options in options_of.items():
         chapter = REFERENCE.split(f"### hs.{probe.function_name}(")[1].split("\n### ")[0]
+        keywords = inspect.signature(getattr(hs, probe.function_name)).parameters
+        inputs = [name for name in ("model", "text", "docs") if name in keywords]
+        assert chapter.startswith(f"{', '.join([*inputs, '...'])})")
         for name, field in options.model_fields.items():
             assert field.description, f"{probe.name}.{name}"
             assert f"| `{name}` |" in chapter or name == "models"
+            assert (f"| `{name}` | (required) |" in chapter) == field.is_required()
 
 
 @pytest.mark.parametrize("table", all_tables().values(), ids=lambda table: table.name)

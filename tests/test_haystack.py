@@ -193,7 +193,11 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
     [
         ("{", "line 1 is not JSON"),
         ('{"name": "a"}', "line 1 is not a needle. Write the keys name, question, opening, fact and, optionally, cue"),
-        ('{"name": "a", "question": "", "opening": "", "fact": "..."}', "'fact' must contain a word"),
+        (
+            '{"name": "a", "question": "", "opening": "", "fact": "..."}',
+            "'fact' is '...'. Write a string that contains a word",
+        ),
+        ('{"name": 1, "question": "", "opening": "", "fact": "b"}', "'name' is 1. Write a string"),
         ("\n", "has no needle"),
         ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "has two needles named 'a'"),
     ],

@@ -1,5 +1,6 @@
 """Charts, findings, claims and per-head columns of head influence have the numbers of their tables."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.influence import band_plots, findings, plots, report
 from probes.influence.analysis import best_unit_effects, estimate_agreement, set_effects
+from probes.influence.labels import describe_methods, unit_noun, unit_nouns
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(
     assert any(shape.x0 == pytest.approx(unit["delta"]) for shape in figure.layout.shapes)
     assert figure.layout.annotations[-1].text.startswith("best head: layer 1, KV group 1, Δ ")
     assert figure.layout.title.text == "Influence: learned"
-    assert figure.layout.title.subtitle.text == "frequencies reset to the start of training: exact"
+    assert figure.layout.title.subtitle.text == "frequencies reset to the start of training: all changes are exact"
 
 
 def test_the_matrix_has_the_mean_of_each_unit(frequency_units: pd.DataFrame) -> None:
@@ -139,6 +141,35 @@ def test_findings_report_concentration_agreement_and_the_effect_of_all_units(run
     assert any(f"{best['spearman']:.2f} (first-order" in sentence for sentence in sentences)
     assert any("Gini" in sentence and "KV group" in sentence for sentence in sentences)
     assert any("with all 8 KV groups changed" in sentence for sentence in sentences)
+
+
+def test_a_fall_of_the_loss_for_all_units_is_not_a_rise(run: Run, band_run: Run, answer_run: Run) -> None:
+    def falling(run: Run, table: str) -> Run:
+        rows = run.table(table)
+        return with_tables(run, **run._frames | {table: rows.assign(delta_nll=-rows["delta_nll"].abs() - 0.001)})
+
+    runs = [falling(run, "influence"), falling(band_run, "influence"), falling(answer_run, "influence_answers")]
+    for changed_run in runs:
+        context = assembly.render_context(changed_run)
+        charts = [chart for group in report.charts(context) for chart in group.charts]
+        texts = [finding.text for finding in findings.sweep_findings(changed_run)]
+        texts += [card.caption for card in report.overview_cards(context)]
+        assert not any("rises most" in text for text in texts if "answer" in text or changed_run is not runs[2])
+        assert any("falls least for " in text for text in texts)
+        assert any(chart.summary.startswith("Smallest fall: ") for chart in charts)
+    text = next(finding.text for finding in findings.sweep_findings(runs[0]))
+    assert re.search(r"falls least for layer \d, KV group \d, by 0\.\d+ nats/token .* It falls most for ", text)
+
+
+def test_the_methods_of_a_sweep_are_a_clause(frequency_units: pd.DataFrame) -> None:
+    exact, estimated = frequency_units.assign(method="exact"), frequency_units.assign(method="second-order")
+    assert describe_methods(exact) == "all changes are exact"
+    assert describe_methods(estimated) == "all changes are second-order estimates"
+    one_exact = pd.concat([exact.head(1), estimated.tail(7)])
+    expected = "1 of 8 KV groups was evaluated exactly, the others estimated (second-order)"
+    assert describe_methods(one_exact) == expected
+    one_group = frequency_units.assign(head=[-1, *range(7)])
+    assert (unit_noun(one_group), unit_nouns(one_group)) == ("head or KV group", "heads and KV groups")
 
 
 def test_named_top_heads_are_marked_and_their_statistics_plotted(run: Run) -> None:
@@ -275,7 +306,7 @@ def test_the_finding_about_answers_reports_answered_trials_separately(answer_run
     assert "the loss of the answer rises most for layer 1, head 4, by +1.5 nats/token" in sentence
     assert "The top retrieval head, layer " in sentence
     assert "Without ablation, learned answers 4 of 8 trials correctly" in sentence
-    assert "over these trials the loss rises most for layer 1, head 4, by +2.0 (95 % confidence interval" in sentence
+    assert "over these trials the loss rises most for layer 1, head 4, by +2.0 nats/token (95 % confidence" in sentence
     head_sentences = [*findings.head_findings(answer_run, "learned", 1, 4)]
     assert any(
         text.startswith("Influence in learned, zero ablation (loss of the answer): +1.5") for text in head_sentences
@@ -317,7 +348,7 @@ def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run
     partly_estimated = answers.assign(method=answers["method"].where(~is_estimated, "estimate"))
     claim = retrieval_claim(run_with_top_head(answer_run, partly_estimated, 1, 4))
     assert claim.verdict == "inconclusive"
-    assert "1 of 24 heads were only estimated" in claim.evidence
+    assert "1 of 24 heads was only estimated" in claim.evidence
 
 
 def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_run: Run) -> None:
@@ -329,7 +360,7 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
     assert np.shape(heatmap.z) == (3, 24)
     assert heatmap.z[1][1 * 6 + 4] == pytest.approx(2 * 5 / 1000)
     assert list(heatmap.customdata[1][1 * 6 + 4][:2]) == [1, 4]
-    assert ablated.figure.layout.title.subtitle.text == "contribution to the logits removed: exact"
+    assert ablated.figure.layout.title.subtitle.text == "contribution to the logits removed: all changes are exact"
     assert np.shape(unrotated.figure.data[0].z) == (1, 24)
     assert "Largest rise: pairs 2-3 of layer 3, head 5, +0.024" in ablated.summary
     bars = {

@@ -273,7 +273,7 @@ def test_a_needle_longer_than_the_context_is_refused(needle_folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("depths", "message"), [([0.5, 1.5], "depth 1.5 is outside the range 0"), ([-0.1], "depth -0.1")]
+    ("depths", "message"), [([0.5, 1.5], "depth 1.5 is out of range. Use 0"), ([-0.1], "depth -0.1")]
 )
 def test_a_depth_outside_the_haystack_is_refused(depths: list[float], message: str) -> None:
     with pytest.raises(BadInput, match=message):

@@ -159,6 +159,17 @@ def test_head_findings_report_score_rank_and_attribution_and_chart_shows_cells(r
     assert chart.figure.data[0].customdata[3][1] == len(deepest)
 
 
+def test_a_head_of_a_model_without_success_has_no_score_rather_than_a_zero(run: Run) -> None:
+    lowest = mean_scores(run, "base").idxmin()
+    for failed_models, others in ((["yarn"], ["It copies no needle token in any successful trial."]), (run.models, [])):
+        failed_run = Run(run.path, run.manifest)
+        is_failed = run.needles["model"].isin(failed_models)
+        failed_run._frames["needles"] = run.needles.assign(success=run.needles["success"] & ~is_failed)
+        no_score = "yarn answers no trial, so its heads have no retrieval score."
+        assert [*findings.head_findings(failed_run, "yarn", *lowest)] == [no_score, *others]
+    assert not any("answers no trial" in text for text in findings.head_findings(run, "yarn", *lowest))
+
+
 def test_seed_agreement_compares_the_mean_scores_of_two_seeds(run: Run) -> None:
     agreement = seed_agreement(scores_by_seed(run)).set_index("model")
     first, second = (mean_scores(run, "base", seed=seed) for seed in (0, 1))

@@ -110,8 +110,18 @@ def test_claims_follow_their_criteria(write_run: WriteRun, other: list[float], k
 def test_units_that_were_only_estimated_decide_nothing(write_run: WriteRun) -> None:
     run = write_run({"base": effects_around(BASE), "yarn": effects_around(BASE)}, estimated=(1, 5))
     kept, change = claim_texts(run)
-    assert kept.endswith("inconclusive. 1 of them were only estimated in yarn.")
-    assert "the 4 heads that are exact in both" in change
+    assert kept.endswith("inconclusive. 1 of the 5 heads was only estimated in yarn.")
+    assert "over 4 heads patched exactly in both" in change
+
+
+def test_one_common_head_is_named_in_the_singular(write_run: WriteRun) -> None:
+    run = write_run({"base": effects_around(BASE[:1]), "yarn": effects_around(BASE[:1])})
+    kept, change = claim_texts(run)
+    assert "the 1 head of largest exact effect in base (layer 0, head 0) keeps at least 50 % of its effect in" in kept
+    assert (
+        "over 1 head patched exactly in both models): not supported. The absolute change exceeds 0.1 in 0 of 1"
+        in change
+    )
 
 
 def test_two_pairs_are_too_few_for_a_verdict(write_run: WriteRun) -> None:

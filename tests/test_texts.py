@@ -136,7 +136,7 @@ def test_the_error_for_a_file_that_is_not_utf8_gives_the_byte(tmp_path: Path) ->
     message = refusal(BadInput, f"file:{tmp_path}/*.txt")
     assert "latin.txt" in message
     assert "byte 3" in message
-    assert "iconv" in message
+    assert "iconv -f ENCODING" in message
 
 
 def test_a_glob_that_matches_nothing_is_missing(tmp_path: Path) -> None:

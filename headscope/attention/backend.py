@@ -40,12 +40,12 @@ IGNORED_KEYWORDS = frozenset(
 )
 """Keywords that do not change attention weights. The window is taken from the mask, as in eager attention."""
 UNSUPPORTED_KEYWORDS = {
-    "position_bias": "it adds a bias to its attention logits",
-    "sinks": "its softmax has a sink that differs by query",
-    "cu_seq_lens_q": "its sequences are packed",
-    "cache": "its cache is paged",
+    "position_bias": "it adds a bias to its attention logits. Use another model",
+    "sinks": "its softmax has a sink that differs by query. Use another model",
+    "cu_seq_lens_q": "its sequences are packed. Pass one sequence at a time",
+    "cache": "its cache is paged. Use a cache that is not",
 }
-"""Keyword of an attention function -> why headscope cannot measure a model that passes it."""
+"""Keyword of an attention function -> why headscope cannot measure a model that passes it, and what to do."""
 
 T = TypeVar("T")
 QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -353,10 +353,10 @@ def _refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) ->
     """Raise UnsupportedModel for keywords that may change attention weights and that the backend does not implement."""
     for name, value in keywords.items():
         if name == "is_causal" and value is False:
-            raise _unsupported_model_error(module, "it attends in both directions")
+            raise _unsupported_model_error(module, "it attends in both directions. Use another model")
         if name not in IGNORED_KEYWORDS and value is not None:
-            reason = UNSUPPORTED_KEYWORDS.get(name, f"its attention takes '{name}', which headscope does not know")
-            raise _unsupported_model_error(module, reason)
+            unknown = f"its attention takes '{name}', which headscope does not know. Use another model"
+            raise _unsupported_model_error(module, UNSUPPORTED_KEYWORDS.get(name, unknown))
 
 
 def _refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_indices: Tensor | None) -> None:
@@ -365,7 +365,8 @@ def _refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_
     if block_indices is not None:
         block_size = getattr(getattr(module, "indexer", None), "block_size", None)
         if block_size is None:
-            raise _unsupported_model_error(module, "each query attends only to blocks of keys that an indexer chose")
+            reason = "each query attends only to blocks of keys that an indexer chose. Use another model"
+            raise _unsupported_model_error(module, reason)
         chosen = block_indices.shape[-1] * block_size
     if chosen < n_keys:
         raise _unsupported_model_error(

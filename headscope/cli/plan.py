@@ -21,7 +21,12 @@ def plan(
         typer.Option("--workers", min=1, help="Number of Ray workers. \\[default: as in the study, or 2]"),
     ] = None,
     gpus: Annotated[
-        int, typer.Option("--gpus", min=0, help="GPUs that the workers share; 0 means the cores of this machine.")
+        int,
+        typer.Option(
+            "--gpus",
+            min=0,
+            help="Number of GPUs that the workers share; 0: plan for the CPU cores of this machine.",
+        ),
     ] = 0,
     timings: Annotated[
         Path | None,

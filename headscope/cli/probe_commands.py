@@ -109,8 +109,10 @@ def _capitalized(description: str) -> str:
 
 
 def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return " [required]"
     default = field.get_default(call_default_factory=True)
-    if default is None or field.is_required():
+    if default is None:
         return ""
     if isinstance(default, bool):
         return " [default: on]" if default else " [default: off]"

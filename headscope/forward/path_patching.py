@@ -79,17 +79,21 @@ def inspect_paths(model: Model, ids: Tensor) -> PathModel:
             if layer.attention_branch is not None
         }
         if decomposition.soft_cap is not None:
-            raise UnsupportedModel(f"path patching is not possible for {model.name}: its logits are soft-capped")
+            raise _unsupported(model, "its logits are soft-capped")
         if any(branch.is_gated for branch in branches.values()):
-            raise UnsupportedModel(
-                f"path patching is not possible for {model.name}: its heads' outputs are multiplied by a gate before "
-                "the projection"
-            )
+            raise _unsupported(model, "its heads' outputs are multiplied by a gate before the projection")
         try:
             norms = (*input_norms(model, layers, ids[:, :MAX_INSPECTED_TOKENS]),)
         except DecompositionError as error:
-            raise UnsupportedModel(f"path patching is not possible for {model.name}: {error}") from error
+            raise _unsupported(model, str(error)) from error
     return PathModel(tuple(branches[index] for index in sorted(branches)), norms, decomposition.final_norm)
+
+
+def _unsupported(model: Model, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"path patching is not possible for {model.name}: {reason}. Use activation patching (headscope patch), or "
+        "another model"
+    )
 
 
 def input_norms(model: Model, layers: Sequence[nn.Module], ids: Tensor) -> Iterator[Norm | None]:

@@ -222,7 +222,9 @@ def _attribute(
         try:
             finite_hidden_states(model, ids.to(model.device)[None])
         except DecompositionError as error:
-            raise UnsupportedModel(f"QK attribution is not possible for {model.name}: {error}") from error
+            raise UnsupportedModel(
+                f"QK attribution is not possible for {model.name}: {error}. Use another model"
+            ) from error
         for at in rows_and_keys:
             yield recorder.attribution(at, layer_index[at.layer], schedule)
 

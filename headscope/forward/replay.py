@@ -294,7 +294,8 @@ def separately_runnable_layers(model: LoadedModel) -> list[nn.Module]:
     """
     if shares_keys_across_layers(model):
         raise UnsupportedModel(
-            f"cannot run single layers of {model.name}: its last layers share the keys of earlier ones"
+            f"cannot run single layers of {model.name}: its last layers share the keys of earlier ones. Use "
+            "another model"
         )
     return _single_layer_list(model)
 
@@ -304,7 +305,8 @@ def _single_layer_list(model: LoadedModel) -> list[nn.Module]:
     layers = decoder_layers(model)
     if not layers:
         raise UnsupportedModel(
-            f"cannot resume the forward pass of {model.name} at a layer: its decoder layers are not one module list"
+            f"cannot resume the forward pass of {model.name} at a layer: its decoder layers are not one module "
+            "list. Use another model"
         )
     return layers
 

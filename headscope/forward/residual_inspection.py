@@ -59,7 +59,7 @@ def decompose_residual_stream(
             raise DecompositionError("its layers multiply the residual stream by a factor")
         return decomposition
     except DecompositionError as error:
-        raise UnsupportedModel(f"{analysis} is not possible for {model.name}: {error}") from error
+        raise UnsupportedModel(f"{analysis} is not possible for {model.name}: {error}. Use another model") from error
 
 
 def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:

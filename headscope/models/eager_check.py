@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention import backend, families
 from headscope.errors import HeadscopeError
-from headscope.models.inspection import evaluation_mode, unsupported_model_error
+from headscope.models.inspection import evaluation_mode, name_model_type, unsupported_model_error
 
 TOKENS = 8
 SHORT_WINDOW = 3
@@ -56,7 +56,7 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
                 ):
                     model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
             except HeadscopeError as error:
-                raise unsupported_model_error(model, str(error)) from error
+                raise name_model_type(model, error) from error
             except Exception as error:
                 reason = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
                 raise unsupported_model_error(model, reason) from error

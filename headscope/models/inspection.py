@@ -361,12 +361,19 @@ def _run_three_tokens(model: PreTrainedModel) -> None:
     except UnsupportedMask as error:
         raise unsupported_model_error(model, "its attention mask is not supported") from error
     except HeadscopeError as error:
-        raise unsupported_model_error(model, str(error)) from error
+        raise name_model_type(model, error) from error
     except Exception as error:  # the model's own code may fail in any way on an odd config
         raise unsupported_model_error(model, "a forward pass over three tokens failed") from error
 
 
 def unsupported_model_error(model: PreTrainedModel, reason: str) -> UnsupportedModel:
-    """The error for `reason`, which may be the whole message of another such error."""
-    family = f"cannot measure this {model.config.model_type} model: "
-    return UnsupportedModel(reason if reason.startswith("cannot measure") else family + reason)
+    """The error for a model that headscope would measure wrongly, with its type."""
+    return UnsupportedModel(f"cannot measure this {model.config.model_type} model: {reason}. Use another model")
+
+
+def name_model_type(model: PreTrainedModel, error: HeadscopeError) -> UnsupportedModel:
+    """The error of a pass over the model, with the type of the model if it does not name it."""
+    message = str(error)
+    if not message.startswith("cannot measure"):
+        message = f"cannot measure this {model.config.model_type} model: {message}"
+    return UnsupportedModel(message)

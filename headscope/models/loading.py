@@ -365,7 +365,10 @@ def _opening_error(error: Exception, name: str) -> HeadscopeError:
     if isinstance(error, ImportError):
         return ResourceMissing(f"checkpoint '{name}' needs {missing_package(error)}. Install it with pip")
     if "custom code" in reason:
-        return UnsupportedModel(f"cannot open checkpoint '{name}': it needs its own code, which headscope never runs")
+        return UnsupportedModel(
+            f"cannot open checkpoint '{name}': it needs its own code, which headscope never runs. Use a checkpoint "
+            "that transformers supports"
+        )
     if "Unrecognized configuration class" in reason:
         return UnsupportedModel(
             f"cannot measure '{name}': transformers has no causal language model for its config. Use a causal language "

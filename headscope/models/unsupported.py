@@ -26,7 +26,7 @@ def refuse_by_config(config: Any, name: str) -> None:
     ]
     for applies, reason in reasons:
         if applies:
-            raise UnsupportedModel(f"cannot measure '{name}' ({config.model_type}): {reason}")
+            raise UnsupportedModel(f"cannot measure '{name}' ({config.model_type}): {reason}. Use another model")
 
 
 def has_attention(layer_type: str) -> bool:

@@ -51,9 +51,10 @@ def lora_folder_of(adapter_file: Path) -> Path:
 
 
 class AdaRoPE(nn.Module):
-    """A schedule with trainable parameters. T layers, G KV groups, P rotary pairs, H heads: the largest of all layers.
+    """AdaRoPE parameters as a trainable position schedule.
 
-    A layer with fewer of them (`geometry`) does not use the rest, which keeps a frequency of 0.
+    Parameters have one row for each of T layers; G, P and H are the largest numbers of KV groups, rotary pairs and
+    heads in any layer. A layer with fewer of them (`geometry`) does not use the rest, which keeps a frequency of 0.
     xi [T, G, P] log rad/token; tau, gamma [T, H]. The `*_init` buffers hold the initial values, and `theta_init` the
     initial frequencies themselves, so that an untrained adapter rotates by exactly those. `rotary_factor` [T]
     multiplies cos and sin: 1 if every dimension rotates (tau then includes YaRN's temperature), otherwise YaRN's

@@ -121,11 +121,8 @@ def own_schedule_at_length(checkpoint: LoadedModel, length: int) -> FixedSchedul
             expected = cos_sin_tables(last_position, theta[None], factor, rotation.table_layout, tables[0].dtype)
             if not all(torch.allclose(*pair, atol=2e-2) for pair in zip(tables, expected, strict=True)):
                 limit = rotation.frequency_change_length
-                reason = (
-                    f"beyond {limit} tokens its code does not rotate by the frequencies of its config. Use texts of at "
-                    f"most {limit} tokens"
-                )
-                raise unsupported_scheme_error(checkpoint, "base", reason)
+                reason = f"beyond {limit} tokens its code does not rotate by the frequencies of its config"
+                raise unsupported_scheme_error(checkpoint, "base", reason, f"Use texts of at most {limit} tokens")
     thetas, factors = list(checkpoint_schedule.thetas), list(checkpoint_schedule.attention_factors)
     for layer, layer_type in enumerate(rotation.layer_types):
         if layer_rotates[layer]:

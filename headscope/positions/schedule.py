@@ -100,10 +100,12 @@ class FixedSchedule:
         return tau, torch.zeros_like(tau)
 
 
-def unsupported_scheme_error(checkpoint: LoadedModel, scheme: str, reason: str) -> UnsupportedModel:
+def unsupported_scheme_error(
+    checkpoint: LoadedModel, scheme: str, reason: str, advice: str = "Use another scheme"
+) -> UnsupportedModel:
     """The error for a checkpoint that cannot run under a scheme."""
     model_type = checkpoint.module.config.model_type
-    return UnsupportedModel(f"cannot apply {scheme} to '{checkpoint.name}' ({model_type}): {reason}")
+    return UnsupportedModel(f"cannot apply {scheme} to '{checkpoint.name}' ({model_type}): {reason}. {advice}")
 
 
 def require_rotation(checkpoint: LoadedModel, scheme: str) -> None:

@@ -46,9 +46,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits multiplied by m^2.
+    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits multiplied by `attention_factor`².
 
-    `attention_factor` is m, by default 0.1 ln(factor) + 1; with 1 only the frequencies change.
+    The default of `attention_factor` is 0.1 ln(`factor`) + 1; with 1, only the frequencies change.
     """
 
     factor: float
@@ -137,8 +137,8 @@ class LogN:
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         length = self.length or checkpoint.geometry.native_context
         if not length:
-            reason = "its config has no context length. Give logn:length=TOKENS"
-            raise unsupported_scheme_error(checkpoint, "logn", reason)
+            reason, advice = "its config has no context length", "Give logn:length=TOKENS"
+            raise unsupported_scheme_error(checkpoint, "logn", reason, advice)
 
         def query_scale(layer: int, visible: Tensor) -> Tensor:
             return (visible.float().log() / math.log(length)).clamp(min=1.0)[:, None]
@@ -158,7 +158,7 @@ class PRoPE:
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
-            reason = f"its own frequencies change beyond {limit} tokens. Use another scheme"
+            reason = f"its own frequencies change beyond {limit} tokens"
             raise unsupported_scheme_error(checkpoint, "prope", reason)
         return _keeping_highest_frequencies(checkpoint, "prope", self.keep)
 
@@ -213,12 +213,11 @@ def alibi_slopes(heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AdaRoPEScheme:
-    """AdaRoPE: trained frequencies per KV group and temperatures per head, from an adapter file.
+    """AdaRoPE: trained frequencies per KV group and temperatures per head, from the adapter file `adapter`.
 
-    In lambda(n), n is the number of keys that the query sees (`length=visible`) or, as in the paper, the length of the
-    whole sequence for every query (`length=sequence`). `weights=any` accepts other weights than those of the training.
-    With `keys`, `adapter` is a checkpoint that was itself trained with AdaRoPE, and `keys` its key map
-    (`positions.keymap`).
+    `length` is the n in λ(n): visible (the keys that the query sees) or, as in the paper, sequence (the whole length).
+    `weights=any` accepts other weights than those of the training. `keys` is the key map of a checkpoint that was
+    itself trained with AdaRoPE, whose path is then `adapter`.
     """
 
     adapter: str

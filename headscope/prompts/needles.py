@@ -157,17 +157,13 @@ _REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name != "cue
 def _parse_needle(value: Any, location: str) -> Needle:
     if not isinstance(value, dict) or set(value) - {"cue"} != set(_REQUIRED_FIELDS):
         raise BadInput(f"{location} is not a needle. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, cue")
-    if (
-        not all(isinstance(text, str) for text in value.values())
-        or not value["name"]
-        or not re.search(r"\w", value["fact"])
-    ):
-        raise BadInput(
-            f"{location}: all values must be strings, 'name' must not be empty and 'fact' must contain a word"
-        )
-    try:
-        for text in value.values():
+    patterns = {"name": (".", "a string that is not empty"), "fact": (r"\w", "a string that contains a word")}
+    for key, text in value.items():
+        pattern, expected = patterns.get(key, ("", "a string"))
+        if not isinstance(text, str) or not re.search(pattern, text, re.DOTALL):
+            raise BadInput(f"{location}: '{key}' is {user_input.quote(text)}. Write {expected}")
+        try:
             user_input.check_text(text)
-    except ValueError as error:
-        raise BadInput(f"{location}: {error}") from error
+        except ValueError as error:
+            raise BadInput(f"{location}: {error}") from error
     return Needle(**value)

@@ -288,7 +288,8 @@ def _read_text(path: Path) -> str:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"{path} is not UTF-8 text (byte {error.start}). Convert it (iconv -t utf-8) or exclude it from the glob"
+            f"{path} is not UTF-8 text (byte {error.start}). Convert it (iconv -f ENCODING -t utf-8 FILE) or exclude "
+            "it from the glob"
         ) from error
     except OSError as error:
         raise BadInput(f"cannot read {path} ({error.strerror}). Check its permissions") from error

@@ -32,7 +32,7 @@ SCORES_MODULE = "headscope.scores"
 
 
 class Run(RunTables):
-    """A finished run, read-only: every table by name, and `run.heads`, the wide one.
+    """A finished run, read-only: every table by name, and `run.heads`, the per-head table.
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is stored,
     `parts` the runs that are combined (only itself for a single run).

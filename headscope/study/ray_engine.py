@@ -106,7 +106,8 @@ class _WorkerPool:
             if none_started and time.monotonic() - last_answer > START_TIMEOUT:
                 raise BadInput(
                     f"no worker started within {START_TIMEOUT:.0f} s: each needs {self.resources.cpus} free cores and "
-                    f"{self.resources.gpus:g} free GPUs. Finished work items are kept; add --resume to continue"
+                    f"{self.resources.gpus:g} free GPUs. Finished work items are kept. Free cores or GPUs, or use "
+                    "smaller --workers or --gpus-per-worker; then add --resume"
                 )
         if self._failed_jobs:
             folder = self.executor.context.files_folder.parent

@@ -300,4 +300,4 @@ def _parse_heads(name: str) -> HeadSet:
     try:
         return HeadSet.parse([name])
     except ValueError as error:
-        raise BadInput(f"{error}, file:FILE or run:FOLDER:STATISTIC:COUNT") from error
+        raise BadInput(f"{error}. Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]") from error

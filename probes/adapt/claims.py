@@ -187,12 +187,13 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
     near_one = ((tau - 1).abs() < MAX_TAU_DISTANCE).mean()
     low, high = statistic_interval(lambda values: np.abs(np.median(values, -1) - 1), tau.to_numpy())
     yield PaperClaim(
-        "tau concentrates near 1 with a mild right tail",
+        "The median tau is near 1 (the paper also reports a mild right tail, which is not tested)",
         verdict_below(low, high, MAX_TAU_DISTANCE),
         f"the median is {tau.median():.3f}, at a distance of {abs(tau.median() - 1):.3f} from 1"
         f"{_format_bounds(low, high, '{:.3f}'.format)}; the 10 % and 90 % quantiles are {tau.quantile(0.1):.3f} and "
         f"{tau.quantile(0.9):.3f}; {format_percent(near_one)} of heads are within 0.1 of 1"
         + (f". Training starts from YaRN's temperature, tau = {yarn_tau:.3f}, and not from 1" if yarn_tau else ""),
+        criterion=f"a distance below {MAX_TAU_DISTANCE}",
     )
     low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
     yield PaperClaim(
@@ -218,6 +219,11 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
     base, length = np.log(wide[models.base]), int(parse_column(name).length or 0)
     small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
     is_long, reason = _is_long_context(length, native)
+    shorter, longer = math.exp(-MIN_CHANGE), math.exp(MIN_CHANGE)
+    criterion = (
+        f"longer is a median ratio above {longer:.3f}, unchanged one from {shorter:.3f} to {longer:.3f}; small-ESS and "
+        f"large-ESS heads are the lower and the upper third of heads by effective length in {models.base}"
+    )
 
     def claim(statement: str, label: str, verdict_of: Callable[[Bounds, Bounds], str], note: str = "") -> PaperClaim:
         log_ratio = (np.log(wide[label]) - base).dropna()
@@ -232,11 +238,13 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
             f"at {length:,} tokens the median ratio of effective lengths, {label} to {models.base}, is "
             f"{' and '.join(texts)}{note}{reason}"
         )
-        return PaperClaim(statement, verdict_of(*bounds) if is_long else "inconclusive", evidence, model=label)
+        verdict = verdict_of(*bounds) if is_long else "inconclusive"
+        return PaperClaim(statement, verdict, evidence, model=label, criterion=criterion)
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
         yield claim(
-            "YaRN without its attention factor lengthens large-ESS heads, but also changes many small-ESS heads",
+            "YaRN without its attention factor lengthens large-ESS heads, but also changes the effective length of "
+            "small-ESS heads",
             models.yarn_unscaled,
             lambda small, large: verdict_of_parts([verdict_above(*large, MIN_CHANGE), _verdict_changed(small)]),
             "; the paper's text and its caption swap this result and the next",

@@ -29,8 +29,8 @@ GLOSSARY = (
         "A streaming KV group keeps the keys and values of the first S and the last R tokens only, in their own "
         "positions (StreamingLLM, Xiao et al. 2024); the other groups keep all. KV groups start to stream in an order, "
         "the lowest scores first. The area under the curve of the change of the loss over the share that streams "
-        "compares orders: lower is better. Scores measured in this run come from one half of the documents; losses are "
-        "evaluated on the other half.",
+        "compares orders: lower is better. Measured orders: each half of the documents is judged with the order from "
+        "the scores of the other half.",
         "query i sees keys j < S or i - j < R",
         (LOSS.name,),
     ),
@@ -95,7 +95,8 @@ def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
     low, high = float(row["area_vs_random_low"]), float(row["area_vs_random_high"])
     verdict = verdict_below(low, high)
     if row["n"] < MIN_DOCUMENTS:
-        verdict = f"inconclusive: {int(row['n'])} documents are too few"
+        count = "1 document is" if row["n"] == 1 else f"{int(row['n'])} documents are"
+        verdict = f"inconclusive, because {count} too few ({MIN_DOCUMENTS} are needed)"
     text = (
         f"{model}, {length:,} tokens: the order by {order_label(row['order'])} costs less than random orders: "
         f"{verdict}. The areas under their curves differ by {row['area_vs_random']:+.4f} nats per token"
@@ -127,12 +128,11 @@ def _answer_findings(run: Run) -> Iterator[Finding]:
     """Right answers without streaming and with half of the KV groups streaming, in each order."""
     groups: Any = answer_changes(run, "success").groupby(["model", "prompts"], sort=False)
     for (model, prompts), block in groups:
-        whole, changes, share, count = _scores_at_half(block, "pair", format_percent)
+        whole, changes, share, count = _scores_at_half(block, "prompt", are_shares=True)
         yield Finding(
             PROBE.title,
-            f"{model}, {prompts}, {count} prompts: {whole} of the answers are right without streaming. If "
-            f"{format_percent(share)} of the KV groups stream, by order: {changes}. In parentheses: 95 % confidence "
-            "intervals over prompts.",
+            f"{model}, {prompts}, {count}: {whole} of the answers are right without streaming. If "
+            f"{format_percent(share)} of the KV groups stream, by order: {changes}",
             model,
         )
 
@@ -143,11 +143,11 @@ def _task_findings(run: Run) -> Iterator[Finding]:
     losses = run.derived(summaries)
     groups: Any = task_scores(run).groupby(["model", "task"], sort=False)
     for (model, task), block in groups:
-        whole, changes, share, count = _scores_at_half(block, "document", "{:.3f}".format)
+        whole, changes, share, count = _scores_at_half(block, "document")
         yield Finding(
             PROBE.title,
-            f"{model}, {task}, {count} documents: the score is {whole} without streaming. If {format_percent(share)} "
-            f"of the KV groups stream, by order: {changes}. In parentheses: 95 % confidence intervals over documents.",
+            f"{model}, {task}, {count}: the score is {whole} without streaming. If {format_percent(share)} of the KV "
+            f"groups stream, by order: {changes}",
             model,
         )
         of_model = losses[losses["model"] == model]
@@ -176,20 +176,26 @@ def _task_verdict(model: str, task: str, order: str, scores: pd.DataFrame, share
     )
 
 
-def _scores_at_half(
-    scores: pd.DataFrame, item: str, format_score: Callable[[float], str]
-) -> tuple[str, str, float, int]:
+def _scores_at_half(scores: pd.DataFrame, noun: str, are_shares: bool = False) -> tuple[str, str, float, str]:
     """The mean score without streaming; those of each order at the share next to one half, with the change and its
-    confidence interval, paired by item; that share, and the number of items."""
+    confidence interval, paired by item; that share, and the number of items, each a `noun`.
+
+    Scores that are shares are in per cent, and their changes in percentage points.
+    """
+    format_score: Callable[[float], str] = format_percent if are_shares else "{:.3f}".format
+    scale, decimals, unit = (100, 0, " percentage points") if are_shares else (1, 2, "")
     block = complete_curve(scores)
     middle = min(block.columns, key=lambda share: abs(share - 0.5))
-    parts = []
+    parts, note = [], f"Too few {noun}s for confidence intervals."
     for order, rows in block.groupby("order", sort=False):
-        changes = (rows[middle] - rows[0.0]).to_numpy()
+        changes = scale * (rows[middle] - rows[0.0]).to_numpy()
         (low,), (high,) = confidence_interval(changes[None])
-        interval = "" if np.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
-        parts.append(
-            f"{order_label(order)} {format_score(rows[middle].mean())}, change {changes.mean():+.2f}{interval}"
-        )
+        interval = ""
+        if not np.isnan(low):
+            interval = f" ({low:+.{decimals}f} to {high:+.{decimals}f})"
+            note = f"In parentheses: 95 % confidence intervals over {noun}s."
+        change = f"{changes.mean():+.{decimals}f}{unit}{interval}"
+        parts.append(f"{order_label(order)} {format_score(rows[middle].mean())}, change {change}")
     whole = format_score(block.xs(block.index[0][2], level="order")[0.0].mean())
-    return whole, "; ".join(parts), float(middle), len(block.index.unique(item))
+    count = len(block.index.unique(-1))
+    return whole, f"{'; '.join(parts)}. {note}", float(middle), f"{count} {noun}{'s' if count > 1 else ''}"

@@ -81,7 +81,7 @@ def _curve_charts(context: RenderContext) -> Iterator[Chart]:
             plots.plot_loss_curves(part, settings["bound"], f"{model}, {length:,} tokens: loss by share"),
             f"Streaming KV groups keep {describe_window(settings)}; the KV groups with the lowest scores stream first. "
             "Lines are means over documents, bands their 95 % confidence intervals; random orders are averaged over "
-            "draws. Scores measured in this run come from one half of the documents; losses are evaluated on the other "
+            "draws. Measured orders: each half of the documents is judged with the order from the scores of the other "
             "half.",
             half_width=True,
         )

@@ -90,10 +90,7 @@ class BudgetRunner:
             context.record_input(f"the scores of the order '{name}'", scores.content)
         self._measures = any(order in SIGNS_AND_COLUMNS for order in options.orders)
         if self._measures and context.study.texts.docs < 2:
-            raise BadInput(
-                "orders are chosen on half of the documents and judged on the other half: 1 document. Use at least "
-                "--docs 2"
-            )
+            raise BadInput("measured orders need two halves of the documents: 1 document. Use at least --docs 2")
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._tasks = self._find_tasks()
         if max(options.lengths) <= options.sink + options.recent:

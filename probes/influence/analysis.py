@@ -18,7 +18,7 @@ from headscope.runs.run_tables import RunTables
 from probes.influence import bands
 from probes.influence.effect_rows import add_damped_estimates, read_set_rows, read_unit_rows, with_objective
 from probes.influence.heads import best_method_rows
-from probes.influence.labels import ESTIMATE_LABELS, unit_noun
+from probes.influence.labels import ESTIMATE_LABELS, unit_nouns
 from probes.influence.schema import NAMED_SET_PREFIX, SWEEP_KEYS, UNIT_COLUMNS, UNIT_TABLES
 
 TOP_FRACTION = 0.05
@@ -225,7 +225,7 @@ def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
     """Agreement of each estimate with exact evaluation, on the units that have both.
 
     spearman, pearson: correlations of the means over documents, NaN below three units. shared: number of units among
-    the `top` (at most 10) largest |delta| of both. compared: number of units. noun: what they are.
+    the `top` (at most 10) largest |delta| of both. compared: number of units. nouns: what they are.
     """
     rows = []
     for sweep, block in unit_effects(add_damped_estimates(with_objective(influence))).groupby(
@@ -243,11 +243,11 @@ def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
                 for kind in ("spearman", "pearson")
             }
             counts = {"shared": len(largest[0] & largest[1]), "top": top, "compared": len(compared)}
-            noun = unit_noun(compared.index.to_frame())
+            nouns = unit_nouns(compared.index.to_frame())
             sweep_columns = dict(zip(SWEEP_KEYS, sweep, strict=True))
-            rows.append({**sweep_columns, "method": method, **correlations, **counts, "noun": noun})
+            rows.append({**sweep_columns, "method": method, **correlations, **counts, "nouns": nouns})
     return pd.DataFrame(
-        rows, columns=[*SWEEP_KEYS, "method", "spearman", "pearson", "shared", "top", "compared", "noun"]
+        rows, columns=[*SWEEP_KEYS, "method", "spearman", "pearson", "shared", "top", "compared", "nouns"]
     )
 
 

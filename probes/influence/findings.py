@@ -42,13 +42,15 @@ from probes.influence.labels import (
     ESTIMATE_LABELS,
     describe_change,
     describe_context_length,
-    describe_fall,
+    describe_highest,
+    describe_lowest,
     describe_methods,
     describe_sweep,
     describe_uncertainty,
     format_change,
     unit_label,
     unit_noun,
+    unit_nouns,
 )
 from probes.influence.schema import SWEEP_KEYS
 
@@ -98,16 +100,16 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             continue
         if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
             continue
-        noun = unit_noun(units)
+        noun, nouns = unit_noun(units), unit_nouns(units)
         change = describe_sweep(component, target, noun)
         order = units.sort_values("delta", ascending=False, ignore_index=True)
         changes, reason = changes_by_document(run, key), _missing_evidence(units)
         share, (low, high) = top_share(order["delta"]), top_share_interval(changes)
         yield PaperClaim(
-            f"{change}: a few {noun}s account for most of the influence",
+            f"{change}: a few {nouns} account for most of the influence",
             "inconclusive" if reason else verdict_above(low, high, MIN_TOP_SHARE),
             f"{label}, {length:,} tokens: the top {format_percent(TOP_FRACTION)}, {top_unit_count(len(order))} of "
-            f"{len(order)} {noun}s, contribute {format_percent(share)} of the total rise"
+            f"{len(order)} {nouns}, contribute {format_percent(share)} of the total rise"
             f"{_format_bounds(low, high, format_percent)}{reason}",
             model=label,
             criterion=f"the top {format_percent(TOP_FRACTION)} contribute more than {format_percent(MIN_TOP_SHARE)}",
@@ -196,7 +198,8 @@ def _missing_evidence(units: pd.DataFrame) -> str:
     """Why the units of a sweep cannot decide a claim, to end its evidence; "" if they can."""
     estimated = int((units["method"] != "exact").sum())
     if estimated:
-        return f"; {estimated} of {len(units)} {unit_noun(units)}s were only estimated, so the claim is not decided"
+        verb = "was" if estimated == 1 else "were"
+        return f"; {estimated} of {len(units)} {unit_nouns(units)} {verb} only estimated, so the claim is not decided"
     count = int(units["documents"].min())
     if count >= MIN_DOCUMENTS:
         return ""
@@ -214,7 +217,7 @@ def _top_head_claims(
     """Claims that a model's top heads are among the units of largest influence."""
     size = top_unit_count(len(units))
     statement = (
-        f"is among the {format_percent(TOP_FRACTION)} of {unit_noun(units)}s with the largest influence ({size} of "
+        f"is among the {format_percent(TOP_FRACTION)} of {unit_nouns(units)} with the largest influence ({size} of "
         f"{len(units)})"
     )
     yield from _rank_claims(heads, units, changes, f"{change}: {{}} {statement}", size)
@@ -251,7 +254,7 @@ def _rank_claims(
             statement.format(_unit_of(f"the {declared.best_head_name}", unit)),
             "inconclusive" if reason else verdict_above(low, high),
             f"{unit['model']}: {_unit_of(head_name(head), unit)} ({declared.label} {head[column]:.2f}) has rank "
-            f"{unit_rank(units, unit)} of {len(units)} {noun}s by influence, with "
+            f"{unit_rank(units, unit)} of {len(units)} {unit_nouns(units)} by influence, with "
             f"{format_change(unit['delta'])} nats/token{describe_uncertainty(unit)}. Its influence minus {rival} is "
             f"{format_change(difference)} nats/token{_format_bounds(low, high)}{reason}",
             model=unit["model"],
@@ -269,27 +272,21 @@ def _sweep_finding(
     label, length, component, target, objective = key
     order = units.sort_values("delta", ascending=False)
     largest, smallest = order.iloc[0], order.iloc[-1]
-    significant, noun = int((order["p_adjusted"] < 0.05).sum()), unit_noun(units)
+    significant = int((order["p_adjusted"] < 0.05).sum())
     changes = f"{significant} changes are" if significant > 1 else "1 change is" if significant else "No change is"
     significance = (
         f"{changes} significant after correction for {len(order)} tests (false discovery rate 5 %); intervals of "
-        f"single {noun}s are uncorrected"
+        f"single {unit_nouns(units)} are uncorrected"
     )
     if largest["documents"] < MIN_DOCUMENTS:
         significance = f"Too few {TEXT_NOUNS[objective]}s for a significance test"
-    lower_end = (
-        f"falls most for {unit_label(smallest)}, by {describe_fall(smallest)}"
-        if smallest["delta"] < 0
-        else f"rises least for {unit_label(smallest)}, by {format_change(smallest['delta'])}"
-        f"{describe_uncertainty(smallest)}"
-    )
     text = (
-        f"{describe_sweep(component, target, noun)} in {label} ({describe_context_length(length, objective)}): the "
-        f"loss{'' if objective == 'text' else ' of the answer'} rises most for {unit_label(largest)}, by "
-        f"{format_change(largest['delta'])} nats/token{describe_uncertainty(largest)}. It {lower_end}. "
-        f"{capitalise(describe_methods(order))}. The top {format_percent(TOP_FRACTION)} of {len(order)} {noun}s "
-        f"contribute {format_percent(top_share(order['delta']))} of the total rise (Gini coefficient of the absolute "
-        f"changes {gini(order['delta']):.2f}). {significance}."
+        f"{describe_sweep(component, target, unit_noun(units))} in {label} "
+        f"({describe_context_length(length, objective)}): the loss{'' if objective == 'text' else ' of the answer'} "
+        f"{describe_highest(largest, unit_label(largest))}. It {describe_lowest(smallest, unit_label(smallest))}. "
+        f"{capitalise(describe_methods(order))}. The top {format_percent(TOP_FRACTION)} of {len(order)} "
+        f"{unit_nouns(units)} contribute {format_percent(top_share(order['delta']))} of the total rise (Gini "
+        f"coefficient of the absolute changes {gini(order['delta']):.2f}). {significance}."
     )
     for column, head in top_heads.items():
         if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets
@@ -307,10 +304,7 @@ def _sweep_finding(
         answered_units = next((rows for sweep, rows in answered_sweeps if sweep == key), None)
         if answered_units is not None:
             unit = unit_of_largest_rise(answered_units)
-            text += (
-                f"; over these trials the loss rises most for {unit_label(unit)}, by {format_change(unit['delta'])}"
-                f"{describe_uncertainty(unit)}"
-            )
+            text += f"; over these trials the loss {describe_highest(unit, unit_label(unit))}"
         text += "."
     return Finding(PROBE.title, text, label, data=_unit_data(largest))
 
@@ -344,11 +338,10 @@ def _describe_bands(
     )
     joint = f". Changes with a band ablated in all heads at once, nats/token: {listing}" if listing else ""
     loss = "" if objective == "text" else " of the answer"
+    name = f"{bands.pairs_label(largest['component'])} of {unit_label(largest)}"
     return (
         f"Rotary pairs of {label} by band, {bands.KIND_DESCRIPTIONS[kind]} in one {unit_noun(units)} at a time "
-        f"({describe_context_length(length, objective)}): the loss{loss} rises most for "
-        f"{bands.pairs_label(largest['component'])} of {unit_label(largest)}, by {format_change(largest['delta'])} "
-        f"nats/token{describe_uncertainty(largest)}{joint}."
+        f"({describe_context_length(length, objective)}): the loss{loss} {describe_highest(largest, name)}{joint}."
     )
 
 
@@ -364,7 +357,7 @@ def _agreement_finding(key: Any, rows: Any) -> Finding:
     return Finding(
         PROBE.title,
         f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: the "
-        f"rank correlation of the estimates with exact evaluation over {first['compared']} {first['noun']}s is "
+        f"rank correlation of the estimates with exact evaluation over {first['compared']} {first['nouns']} is "
         f"{agreement}.",
         str(label),
         data=FindingData(first["spearman"], n=int(first["compared"])),

@@ -15,14 +15,16 @@ ESTIMATE_LABELS = {"estimate": "first-order", "second-order": "second-order", "d
 
 
 def describe_methods(units: pd.DataFrame) -> str:
-    """Text naming the methods of a sweep's units."""
-    methods, noun = units["method"].value_counts(), unit_noun(units)
+    """A clause with the methods of a sweep's units."""
+    methods = units["method"].value_counts()
     orders = " and ".join(label for name, label in ESTIMATE_LABELS.items() if name in methods)
     if "exact" not in methods:
-        return f"{orders} estimate{'s' if len(methods) > 1 else ''}"
+        return f"all changes are {orders} estimates"
     if not orders:
-        return "exact"
-    return f"{methods['exact']} of {len(units)} {noun}s were evaluated exactly, the others estimated ({orders})"
+        return "all changes are exact"
+    exact = int(methods["exact"])
+    verb = "was" if exact == 1 else "were"
+    return f"{exact} of {len(units)} {unit_nouns(units)} {verb} evaluated exactly, the others estimated ({orders})"
 
 
 def unit_label(unit: pd.Series) -> str:
@@ -32,9 +34,15 @@ def unit_label(unit: pd.Series) -> str:
 
 
 def unit_noun(units: pd.DataFrame) -> str:
-    """What the units of a sweep are: "KV group", "head", or both."""
+    """What one unit of a sweep is: "KV group", "head", or either."""
     is_group = units["head"] < 0
     return "KV group" if is_group.all() else "head or KV group" if is_group.any() else "head"
+
+
+def unit_nouns(units: pd.DataFrame) -> str:
+    """What the units of a sweep are, in the plural: "KV groups", "heads", or both."""
+    noun = unit_noun(units)
+    return "heads and KV groups" if noun == "head or KV group" else f"{noun}s"
 
 
 def _describe_component(component: str) -> str:
@@ -71,14 +79,28 @@ def format_change(change: float) -> str:
     return f"{change:+#.2g}".removesuffix(".")
 
 
-def describe_fall(unit: pd.Series) -> str:
-    """Text with the size of a fall of the loss and its uncertainty, e.g. "0.012 (estimated, one document)"."""
+def describe_highest(unit: pd.Series, name: str) -> str:
+    """Text for the unit with the highest change of a sweep: the loss "rises most for layer 3, head 1, by +0.012
+    nats/token (one document)", or "falls least for ..." if it falls for all units. `name` is that of the unit."""
+    return f"{'rises most' if unit['delta'] >= 0 else 'falls least'} for {name}, by {_describe_size(unit)}"
+
+
+def describe_lowest(unit: pd.Series, name: str) -> str:
+    """Text for the unit with the lowest change of a sweep: the loss "falls most for ..." or "rises least for ..."."""
+    return f"{'rises least' if unit['delta'] >= 0 else 'falls most'} for {name}, by {_describe_size(unit)}"
+
+
+def _describe_size(unit: pd.Series) -> str:
+    """Text with the size of a rise or fall of the loss and its uncertainty: a rise "+0.012 nats/token (estimated, one
+    document)", a fall without a sign."""
+    if unit["delta"] >= 0:
+        return f"{format_change(unit['delta'])} nats/token{describe_uncertainty(unit)}"
     results = {"delta": -unit["delta"], "low": -unit["high"], "high": -unit["low"]}
     results |= {"minimum": -unit["maximum"], "maximum": -unit["minimum"]}
     fall = unit.copy()
     for name, value in results.items():
         fall[name] = value
-    return f"{format_change(fall['delta'])}{describe_uncertainty(fall)}".replace("+", "")
+    return f"{format_change(fall['delta'])} nats/token{describe_uncertainty(fall)}".replace("+", "")
 
 
 def describe_uncertainty(unit: pd.Series) -> str:

@@ -22,6 +22,7 @@ from probes.influence.labels import (
     format_q_value,
     unit_label,
     unit_noun,
+    unit_nouns,
 )
 from probes.influence.schema import UNIT_COLUMNS
 
@@ -44,7 +45,7 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
         y=np.where(counts > 0, counts, np.nan),
         width=np.diff(edges),
         marker={"color": style.PALETTE[0], "line_width": 0},
-        hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {unit_noun(units)}s<extra></extra>",
+        hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {unit_nouns(units)}<extra></extra>",
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
@@ -64,7 +65,7 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
     figure.update_xaxes(
         title_text="influence Δ (nats/token)", range=[low - (high - low) / 40, high + (high - low) / 40]
     )
-    figure.update_yaxes(title_text=f"{unit_noun(units)}s", **axes.log_axis([1, counts.max()]))
+    figure.update_yaxes(title_text=f"{unit_nouns(units)}", **axes.log_axis([1, counts.max()]))
     return style.set_top_margin(figure.update_layout(bargap=0), 74)
 
 
@@ -88,7 +89,7 @@ def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
         return style.empty_figure("Head influence", reason)
     order = units.sort_values("delta", ascending=False, kind="stable").head(MAX_FOREST_UNITS).reset_index(drop=True)
     figure = style.new_figure("", 120 + 22 * max(len(order), 4))
-    figure.update_layout(title=_sweep_title(units, f", top {unit_noun(units)}s"))
+    figure.update_layout(title=_sweep_title(units, f", top {unit_nouns(units)}"))
     dot_rows = document_rows.merge(order.reset_index(names="row")[[*UNIT_COLUMNS, "row"]], on=UNIT_COLUMNS)
     dots = {"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7}
     hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"

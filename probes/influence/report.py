@@ -43,11 +43,13 @@ from probes.influence.findings import sweep_findings
 from probes.influence.labels import (
     describe_change,
     describe_context_length,
+    describe_highest,
     describe_uncertainty,
     format_change,
     format_q_value,
     unit_label,
     unit_noun,
+    unit_nouns,
 )
 from probes.influence.schema import SWEEP_KEYS, UNIT_COLUMNS
 
@@ -77,8 +79,7 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
     yield Card(
         figure.update_layout(margin_l=120).update_xaxes(title_text="change of the loss (nats/token)"),
         f"{capitalise(change)}, one {unit_noun(units)} at a time, {describe_context_length(length, objective)}: the "
-        f"loss of {label} rises most for {unit_label(worst)}, by {format_change(worst['delta'])} nats per "
-        f"token{describe_uncertainty(worst)}.",
+        f"loss of {label} {describe_highest(worst, unit_label(worst))}.",
         half_width=True,
         question="What does a head cost if it is changed?",
         href=query_link(PROBE.path, model=label),
@@ -131,7 +132,7 @@ def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mappin
         if len(rows := units[units["component"].str.startswith(kind)]):
             largest = unit_of_largest_rise(rows)
             summary = (
-                f"Largest rise: {bands.pairs_label(largest['component'])} of {unit_label(largest)}, "
+                f"{_name_highest(largest)}: {bands.pairs_label(largest['component'])} of {unit_label(largest)}, "
                 f"{format_change(largest['delta'])} nats/token."
             )
             caption = (
@@ -151,14 +152,14 @@ def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mappin
 
 def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     run, (key, units) = context.run, sweep
-    text_noun, noun = TEXT_NOUNS[key[-1]], unit_noun(units)
+    text_noun, noun, nouns = TEXT_NOUNS[key[-1]], unit_noun(units), unit_nouns(units)
     label, _, component, _, objective = key
     change = _CHANGE_DESCRIPTIONS.get(component, "one {noun} is changed").format(noun=noun)
     heads = context.heads[context.heads["model"] == label]
     yield Chart(
         plots.plot_forest(units, _rows_of_sweep(run.derived(document_effects), key)),
-        f"{_count_texts(units)} The {noun}s with the largest rise. Filled: exact; hollow: estimated. One small dot per "
-        f"{text_noun}; bars are 95 % confidence intervals over {text_noun}s (three or more).",
+        f"{_count_texts(units)} The {nouns} with the largest influence. Filled: exact; hollow: estimated. One small "
+        f"dot per {text_noun}; bars are 95 % confidence intervals over {text_noun}s (three or more).",
         _describe_largest_effect(units),
     )
     if len(sets := _rows_of_sweep(run.derived(named_set_effects), key)):
@@ -172,7 +173,7 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
             units, {statistic(column).best_head_name: head for column, head in top_heads_by_statistic(heads).items()}
         ),
         f"Rise of the {_LOSS_LABELS[objective]} when {change} and all others are unchanged. A thin tail on the right "
-        f"means that few {noun}s matter individually.",
+        f"means that few {nouns} matter individually.",
         half_width=True,
     )
     yield Chart(plots.plot_matrix(units), "Red: the loss rises; blue: it falls.", half_width=True)
@@ -180,7 +181,8 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
         top = units.sort_values("delta").iloc[-1]
         yield Chart(
             learned_frequencies.plot_learned_frequencies(run.positions, label, int(top["layer"]), int(top["kv_group"])),
-            f"Frequencies of the {noun} with the largest rise: after training, at its start, and of the checkpoint.",
+            f"Frequencies of the {noun} with the largest influence: after training, at its start, and of the "
+            "checkpoint.",
             half_width=True,
         )
     ess2, baseline = longest_ess_column(context.heads), run.models[0]
@@ -200,8 +202,8 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     if len(effects := _rows_of_sweep(run.derived(ranked_set_effects), key)):
         yield Chart(
             plots.plot_cumulative_effect(effects),
-            f"The top {noun}s by influence are changed together, or as many random ones of the same layers. At the "
-            f"last point, all {noun}s are changed. A steep start means that few matter; a steady rise means that many "
+            f"The top {nouns} by influence are changed together, or as many random ones of the same layers. At the "
+            f"last point, all {nouns} are changed. A steep start means that few matter; a steady rise means that many "
             "act together.",
             half_width=True,
         )
@@ -218,11 +220,16 @@ def _count_texts(units: pd.DataFrame) -> str:
     return f"{count} {TEXT_NOUNS[objective]}{'s' if count > 1 else ''}."
 
 
+def _name_highest(unit: pd.Series) -> str:
+    """What the highest change of a sweep is: a rise of the loss, or a fall if it falls for all units."""
+    return "Largest rise" if unit["delta"] >= 0 else "Smallest fall"
+
+
 def _describe_largest_effect(units: pd.DataFrame) -> str:
-    """Text with the largest effect, and how many effects differ from zero."""
+    """Text with the highest effect, and how many effects differ from zero."""
     largest = unit_of_largest_rise(units)
     text = (
-        f"Largest rise: {unit_label(largest)}, {format_change(largest['delta'])} nats/token"
+        f"{_name_highest(largest)}: {unit_label(largest)}, {format_change(largest['delta'])} nats/token"
         f"{describe_uncertainty(largest)}{format_q_value(largest)}."
     )
     if units["p_adjusted"].isna().all():

@@ -282,8 +282,7 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
         if label in {first, *labels} and vocabulary and value > math.log(vocabulary):
             yield Sentence(
                 f"The loss of {label}, {value:.3f} nats/token, is above {math.log(vocabulary):.3f}, that of a uniform "
-                f"guess among {vocabulary:,} tokens. Its weights, tokenizer and texts do not fit together, or it is "
-                "not trained.",
+                f"guess among {vocabulary:,} tokens. Check weights, tokenizer, texts and position scheme.",
                 label,
                 FindingData(value),
             )

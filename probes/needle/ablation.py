@@ -1,6 +1,6 @@
 """Ablation of retrieval heads: the top heads, or as many random heads of the same layers (after Wu et al. 2024).
 
-Heads are ranked on one half of the needles and ablated on the other half [ours].
+Each half of the needles is tested with heads ranked on the other half [ours].
 """
 
 from collections.abc import Iterator, Sequence

@@ -67,9 +67,10 @@ def findings(run: Run) -> Iterator[Finding]:
         analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
     ):
         count = int((groups["max"] > RETRIEVAL_THRESHOLD).sum())
+        verb = "contains" if count == 1 else "contain"
         yield Finding(
             PROBE.title,
-            f"In {label}, {count} of {len(groups)} KV groups contain a head with a retrieval score above "
+            f"In {label}, {count} of {len(groups)} KV groups {verb} a head with a retrieval score above "
             f"{RETRIEVAL_THRESHOLD:g}.",
             str(label),
             data=FindingData(count, n=len(groups)),
@@ -145,8 +146,8 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             f"{label}, {trials} trials: {format_percent(unchanged['share'])} succeed without ablation, "
             f"{analysis.format_share(top)} with the top {_count_heads(size)} ablated, and "
             f"{analysis.format_share(random)} with {_count_heads(size)} ablated at random. With the top heads ablated, "
-            f"the success rate is {_describe_difference(random, top)}{reason}. Heads are ranked on one half of the "
-            "needles and tested on the other",
+            f"the success rate is {_describe_difference(random, top)}{reason}. Each half of the needles is tested with "
+            "heads ranked on the other half",
             model=str(label),
             criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the 95 % confidence interval "
             "of the difference is above 0",
@@ -157,12 +158,18 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """Retrieval score of a head in `model` with and without the needle, its rank in each model, and its direct logit
     attribution through the needle."""
+    if "needles" not in run.tables:
+        return
+    summary = run.derived(analysis.retrieval_summary)
+    strict = summary[(summary["model"] == model) & (summary["mode"] == "strict")]
+    if (strict["successes"] == 0).any():
+        yield f"{model} answers no trial, so its heads have no retrieval score."
     if not _has_retrieval(run):
         return
     rows = run.heads[head_mask(run.heads, layer, head)]
     if rows["retrieval"].any():
         yield from _score_sentences(run, rows, model, layer, head)
-    else:
+    elif rows["retrieval"].notna().any():
         yield "It copies no needle token in any successful trial."
     if "needle_write" not in run.heads:
         return
@@ -270,8 +277,8 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
             f"{round(trials * top['share'])} of {trials} {analysis.MODE_LABELS[str(mode)]} "
             f"({format_percent(top['share'])}, {analysis.format_share_interval(top)}). With {_count_heads(size)} of "
             f"the same layers ablated at random, it retrieves {analysis.format_share(random)}; without ablation, "
-            f"{format_percent(curve['share'].iloc[0])}. The success rate is {_describe_difference(random, top)}. Heads "
-            "are ranked on one half of the needles and tested on the other.",
+            f"{format_percent(curve['share'].iloc[0])}. The success rate is {_describe_difference(random, top)}. Each "
+            "half of the needles is tested with heads ranked on the other half.",
             str(label),
             data=FindingData(top["share"], top["low"], top["high"], trials),
         )

@@ -95,7 +95,7 @@ def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
     for (label, _, _), curve in curves.groupby(["model", "mode", "ablation"]):
         yield Chart(
             plots.plot_ablation_curve(curve, str(label)),
-            "Heads are ranked on one half of the needles and ablated in trials of the other half. Bands: 95 % "
+            "Each half of the needles is tested with heads ranked on the other half. Bands: 95 % "
             "confidence interval over trials; thin lines: minimum and maximum over random sets.",
             half_width=True,
         )

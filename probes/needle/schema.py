@@ -80,7 +80,7 @@ class NeedleOptions(Options):
         if isinstance(self.depths, int) and self.depths > MAX_DEPTHS:
             raise ValueError(f"depths {self.depths} means {self.depths} depths. Use at most {MAX_DEPTHS}, or a list")
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
-            raise ValueError(f"depth {wrong[0]:g} is outside the range 0 (start of the haystack) to 1 (end)")
+            raise ValueError(f"depth {wrong[0]:g} is out of range. Use 0 (start of the haystack) to 1 (end)")
         if len({f"{depth:.4f}" for depth in self.grid_depths}) < len(self.grid_depths):
             raise ValueError("two depths are closer than 0.0001. Remove one")
         if min(self.grid_lengths) < 1:

@@ -44,13 +44,17 @@ def _kept_claim(baseline: str, key: SweepKey, base: pd.DataFrame, other: pd.Data
     """Whether the units of largest effect in the first model keep at least `MIN_KEPT_SHARE` of their summed effect."""
     top = base.loc[base.mean(axis=1).nlargest(TOP_UNITS).index]
     names = ", ".join(unit_label(unit) for _, unit in top.index.to_frame().iterrows())
+    keep, effect = ("keeps", "its effect") if len(top) == 1 else ("keep", "their summed effect")
     statement = (
-        f"{_heading(key)}: the {len(top)} {_noun(top)} of largest exact effect in {baseline} ({names}) keep at least "
-        f"{format_percent(MIN_KEPT_SHARE)} of their summed effect in {key[0]} (our criterion)"
+        f"{_heading(key)}: the {_count_units(top)} of largest exact effect in {baseline} ({names}) {keep} at least "
+        f"{format_percent(MIN_KEPT_SHARE)} of {effect} in {key[0]} (our criterion)"
     )
     missing = int((~top.index.isin(other.index)).sum())
     if missing:
-        text = f"{statement}: inconclusive. {missing} of them were only estimated in {key[0]}."
+        text = (
+            f"{statement}: inconclusive. {missing} of the {_count_units(top)} {'was' if missing == 1 else 'were'} only "
+            f"estimated in {key[0]}."
+        )
         return Finding(PROBE.title, text, key[0])
     before, after = top.sum(), other.loc[top.index].sum()
     values = (after - MIN_KEPT_SHARE * before).to_numpy(dtype=np.float64)
@@ -74,14 +78,13 @@ def _change_claim(baseline: str, key: SweepKey, base: pd.DataFrame, other: pd.Da
     verdict = "supported" if is_changed.any() else "not supported" if is_stable.all() else "inconclusive"
     most = int(np.abs(changes.mean(axis=1)).argmax())
     change = float(changes[most].mean())
-    noun = _noun(changes_table)
     before, after = base.loc[common[most]].mean(), other.loc[common[most]].mean()
     text = (
-        f"{_heading(key)}: the effect of at least one of the {noun} changes by more than {MIN_CHANGE} from "
-        f"{baseline} to {key[0]} (our criterion; simultaneous 95 % confidence intervals over the {len(common)} "
-        f"{noun} that are exact in both models): {verdict}. The change exceeds {MIN_CHANGE} in {is_changed.sum()} "
-        f"{noun}, is below {MIN_CHANGE} in {is_stable.sum()}, and is undecided in "
-        f"{(~is_changed & ~is_stable).sum()}. The largest is that of "
+        f"{_heading(key)}: the effect of at least one of the {_noun(changes_table)} changes by more than {MIN_CHANGE} "
+        f"in either direction from {baseline} to {key[0]} (our criterion; simultaneous 95 % confidence intervals over "
+        f"{_count_units(changes_table)} patched exactly in both models): {verdict}. The absolute change exceeds "
+        f"{MIN_CHANGE} in {is_changed.sum()} of {_count_units(changes_table)}, is below {MIN_CHANGE} in "
+        f"{is_stable.sum()}, and is undecided in {(~is_changed & ~is_stable).sum()}. The largest is that of "
         f"{unit_label(common.to_frame().iloc[most])}, from {before:+.2f} to {after:+.2f}, {change:+.2f}"
         f"{_bounds(low[most], high[most], changes.shape[1])}."
     )
@@ -104,6 +107,12 @@ def _simultaneous_intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _noun(units: pd.DataFrame) -> str:
     """What the rows of a table of effects are: "heads" or "KV groups"."""
     return unit_noun_plural(units.index.to_frame())
+
+
+def _count_units(units: pd.DataFrame) -> str:
+    """The number of rows of a table of effects with their noun: "5 heads", "1 KV group"."""
+    noun = _noun(units)
+    return f"{len(units)} {noun.removesuffix('s') if len(units) == 1 else noun}"
 
 
 def _heading(key: SweepKey) -> str:

@@ -29,7 +29,7 @@ class PatternsOptions(PromptOptions):
         64,
         ge=0,
         le=MAX_PROMPT_TOKENS,
-        description="query rows sampled per document, the same for all heads and models; with 'map', 0 stores only "
+        description="query rows sampled per document, the same for all heads and models; with --map, 0 stores only "
         "the map",
     )
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")

@@ -321,11 +321,16 @@ def _finite(error: Any) -> float:
     return float(error) if math.isfinite(error) else math.inf
 
 
+def short_reason(error: UnsupportedModel) -> str:
+    """The reason of a refusal without the name of the model and the advice after it."""
+    return str(error).partition(": ")[2].partition(". ")[0]
+
+
 def _refused(module: PreTrainedModel, error: UnsupportedModel) -> Verdict:
     line = str(error)
     if not _names_model_type(module, error):
         return Verdict("WRONG", f"a refusal that is not one line with the model's name: {line!r}")
-    return Verdict("refused", line.partition(": ")[2] or line)
+    return Verdict("refused", short_reason(error) or line)
 
 
 def _names_model_type(module: PreTrainedModel, error: UnsupportedModel) -> bool:

@@ -54,7 +54,7 @@ def check_layout(make: Callable[[], PreTrainedModel], measures: tuple[str, ...] 
         try:
             errors = MEASURES[name](model, ids, truth)
         except UnsupportedModel as error:
-            verdict.refused[name] = short_reason(error)
+            verdict.refused[name] = checks.short_reason(error)
             continue
         except Exception as error:
             return Verdict("TRACEBACK", f"{name}: {checks._error_location(error)}", verdict.errors, verdict.refused)
@@ -63,11 +63,6 @@ def check_layout(make: Callable[[], PreTrainedModel], measures: tuple[str, ...] 
         if wrong:
             return Verdict("WRONG", ", ".join(wrong), verdict.errors, verdict.refused)
     return verdict
-
-
-def short_reason(error: UnsupportedModel) -> str:
-    """The reason of a refusal without the name of the model and the advice after it."""
-    return str(error).partition(": ")[2].partition(". ")[0]
 
 
 def shared_reason(reason: str) -> str:
