@@ -271,11 +271,11 @@ def test_labels_of_any_length_are_measured(folder: Path) -> None:
     assert set(run.nll["model"]) == {label}
 
 
-def test_long_cell_names_get_distinct_folders(tmp_path: Path) -> None:
+def test_long_names_of_jobs_get_distinct_files(tmp_path: Path) -> None:
     with RunWriter.open(tmp_path, "test", {}) as writer:
-        folders = {writer._cell(f"{'x' * length}{end}") for length in (240, 300) for end in "ab"}
-    assert len(folders) == 4
-    assert max(len(folder.name) for folder in folders) <= 255
+        files = {writer._job_file(f"{'x' * length}{end}") for length in (240, 300) for end in "ab"}
+    assert len(files) == 4
+    assert max(len(file.name) for file in files) <= 255
 
 
 def test_cells_without_digests_of_their_inputs_are_refused(folder: Path) -> None:

@@ -351,7 +351,7 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
 
 def test_the_checks_notice_keys_that_one_replay_leaves_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: layers write into the recorded dictionary instead of a copy."""
-    monkeypatch.setattr(SharedKeys, "repeated", lambda self, copies: self.pairs)
+    monkeypatch.setattr(SharedKeys, "copy_for_batch", lambda self, copies: self.pairs)
     model = loaded("gemma-4-E2B")
     assert max(ablation_errors(model, short_text(model))) > 1e-5
 
