@@ -395,7 +395,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     rows = table_rows("influence", model="adarope", component="joint", target="init", method="exact")
     mean = rows.astype({"doc": "str"}).groupby(["layer", "kv_group"])["delta_nll"].mean()
     (layer, group), most = mean.idxmax(), mean.max()
-    caption = page.locator("figcaption", has_text=re.compile("with the largest rise")).first
+    caption = page.locator("figcaption", has_text=re.compile("with the largest influence")).first
     expect(caption).to_contain_text(f"Largest rise: layer {layer}, KV group {group}, {most:+.2g} nats/token")
     expect(caption).to_contain_text("Too few documents to call any effect real.")
 

@@ -184,7 +184,7 @@ def test_progress_counts_stored_and_planned_work_items(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / ".study-1.partial" / "cells" / name).mkdir(parents=True)
     (progress,) = run_progress(tmp_path)
-    assert (progress.name, progress.cells, progress.planned_jobs) == ("study-1", 3, None)
+    assert (progress.name, progress.stored_jobs, progress.planned_jobs) == ("study-1", 3, None)
     assert progress.describe().startswith("3 work items stored; last change 0 s ago")
     (tmp_path / ".study-1.partial" / "plan.json").write_text(json.dumps({"cells": 12}))
     (progress,) = run_progress(tmp_path)
