@@ -259,6 +259,13 @@ def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
     assert json.loads((run.path / "run.json").read_text())["seed"] == 0
 
 
+def test_if_no_share_exceeds_the_bound_the_finding_says_so() -> None:
+    intervals = {"largest_share_low": 1.0, "largest_share_high": 1.0, "n": 3}
+    row = pd.Series({"order": "random", "largest_share": 1.0, **intervals})
+    finding = findings._share_finding("base", 64, row, pd.Series({"groups": 8, "bound": 0.01, "sink": 2, "recent": 6}))
+    assert "all 8 KV groups can keep only the first 2 and last 6 tokens: the loss does not rise" in finding.text
+
+
 def test_the_comparison_with_random_orders_says_that_documents_are_too_few() -> None:
     row = pd.Series({"order": "far-mass", "n": 1, "area_vs_random": -0.1, "area_vs_random_low": np.nan})
     row["area_vs_random_high"] = np.nan

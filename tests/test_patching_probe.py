@@ -275,6 +275,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_align_is_refused_without_a_file_of_pairs(refused: Callable[..., str], folder: Path) -> None:
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
     assert "--align has no effect here" in refused(2, "patch", *tiny, "--pairs", "induction", "--align", "end")
+    assert "no set of prompt pairs 'ioy' (did you mean 'ioi'?)" in refused(2, "patch", *tiny, "--pairs", "ioy")
     assert "--count must be at least 1" in refused(2, "patch", *tiny, "--pairs", "induction", "--count", 0)
     message = refused(2, "patch", *tiny, "--pairs", "induction", "--length", 16, "--positions", "subject")
     assert "prompt pair 'induction 0': it has no span 'subject'" in message

@@ -74,7 +74,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if not os.path.exists(run):
         raise BadRun(f"no run directory at '{run}'. Check the path")
     if not os.path.isfile(run / "run.json"):
-        raise BadRun(f"{run} is not a run directory: it has no run.json. Name a folder that headscope run wrote")
+        raise BadRun(f"{run} is not a run directory: it has no run.json. Name the folder of one run, such as {run}/RUN")
     manifest = read_json(run / "run.json")
     version: Any = manifest.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:

@@ -80,12 +80,19 @@ def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series)
     order = "random orders"
     if row["order"] != RANDOM:
         order = f"the measured order with the smallest area ({order_label(row['order'])})"
-    text = (
-        f"{model}, {length:,} tokens: in {order}, "
-        f"{format_percent(row['largest_share'])} of the {int(settings['groups'])} KV groups can keep only "
-        f"{describe_window(settings)} before the loss rises by more than {settings['bound']:g} nats per token"
-        f"{format_interval(row, 'largest_share', format_percent)}."
-    )
+    groups, window = int(settings["groups"]), describe_window(settings)
+    text = f"{model}, {length:,} tokens: in {order}, "
+    if row["largest_share"] == 1:
+        text += (
+            f"all {groups} KV groups can keep only {window}: the loss does not rise by more than "
+            f"{settings['bound']:g} nats per token at any measured share"
+        )
+    else:
+        text += (
+            f"{format_percent(row['largest_share'])} of the {groups} KV groups can keep only {window} before the "
+            f"loss rises by more than {settings['bound']:g} nats per token"
+        )
+    text += f"{format_interval(row, 'largest_share', format_percent)}."
     data = FindingData(row["largest_share"], row["largest_share_low"], row["largest_share_high"], int(row["n"]))
     return Finding(PROBE.title, text, model, data=data)
 

@@ -280,13 +280,14 @@ def _sweep_finding(
     )
     if largest["documents"] < MIN_DOCUMENTS:
         significance = f"Too few {TEXT_NOUNS[objective]}s for a significance test"
+    mixed = "; of exact and estimated changes together" if order["method"].nunique() > 1 else ""
     text = (
         f"{describe_sweep(component, target, unit_noun(units))} in {label} "
         f"({describe_context_length(length, objective)}): the loss{'' if objective == 'text' else ' of the answer'} "
         f"{describe_highest(largest, unit_label(largest))}. It {describe_lowest(smallest, unit_label(smallest))}. "
         f"{capitalise(describe_methods(order))}. The top {format_percent(TOP_FRACTION)} of {len(order)} "
         f"{unit_nouns(units)} contribute {format_percent(top_share(order['delta']))} of the total rise (Gini "
-        f"coefficient of the absolute changes {gini(order['delta']):.2f}). {significance}."
+        f"coefficient of the absolute changes {gini(order['delta']):.2f}{mixed}). {significance}."
     )
     for column, head in top_heads.items():
         if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets

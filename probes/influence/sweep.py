@@ -222,7 +222,7 @@ def _reset_schedule(
     if not isinstance(schedule, AdaRoPE):
         raise BadInput(
             f"model '{label}' has no AdaRoPE adapter, so '{component}' cannot be reset. Use "
-            f"CHECKPOINT@adarope:adapter=PATH, or components that need no adapter: {', '.join(ABLATIONS)}"
+            f"CHECKPOINT@adarope:adapter=PATH, or --components that need no adapter, such as {', '.join(ABLATIONS)}"
         )
     initial, checkpoint_schedule = schedule.untrained_copy(), FixedSchedule.of_checkpoint(model)
     if target == "init":

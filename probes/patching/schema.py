@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
+from headscope.errors import did_you_mean
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.arrow import Rows
@@ -70,6 +71,9 @@ class PairOptions(Options):
     def _refuse_unused_options(self) -> Self:
         """Refuse options that would change nothing."""
         files = [source for source in self.pairs if source not in GENERATED_SETS]
+        for source in files:
+            if not {*"./"} & {*source} and (hint := did_you_mean(source, GENERATED_SETS)):
+                raise ValueError(f"no set of prompt pairs '{source}'{hint}. A file of that name is ./{source}")
         unused = {
             "verify_top": self.method != "verify" and "it selects heads for method verify",
             "verify_random": self.method != "verify" and "it selects heads for method verify",

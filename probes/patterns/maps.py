@@ -228,6 +228,8 @@ def _block_texts(run: RunTables, pooled_map: AttentionMap) -> list[str]:
 
 def _row_links(run: RunTables, pooled_map: AttentionMap, layer: int, head: int) -> list[list[str]]:
     """For each block of query rows, one link to the stored row nearest to its middle."""
+    if "top_keys" not in run.tables:
+        return []
     queries = np.array(stored_queries(run, (pooled_map.model, pooled_map.length, pooled_map.doc, layer, head)))
     if not len(queries):
         return []

@@ -68,7 +68,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
 def overview(run: Run) -> Overview | None:
     """The top far row of each of the leading heads of every model."""
     if "top_keys" not in run.tables:
-        return None
+        text = f"Maps of {', '.join(maps.mapped_models(run))} are stored. The app shows that of each head on its page"
+        return Overview(PROBE.name, PROBE.title, pd.DataFrame(), [], [text]) if maps.mapped_models(run) else None
     records = [record for label in run.models for record in _overview_records(run, label)]
     warnings = [] if records else ["No key is 32 or more tokens back. See the table top_keys for the attended tokens"]
     return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
@@ -129,7 +130,7 @@ def _map_charts(context: RenderContext) -> Iterator[Chart]:
         yield Chart(
             maps.plot_map_gallery(context.run, head_maps, f"Attention maps of {kind}: {label}"),
             f"Mean weight of the query rows of a block of tokens on the keys of a block, over {head_maps[0][1].doc}. "
-            "Every head has its map on its page.",
+            "In the app, every head has its map on its page.",
         )
 
 

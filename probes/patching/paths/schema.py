@@ -42,7 +42,8 @@ class PathsOptions(PairOptions):
     through: list[PathEnd] = Field(
         [*PATH_ENDS],
         min_length=1,
-        description="what of the receiver changes: q, k, v; logits: the direct path from a sender to the logits",
+        description="what of the receiver changes: q, k, v; logits: the direct path from a sender to the logits, "
+        "whatever --receivers names",
     )
     norms: Literal["frozen", "recomputed"] = Field(
         "frozen",
