@@ -312,8 +312,10 @@ def test_the_pattern_of_a_head_on_a_typed_prompt(page: Page, smollm2: Model):
     page.locator("#playground-prompt").fill(PROMPT)
     page.locator("#playground-run").click()
     expect(page.locator("#playground-tokens .token").first).to_be_visible()
+    expect(page.locator("#attention-title")).to_contain_text("base")  # the first picture, before another is chosen
     page.locator("#playground-layer").click()
     page.get_by_role("option", name="5", exact=True).click()
+    expect(page.locator("#playground-layer")).to_have_value("5")
     page.locator("#attention-heads button").nth(3).click()
     expect(page.locator("#attention-title")).to_contain_text("L5H3: base")
     page.locator("#playground-tokens .token").last.click()
