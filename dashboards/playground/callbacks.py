@@ -59,7 +59,6 @@ def _register_prompt(app: Dash) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-prediction", "data"),
         Output("playground-message", "children"),
-        Output("playground-results", "hidden"),
         Input("playground-run", "n_clicks"),
         State("playground-prompt", "value"),
         State("playground-heads", "value"),
@@ -68,14 +67,14 @@ def _register_prompt(app: Dash) -> None:
         TOKEN,
         running=[(Output("playground-run", "loading"), True, False)],
     )
-    def read(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, Any, Any]:
+    def read(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, Any]:
         try:
             request = parse_request(prompt, heads, kind)
             step = {"run": run, "request": request, "count": parse_count(count)}
             predictions = run_task(token, "predict", **request)
         except HeadscopeError as reason:
-            return no_update, notice(reason), no_update
-        return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None, False
+            return no_update, notice(reason)
+        return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-kept", "children"),
@@ -112,6 +111,7 @@ def _register_prompt(app: Dash) -> None:
         Output("playground-layer", "value"),
         Output("playground-next-token", "data"),
         Output("playground-next-token", "value"),
+        Output("playground-results", "hidden"),  # last: no choice is possible before its options are there
         PREDICTIONS,
         MODEL,
         State("playground-layer", "value"),
@@ -130,6 +130,7 @@ def _register_prompt(app: Dash) -> None:
             no_update if layer in layers else layers[0],  # as in `attend`: a choice made meanwhile must stay
             options,
             no_update if next_token in prediction.next_texts else options[0]["value"],
+            False,
         )
 
 
