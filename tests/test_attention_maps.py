@@ -142,7 +142,8 @@ def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(ru
     page = lens.lens_page(assembly.render_context(alone), {})
     assert page.sections[""][0].command == lens.PROBE.command_line
     assert maps.head_map_chart(alone, "yarn", 2, 1) is not None
-    assert "Maps of base, yarn are stored" in report.overview(alone).warnings[0]
+    count = families.LAYERS * families.HEADS
+    assert report.overview(alone).rows == [{"model": label, "attention maps": count} for label in ("base", "yarn")]
     gallery, *_ = [chart for group in report.charts(assembly.render_context(alone)) for chart in group.charts]
     assert "heads from the first to the last layer: base" in gallery.figure.layout.title.text.replace("<br>", " ")
     combined = combine_runs([rows, alone])

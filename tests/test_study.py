@@ -234,6 +234,8 @@ def test_checkpoints_with_equal_tokenizer_files_share_one_tokenizer(folder: Path
     config = models["other"] / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "{{ messages }}"}))
     study = build_study({**content(folder), "models": {label: str(path) for label, path in models.items()}})
+    (models["equal"] / "trainer_state.json").write_text("{}")
+    (models["equal"] / "tokenizer_backup").mkdir()
     context = study_context.StudyContext(study)
     assert context.tokenizer("first") is context.tokenizer("equal")
     assert context.tokenizer("first") is not context.tokenizer("other")

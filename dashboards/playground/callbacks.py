@@ -67,7 +67,7 @@ def _register_prompt(app: Dash) -> None:
         TOKEN,
         running=[(Output("playground-run", "loading"), True, False)],
     )
-    def read(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, Any]:
+    def predict(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, Any]:
         try:
             request = parse_request(prompt, heads, kind)
             step = {"run": run, "request": request, "count": parse_count(count)}

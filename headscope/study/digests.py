@@ -24,11 +24,11 @@ from headscope.prompts.texts import TokenDocument
 DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
 """Texts, bytes and token ids."""
 
-TOKENIZER_FILES = (
-    *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("vocab*", "merges*", "*.model", "*.tiktoken", "tekken.json"),
+WEIGHTS_AND_TRAINING_STATE = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json"),
+    *("trainer_state.json", "generation_config.json", "README.md"),
 )
-"""Patterns of the files that transformers reads for a tokenizer."""
+"""Patterns of the files of a checkpoint folder that no tokenizer reads."""
 
 
 def compute_digest(parts: DigestParts) -> str:
@@ -62,8 +62,11 @@ def digest_checkpoint(spec: ModelSpec) -> dict[str, str]:
 
 
 def digest_tokenizer_files(folder: Path) -> str:
-    """Digest of the files of a checkpoint folder that determine its tokenizer."""
-    return digest_files(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
+    """Digest of the files of a checkpoint folder that its tokenizer may read: all but weights and training state."""
+    files = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
+    return digest_files(
+        file for file in files if file.is_file() and not any(map(file.match, WEIGHTS_AND_TRAINING_STATE))
+    )
 
 
 def digest_scheme(scheme: Scheme) -> dict[str, str]:

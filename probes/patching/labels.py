@@ -61,7 +61,8 @@ def describe_path_methods(paths: pd.DataFrame) -> str:
 
 
 def describe_significance(effects: pd.DataFrame, noun: str) -> str:
-    """How many exact effects of a sweep differ from zero, or why that is open; `noun` is what the rows are."""
+    """How many of the exact effects differ significantly from zero, or why that cannot be said; `noun` is the plural
+    of what a row of `effects` is, such as "heads"."""
     exact = effects[effects["method"] == "exact"]
     if exact.empty:
         return "Estimates do not decide whether an effect is real"

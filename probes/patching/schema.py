@@ -72,7 +72,8 @@ class PairOptions(Options):
         """Refuse options that would change nothing."""
         files = [source for source in self.pairs if source not in GENERATED_SETS]
         for source in files:
-            if not {*"./"} & {*source} and (hint := did_you_mean(source, GENERATED_SETS)):
+            is_bare_name = "." not in source and "/" not in source
+            if is_bare_name and (hint := did_you_mean(source, GENERATED_SETS)):
                 raise ValueError(f"no set of prompt pairs '{source}'{hint}. A file of that name is ./{source}")
         unused = {
             "verify_top": self.method != "verify" and "it selects heads for method verify",

@@ -63,6 +63,14 @@ def mapped_models(run: RunTables) -> list[str]:
     return [label for label in run.models if label in measured]
 
 
+def count_maps(run: RunTables) -> list[dict[str, object]]:
+    """Each model with stored maps, and the number of its heads that have one."""
+    if not (labels := mapped_models(run)):
+        return []
+    counts = run.table("attention_maps").drop_duplicates(["model", "layer", "head"])["model"].value_counts()
+    return [{"model": label, "attention maps": int(counts[label])} for label in labels]
+
+
 def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap | None:
     """The map of a head, or None if it is not stored."""
     if "attention_maps" not in run.tables:

@@ -68,8 +68,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
 def overview(run: Run) -> Overview | None:
     """The top far row of each of the leading heads of every model."""
     if "top_keys" not in run.tables:
-        text = f"Maps of {', '.join(maps.mapped_models(run))} are stored. The app shows that of each head on its page"
-        return Overview(PROBE.name, PROBE.title, pd.DataFrame(), [], [text]) if maps.mapped_models(run) else None
+        records = maps.count_maps(run)
+        return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records) if records else None
     records = [record for label in run.models for record in _overview_records(run, label)]
     warnings = [] if records else ["No key is 32 or more tokens back. See the table top_keys for the attended tokens"]
     return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
