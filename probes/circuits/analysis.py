@@ -67,7 +67,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "positional effective length",
             "tokens",
             "effective length of the last query if its logits depended on distance alone (mean query with mean key, "
-            "rotated), at the longest length",
+            "rotated), at the longest length; geometric mean over documents",
             log_scale=True,
         ),
         "positional_distance": Statistic(
@@ -127,7 +127,9 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         rows = rows_at_longest_length(plain_types(run.table("positional_summary")))
         by_document = rows.set_index([*HEAD_KEYS, "doc"])
         blocks += [
-            mean_with_interval(by_document[name], column, 1.0 if name == "effective_length" else 0.0)
+            mean_with_interval(np.log(by_document[name]), column, 0.0).apply(np.exp)
+            if name == "effective_length"
+            else mean_with_interval(by_document[name], column, 0.0)
             for name, column in POSITIONAL_COLUMNS.items()
         ]
     if "value_attention" in run.tables:

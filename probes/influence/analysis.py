@@ -41,7 +41,6 @@ def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
     """
     blocks = []
     for _, block in with_objective(influence).groupby([*SWEEP_KEYS, "method"], observed=True, sort=False):
-        # With documents as columns, all units of a sweep share the bootstrap's draws.
         table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
             index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True
         )

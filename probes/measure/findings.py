@@ -82,8 +82,8 @@ GLOSSARY = (
     ),
     Term(
         "95 % confidence intervals",
-        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials): by bootstrap "
-        "from 30 documents on, by Student's t from three on. One or two documents give no interval.",
+        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials), by Student's "
+        "t. One or two documents give no interval.",
     ),
 )
 
