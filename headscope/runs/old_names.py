@@ -32,6 +32,8 @@ COLUMNS = {
     "needle_ablated_heads": {"how": "ablation"},
 }
 """Old column -> new column, by new table name."""
+ADDED_VALUES = {"head_circuits": {"is_centred": False}}
+"""Column that earlier versions did not store, by table -> its value for them."""
 COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}
 BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""
@@ -171,6 +173,20 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
         ]
         field = table.schema.field(index)
         table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def add_missing_columns(name: str, table: "pa.Table") -> "pa.Table":
+    """A stored table with the columns that earlier versions of the same format did not store."""
+    import pyarrow as pa
+
+    from headscope.runs.columns import all_tables
+
+    for column, value in ADDED_VALUES.get(name, {}).items():
+        if column not in table.column_names:
+            index = all_tables()[name].arrow.get_field_index(column)
+            field = all_tables()[name].arrow.field(index)
+            table = table.add_column(index, field, pa.array([value] * table.num_rows, field.type))
     return table
 
 

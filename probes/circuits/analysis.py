@@ -43,8 +43,15 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "ov_copying": Statistic(
             "OV copying score",
             "",
-            "share of the OV circuit's eigenvalue mass that raises the attended token's own logit: 1 copies, -1 "
-            "suppresses; from the weights, on token embeddings without context",
+            "share of the OV circuit's eigenvalue mass that raises the attended token's own logit above the mean of all "
+            "logits: 1 copies, -1 suppresses; from the weights, on token embeddings without context",
+            formula="Σ Re λ / Σ |λ| of (W_U − mean) W_OV W_E",
+            number_format="+.3f",
+        ),
+        "ov_copying_uncentred": Statistic(
+            "OV copying score, not centred",
+            "",
+            "the same without subtracting the mean of all logits, as earlier versions of headscope computed it",
             formula="Σ Re λ / Σ |λ| of W_U W_OV W_E",
             number_format="+.3f",
         ),
@@ -118,7 +125,11 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     blocks = []
     if "head_circuits" in run.tables:
         rows = plain_types(run.table("head_circuits")).set_index(HEAD_KEYS)
-        blocks.append(rows.rename(columns={"copying": "ov_copying"}))
+        is_centred = rows.pop("is_centred")
+        rows["ov_copying"] = rows["copying"].where(is_centred)
+        if not is_centred.all():
+            rows["ov_copying_uncentred"] = rows["copying"].mask(is_centred)
+        blocks.append(rows.drop(columns="copying").dropna(axis=1, how="all"))
     if "head_composition" in run.tables:
         best = strongest_inputs(run)
         wide = best.pivot_table(index=HEAD_KEYS, columns="input", values="excess", observed=True)
