@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from headscope.bins import in_last_octave
+from headscope.estimates import EXACT, method_column
 
 HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """Key columns of the per-head table."""
@@ -32,6 +33,31 @@ def confidence_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float
         return np.full((2, units), np.nan)
     half_width = stdtrit(documents - 1, 0.975) * values.std(axis=1, ddof=1) / np.sqrt(documents)
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
+
+
+def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two-sided p-values of mean 0 over documents for each row of [units, documents]; NaN below three documents."""
+    units, documents = values.shape
+    if documents < MIN_DOCUMENTS:
+        return np.full(units, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = values.mean(axis=1) / (values.std(axis=1, ddof=1) / np.sqrt(documents))
+    return np.asarray(np.where(np.isnan(t), 1.0, 2 * stdtr(documents - 1, -np.abs(t))))
+
+
+def adjust_p_values(p: pd.Series) -> pd.Series:
+    """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN where p is NaN.
+
+    Units without a p-value (estimates, which selected the others) count as tests with p = 1: they scale the other
+    adjusted p-values and do nothing else.
+    """
+    if p.isna().all():
+        return p
+    from scipy.stats import false_discovery_control  # takes a second to import
+
+    measured = p.dropna()
+    adjusted = np.minimum(false_discovery_control(measured) * (len(p) / len(measured)), 1)
+    return pd.Series(adjusted, measured.index).reindex(p.index)
 
 
 def statistic_interval(
@@ -102,6 +128,19 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
         blocks.append(pd.DataFrame(columns, index=table.index))
     return blocks[0] if len(blocks) == 1 else pd.concat(blocks).sort_index()
+
+
+def with_method(means: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
+    """The columns of `mean_with_interval` and <name>_method: that of all values in a mean, or "mixed".
+
+    `methods` has the index of `means`, with repetitions. Means that are not exact have no interval: an interval covers
+    the spread over documents, and nothing tells the error of an estimate.
+    """
+    name, low, high = means.columns
+    by_head = methods.groupby(level=[*range(methods.index.nlevels)])
+    method = by_head.first().where(by_head.nunique() == 1, "mixed").reindex(means.index)
+    bounds = means[[low, high]].where(method == EXACT)
+    return pd.concat([means[name], bounds, method.rename(method_column(name))], axis=1)
 
 
 def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe, did_you_mean
-
+from headscope.estimates import METHOD_ENDING
 
 RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})
 """Keys of the per-head table, and columns that comparisons add to it."""
@@ -92,8 +92,8 @@ def statistics() -> Mapping[str, Statistic]:
         for name, entry in declared.items():
             if name in entries or name in RESERVED_COLUMNS:
                 fault = "the name is already used"
-            elif parse_column(name).stem != name:
-                fault = "endings _<number>, _diff, _low and _high stand for a context length, a difference and an interval"
+            elif parse_column(name).stem != name or name.endswith(METHOD_ENDING):
+                fault = "_<number>, _diff, _low, _high and _method end the columns that belong to another statistic"
             else:
                 entries[name] = entry
                 continue

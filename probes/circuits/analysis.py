@@ -43,8 +43,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "ov_copying": Statistic(
             "OV copying score",
             "",
-            "share of the OV circuit's eigenvalue mass that raises the attended token's own logit above the mean of all "
-            "logits: 1 copies, -1 suppresses; from the weights, on token embeddings without context",
+            "share of the OV circuit's eigenvalue mass that raises the attended token's own logit above the mean "
+            "logit: 1 copies, -1 suppresses; from the weights, on token embeddings without context",
             formula="Σ Re λ / Σ |λ| of (W_U − mean) W_OV W_E",
             number_format="+.3f",
         ),

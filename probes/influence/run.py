@@ -242,7 +242,8 @@ def _prepare_replay(sweep: Sweep, text: ObjectiveText, memory_mib: int) -> TextR
 def select_units_to_verify(
     sweep: Sweep, estimates: pd.DataFrame, options: InfluenceOptions, seed: int
 ) -> dict[ComponentKey, list[Unit]]:
-    """By (component, target): the units of largest |mean estimate| over texts, random others, named units."""
+    """By (component, target): the units of largest |mean estimate| over texts, random others, named units; all units if
+    there are fewer than `verify_top` and `verify_random`."""
     selected, estimates = {}, add_damped_estimates(estimates)
     for number, (key, units) in enumerate(sweep.units.items()):
         means = _mean_influence(estimates, key, "damped" if options.estimate_order == 2 else "estimate")

@@ -118,7 +118,7 @@ class PatchingOptions(PairOptions):
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to patch exactly, drawn at random",
+        description="for verify: number of other heads or KV groups to patch exactly, drawn at random; all if a model has fewer",
     )
 
     @field_validator("positions", mode="before")
