@@ -230,9 +230,7 @@ def test_scales_hold_absolute_factors_and_say_what_is_scaled() -> None:
         assert scales["tau"] == pytest.approx(1 / logit_scale)
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
     latent = load(one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0}))
-    before, after = (
-        position_tables("m", model)["scales"] for model in (latent, latent.with_scheme("yarn:factor=4"))
-    )
+    before, after = (position_tables("m", model)["scales"] for model in (latent, latent.with_scheme("yarn:factor=4")))
     assert before["softmax_factor"] == pytest.approx((0.1 * math.log(40) + 1) ** 2)
     assert after["softmax_factor"] == pytest.approx(factor**2)
     assert after["logit_scale"] == pytest.approx((factor / (0.1 * math.log(40) + 1)) ** 2)
@@ -335,7 +333,7 @@ def test_settings_without_frequencies_are_refused_by_name(tmp_path: Path, rope: 
 
 def test_yarn_on_a_base_of_1_is_refused() -> None:
     model = load(one_layer("llama", {"rope_type": "default", "rope_theta": 1.0}))
-    with pytest.raises(UnsupportedModel, match="cannot apply yarn to .* its rope_theta is 1"):
+    with pytest.raises(UnsupportedModel, match=r"cannot apply yarn to .* its rope_theta is 1"):
         _ = model.with_scheme("yarn:factor=4").schedule
 
 
@@ -354,4 +352,3 @@ def test_the_page_lists_every_setting_of_transformers() -> None:
     assert {*get_type_hints(RopeParameters)} <= keys
     page = rope_settings.PAGE.read_text(encoding="utf-8")
     assert page == rope_settings.page_with_table(page), "run python -m tests.support.rope_settings"
-

@@ -80,7 +80,9 @@ SETTINGS = (
     ),
     RopeSetting("low_freq_factor", ("llama3",), "end of Llama 3's ramp", values=(1.0, 2.0)),
     RopeSetting("high_freq_factor", ("llama3",), "end of Llama 3's ramp", values=(4.0, 8.0)),
-    RopeSetting("short_factor", ("longrope",), "factor on each wavelength up to the original length", values=(1.0, 3.0)),
+    RopeSetting(
+        "short_factor", ("longrope",), "factor on each wavelength up to the original length", values=(1.0, 3.0)
+    ),
     RopeSetting("long_factor", ("longrope",), "factor on each wavelength of longer texts", values=(1.5, 8.0)),
     RopeSetting(
         "full_attention, sliding_attention",
