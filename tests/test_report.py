@@ -167,7 +167,10 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     finding_texts = sentences(run)
     assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
     base = run.heads[run.heads["model"] == "base"]
-    for window_label, rows in (("global", base[base["layer"] % 2 == 0]), ("sliding-window", base[base["layer"] % 2 == 1])):
+    for window_label, rows in (
+        ("global", base[base["layer"] % 2 == 0]),
+        ("sliding-window", base[base["layer"] % 2 == 1]),
+    ):
         count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base put more"
         (text,) = [text for text in finding_texts["Effective length"] if count in text]
         assert text.endswith("in the rows that see it.") == (window_label == "sliding-window")

@@ -1,4 +1,4 @@
-"""Sampled and exact query rows estimate the same means, in windows and chunks as well; key 0 counts where it is seen."""
+"""Sampled and exact query rows estimate the same means, in windows and chunks too; key 0 counts where it is seen."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -99,8 +99,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "value_sink_mass": Statistic(
             "value-weighted weight of the first key",
             "",
-            "mean weight of the first key over the rows that see it, with weights times the norms of what the keys' values "
-            "add to the residual stream: near 0 for a sink whose value adds almost nothing",
+            "mean weight of the first key over the rows that see it, with weights times the norms of what the keys' "
+            "values add to the residual stream: near 0 for a sink whose value adds almost nothing",
             formula="wᵢ₀, wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
         "positional_spread": Statistic(

@@ -273,7 +273,9 @@ VALUE_ATTENTION = Table(
         Column("log_ess2", "value", "nats", "mean ln ESS_2 of the plain weights", 0),
         Column("sink_share", "value", "", "mean plain weight of key 0, over the rows that see it", 0, 1.001),
         Column("value_log_ess2", "value", "nats", "mean ln ESS_2 of the value-weighted weights", 0),
-        Column("value_sink_share", "value", "", "mean value-weighted weight of key 0, over the rows that see it", 0, 1.001),
+        Column(
+            "value_sink_share", "value", "", "mean value-weighted weight of key 0, over the rows that see it", 0, 1.001
+        ),
     ),
 )
 

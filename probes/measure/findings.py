@@ -45,8 +45,8 @@ GLOSSARY = (
         "Effective length, ESS₂",
         "The effective number of tokens that a head attends to. All weight on one token gives 1; equal weight on n "
         "tokens gives n. The value of a head is the exponential of the mean logarithm over the last octave of visible "
-        "keys: the query tokens in the last four bins that the head's layer fills, each once. They see more than half of "
-        "the context or window where its length is the edge of a bin, as 512, 1,024 or 2,048 is.",
+        "keys: the query tokens in the last four bins that the head's layer fills, each once. They see more than half "
+        "of the context or window where its length is the edge of a bin, as 512, 1,024 or 2,048 is.",
         "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
         ("attention",),
     ),
@@ -215,9 +215,9 @@ def _growth_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         if index == 0:
             yield Sentence(
                 f"In {label}, the effective length stays nearly constant as the context grows in {constant}"
-                f"{window_label} (exponent below {RETRIEVAL_GROWTH}, as expected of retrieval heads) and grows almost in "
-                f"proportion in {widening} (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the median "
-                f"exponent is {median}.",
+                f"{window_label} (exponent below {RETRIEVAL_GROWTH}, as expected of retrieval heads) and grows almost "
+                f"in proportion in {widening} (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the "
+                f"median exponent is {median}.",
                 label,
                 data,
             )

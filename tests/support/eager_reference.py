@@ -123,7 +123,9 @@ def binned(
 def average(statistics: dict[str, Tensor], rows: list[int], mask: Tensor) -> dict[str, Any]:
     """Average some rows; the sink mass over those that see key 0 in the mask [L, L]."""
     sink_rows = [i for i in rows if mask[i, 0]]
-    means = {name: of_rows[:, sink_rows if name == "sink_mass" else rows].mean(-1) for name, of_rows in statistics.items()}
+    means = {
+        name: of_rows[:, sink_rows if name == "sink_mass" else rows].mean(-1) for name, of_rows in statistics.items()
+    }
     return {"rows": len(rows), "sink_rows": len(sink_rows)} | means
 
 
