@@ -24,7 +24,7 @@ from headscope.attention.record import RotaryLayout
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.models.context_lengths import frequency_change_length
 from headscope.models.interception import intercepting_rotations
-from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation, rope_types
+from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation
 from headscope.models.unsupported import has_attention
 
 TOKENS = 3
