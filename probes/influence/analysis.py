@@ -12,7 +12,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.estimates import EXACT
-from headscope.runs.aggregation import MIN_DOCUMENTS, adjust_p_values, confidence_interval, t_test
+from headscope.runs.aggregation import (
+    MIN_DOCUMENTS,
+    adjust_p_values,
+    confidence_interval,
+    rows_at_longest_length,
+    t_test,
+)
 from headscope.runs.column_metadata import statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
@@ -100,7 +106,7 @@ def band_wavelengths(run: RunTables, label: str, components: Iterable[str]) -> d
     """
     if "positions" not in run.tables:
         return {}
-    pairs = run.table("positions")
+    pairs = rows_at_longest_length(run.table("positions"))
     pairs = pairs[(pairs["model"] == label) & np.isfinite(pairs["log_theta_base"])]
     wavelengths = 2 * np.pi * np.exp(-pairs["log_theta_base"].astype("float64"))
     by_pair = wavelengths.groupby(pairs["pair"]).agg(["min", "max"])

@@ -77,7 +77,8 @@ class InfluenceOptions(Options):
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to evaluate exactly, drawn at random; all if a model has fewer",
+        description="for verify: number of other heads or KV groups to evaluate exactly, drawn at random; all if there "
+        "are fewer",
     )
     curve: bool = Field(
         True, description="also change the top 1, 2, 4, ... heads or KV groups together (pair bands: always all heads)"

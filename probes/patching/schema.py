@@ -118,7 +118,8 @@ class PatchingOptions(PairOptions):
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to patch exactly, drawn at random; all if a model has fewer",
+        description="for verify: number of other heads or KV groups to patch exactly, drawn at random; all if there "
+        "are fewer",
     )
 
     @field_validator("positions", mode="before")
