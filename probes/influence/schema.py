@@ -71,7 +71,8 @@ class InfluenceOptions(Options):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of heads or KV groups with the largest absolute estimates to evaluate exactly",
+        description="for verify: number of heads or KV groups to evaluate exactly, those with the largest root "
+        "mean square estimate over texts",
     )
     verify_random: int = Field(
         10,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.prompts.answers import ask_about_exchange
 from headscope.runs.aggregation import (
     HEAD_KEYS,
     adjust_p_values,
@@ -161,11 +162,22 @@ def largest_unit(units: pd.DataFrame) -> pd.Series:
     return exact_or_all(units).sort_values("effect", ascending=False, kind="stable").iloc[0]
 
 
-def pair_metrics(run: RunTables) -> pd.DataFrame:
+def pair_metrics(run: RunTables, table: str = PATCHING.name) -> pd.DataFrame:
     """One row per pair of every model, set and metric: clean and corrupted metric, and whether it is normalised."""
-    rows = plain_types(run.table(PATCHING.name))
     keys = ["model", "prompts", "metric", "pair"]
-    return rows[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]].drop_duplicates(keys, ignore_index=True)
+    rows = run.table(table)[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]]
+    return plain_types(rows.drop_duplicates(keys, ignore_index=True))
+
+
+def questions_about_pairs(run: RunTables, table: str = PATCHING.name) -> list[tuple[str, str]]:
+    """(model, question whether clean and corrupted prompts are exchanged) for the sets that give reason to ask."""
+    groups: Any = run.derived(pair_metrics, table).groupby(["model", "prompts", "metric"], sort=False)
+    asked = []
+    for (model, prompts, metric), pairs in groups:
+        clean, corrupted = (pairs[name].to_numpy() for name in ("metric_clean", "metric_corrupted"))
+        if question := ask_about_exchange(metric, clean, corrupted):
+            asked.append((model, f"{model}, {prompts}: {question}"))
+    return asked
 
 
 def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:

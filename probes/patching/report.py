@@ -22,6 +22,7 @@ from probes.patching.analysis import (
     largest_unit,
     pair_metrics,
     position_effects,
+    questions_about_pairs,
     sweeps,
     unit_effects,
 )
@@ -90,7 +91,7 @@ def overview(run: Run) -> Overview | None:
                 "most positive effect": f"{unit_label(largest)}, {format_effect(largest)}",
             }
         )
-    warnings = []
+    warnings = [question for _, question in run.derived(questions_about_pairs)]
     if not records:
         warnings.append(
             "no pair differs enough in its metric between the two prompts in every model, so there are no effects. Use "
