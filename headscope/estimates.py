@@ -25,6 +25,6 @@ def estimate_mask(heads: pd.DataFrame, name: str) -> pd.Series:
     return heads[name].notna() & (heads[column] != EXACT)
 
 
-def mark_of(row: Mapping[Any, Any], name: str) -> str:
+def mark_of(row: Mapping[Any, Any] | pd.Series, name: str) -> str:
     """`ESTIMATE_MARK` if the value in column `name` of a row is an estimate, else ""."""
     return ESTIMATE_MARK if row.get(method_column(name), EXACT) != EXACT else ""

@@ -181,10 +181,9 @@ def patching_estimate(
             "that differ more"
         )
     effects = _head_values(opened, changes / difference)
-    clean, corrupted = np.array([replay.clean_value]), np.array([replay.corrupted_value])
-    effects.attrs["note"] = ask_about_exchange("logit_diff", clean, corrupted) or describe_unanswered(
-        "logit_diff", clean
-    )
+    values = np.array([replay.clean_value]), np.array([replay.corrupted_value])
+    question = ask_about_exchange("logit_diff", *values)
+    effects.attrs["note"] = question or describe_unanswered("logit_diff", values[0])
     return effects
 
 

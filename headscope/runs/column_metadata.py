@@ -150,6 +150,21 @@ def capitalise(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+ROUNDING = 1e-6
+"""Relative difference below which a value equals a threshold: values are stored with seven digits."""
+
+
+def exceeds(values: pd.Series, threshold: float) -> pd.Series:
+    """Mask of the values above a threshold by more than rounding, so that every place counts the same heads."""
+    mask: pd.Series = values.astype("float64") - threshold > ROUNDING * abs(threshold)
+    return mask
+
+
+def falls_below(values: pd.Series, threshold: float) -> pd.Series:
+    """Mask of the values below a threshold by more than rounding."""
+    return exceeds(-values, -threshold)
+
+
 @dataclass(frozen=True)
 class Role:
     """A role: its meaning and which rows of the per-head table have it.
