@@ -33,9 +33,11 @@ def gguf_name(model_type: str) -> str:
     return ARCHITECTURES.get(model_type, model_type)
 
 
-def write_gguf(path: Path, blocks: int, leave_out: str = "", architecture: str = "llama") -> None:
-    """A GGUF of two blocks of width 8, with the tensors of only `blocks` of them."""
+def write_gguf(path: Path, blocks: int, leave_out: str = "", architecture: str = "llama", parts: int = 1) -> Path:
+    """A GGUF of two blocks of width 8, with the tensors of only `blocks` of them; the first of `parts` files."""
     writer = GGUFWriter(path, architecture)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     writer.add_block_count(2)
     writer.add_context_length(64)
     writer.add_embedding_length(8)
@@ -54,6 +56,7 @@ def write_gguf(path: Path, blocks: int, leave_out: str = "", architecture: str =
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{block}.{name}.weight", np.ones(8, np.float32))
     _close(writer)
+    return path
 
 
 def write_model(
