@@ -490,3 +490,23 @@ def test_a_context_beyond_the_native_one_gives_a_warning(tmp_path: Path, caplog:
     warnings = [record.getMessage() for record in caplog.records if "was trained for 256 tokens" in record.getMessage()]
     assert len(warnings) == 1
     assert "model 'base' was trained for 256 tokens, and contexts of 280 are longer than that" in warnings[0]
+
+
+def test_advice_for_a_long_context_starts_from_the_original_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Llama 3.1: trained far beyond its original length, where no scheme is needed."""
+    save_checkpoint(tmp_path / "tiny")
+    file = tmp_path / "tiny" / "config.json"
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope["original_max_position_embeddings"] = 64
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": rope}))
+    source = save_texts(tmp_path / "texts", words=300)
+    options = {"text": source, "docs": 1, "tables": ["nll"], "device": "cpu", "out": tmp_path / "runs"}
+    headscope.measure({"base": f"{tmp_path}/tiny"}, lengths=[250], **options)
+    assert "was trained for" not in caplog.text
+    run = headscope.measure({"base": f"{tmp_path}/tiny"}, lengths=[280], **options)
+    assert "was trained for 256 tokens, and contexts of 280" in caplog.text
+    assert "@yarn:factor=5" in caplog.text
+    geometry = run.manifest["models"][0]["geometry"]
+    assert (geometry["native_context"], geometry["original_context"]) == (256, 64)

@@ -36,6 +36,7 @@ from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
 from headscope.models.conversion import convert_gguf
 from headscope.models.hub import fetch, snapshot_commit
+from headscope.models.rope_settings import refuse_rope_settings
 from headscope.models.unsupported import refuse_by_config
 
 log = logging.getLogger("headscope")
@@ -73,6 +74,7 @@ def load_module(
     folder, identity = locate(base)
     _refuse_unsafe_weights(Path(folder), base)
     _refuse_adapter(Path(folder), base)
+    refuse_rope_settings(Path(folder), base)
     quantization_method = ""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -248,7 +250,10 @@ def _opening_error(error: Exception, name: str) -> HeadscopeError:
     if "ignore_mismatched_sizes" in reason:
         reason = "the shapes of its weights do not match its config"
     if isinstance(error, KeyError):
-        reason = f"its config names {reason}, which transformers does not know"
+        return BadInput(
+            f"cannot open checkpoint '{name}': its config names {reason}, which transformers does not know. Correct "
+            "its config.json"
+        )
     if isinstance(error, ImportError):
         return ResourceMissing(f"checkpoint '{name}' needs {missing_package(error)}. Install it with pip")
     if "custom code" in reason:
