@@ -34,6 +34,7 @@ docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tabl
 	$(BIN)/python -W ignore -m tests.zoo --write docs/models.md
 	$(BIN)/python -W ignore -m tests.zoo --layouts --write docs/checkpoints.md
 	$(BIN)/python -m tests.support.rope_settings
+	$(BIN)/python -m tests.positions_page
 
 site: .venv/ready-dev  ## build the documentation site from docs/ into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

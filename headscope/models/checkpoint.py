@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headscope.attention.contexts import entering
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, first_line
 from headscope.model_spec import ModelSpec
@@ -54,7 +55,11 @@ class Checkpoint:
         self._lora_digest = lora.active_lora_digest(self.module)
         refuse_by_config(self.module.config, self.name)
         _check_values(self.module, self.name)
-        with delegating_attention(self.bridge), preserving_frequencies(self.module.modules()):
+        with (
+            entering(self.module),
+            delegating_attention(self.bridge),
+            preserving_frequencies(self.module.modules()),
+        ):
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
         self.attention_modules = inspection.attention_modules

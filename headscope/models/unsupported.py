@@ -21,6 +21,11 @@ def refuse_by_config(config: Any, name: str) -> None:
             "its layers also attend to keys that stand for whole blocks of tokens",
         ),
     ]
+    if not getattr(config, "return_dict", True):
+        raise UnsupportedModel(
+            f"cannot measure '{name}' ({config.model_type}): its config has return_dict false, so its parts return "
+            "tuples without names. Set return_dict to true in its config"
+        )
     for applies, reason in reasons:
         if applies:
             raise UnsupportedModel(f"cannot measure '{name}' ({config.model_type}): {reason}. Use another model")

@@ -1,7 +1,7 @@
 """Statistics of the probe `measure`: columns of the per-head and per-model tables, and roles of heads.
 
-Effective lengths are exp(mean ln ESS2) over query rows in the last octave of visible keys, which are the rows that see
-more than about half of the context [ours].
+Effective lengths are exp(mean ln ESS2) over the query rows in the last octave of visible keys: the last four bins that
+the head's layer fills [ours]. Every row counts once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,12 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "its heads",
             formula="max over i ≥ j of sᵢⱼ",
         ),
-        "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys", formula="αᵢ₀"),
+        "sink_mass": Statistic(
+            "sink mass",
+            "",
+            "mean weight on key 0 over the rows that see it, last octave of visible keys",
+            formula="αᵢ₀",
+        ),
         "learned_sink": Statistic(
             "learned sink",
             "",
@@ -143,7 +148,9 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             "growth",
         ),
         "sink": Role(
-            "more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK_MASS, "sink_mass"
+            "more than half of the weight on the first token, in the rows that see it",
+            lambda h: h["sink_mass"] > SINK_MASS,
+            "sink_mass",
         ),
     }
 )
@@ -211,6 +218,7 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
     means = last_octave_means(frame, names)
+    means["sink_mass"] = last_octave_means(frame, ["sink_mass"], "sink_population")
     columns: list[pd.DataFrame] = [
         mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
