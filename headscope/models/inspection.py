@@ -22,9 +22,10 @@ from headscope.attention import backend
 from headscope.attention.masks import UnsupportedMask
 from headscope.attention.record import RotaryLayout
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
+from headscope.models.context_lengths import frequency_change_length
 from headscope.models.interception import intercepting_rotations
-from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation, rope_types
-from headscope.models.unsupported import has_attention, native_context
+from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation
+from headscope.models.unsupported import has_attention
 
 TOKENS = 3
 
@@ -242,7 +243,7 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         direction=first.direction,
         factor_scales_logits=scales,
         rotary_modules=modules,
-        frequency_change_length=min(filter(None, map(_frequency_change_length, modules)), default=None),
+        frequency_change_length=min(filter(None, map(frequency_change_length, modules)), default=None),
         shares_keys=len({_single_vector_rotations(calls[index]) for index in rotations}) > 1,
     )
 
@@ -343,11 +344,6 @@ def _closest_frequencies(
     if error(best) > 2e-2:
         raise unsupported_model_error(model, "its inv_freq does not explain the rotation of its q and k")
     return best
-
-
-def _frequency_change_length(module: nn.Module) -> int | None:
-    """The text length beyond which a module computes cos and sin from other frequencies."""
-    return native_context(module.config) if rope_types(module) & {"dynamic", "longrope"} else None
 
 
 def _run_three_tokens(model: PreTrainedModel) -> None:
