@@ -97,7 +97,8 @@ def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
     """Route the model's attention through headscope's backend and yield its layers; leaving restores the model.
 
     Only one thread may run the model inside the `with`, so that listeners get no passes of others: a pass in a second
-    thread raises BadInput. So does entering it while another thread has a context open on the same model.
+    thread raises BadInput. So does entering it while another thread has a context open on the same model. Other models
+    may run in other threads. Contexts may end in any order.
     """
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
