@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
 
