@@ -7,18 +7,22 @@
 If the model was loaded from a TransformerBridge, the attention backend also fires its hooks
 `blocks.{l}.attn.hook_rot_q` and `hook_rot_k` ([B, L, heads, d], after rotation). So `run_with_hooks` and
 `run_with_cache` work at the speed of the fused kernels, and hooks that edit take effect. `hook_z` and the hooks of the
-projections fire as usual.
+projections fire as usual, and so do `hook_attn_scores` and `hook_pattern`: a layer with a hook on one of these builds
+its L x L pattern and computes its output from it. So give `run_with_cache` a `names_filter` for long texts.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.attention.kernel import StreamingGroups
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models.bridge import delegating_attention
 from headscope.models.checkpoint import LoadedModel
 from headscope.streaming import StreamingWindow
@@ -91,27 +95,42 @@ class CapturedLayers:
 
 @contextmanager
 def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
-    """Route the model's attention through headscope's backend and yield its layers; leaving restores the model."""
+    """Route the model's attention through headscope's backend and yield its layers; leaving restores the model.
+
+    Only one thread may run the model inside the `with`, so that listeners get no passes of others: a pass in a second
+    thread raises BadInput. So does entering it while another thread has a context open on the same model.
+    """
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
+        check_thread = _ThreadCheck(model.name)
         for module in model.attention_modules:
-            hook = module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True)
-            stack.callback(hook.remove)
+            stack.callback(module.register_forward_pre_hook(check_thread).remove)
+            stack.callback(module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True).remove)
         if model.bridge is not None:
             for block, module in zip(model.bridge.blocks, model.attention_modules, strict=True):
-                if hasattr(block.attn, "hook_rot_q"):  # only in rotary architectures
-                    stack.enter_context(backend.editing_qkv(module, _bridge_hook_edit(block.attn)))
+                stack.enter_context(firing_bridge_hooks(block.attn, module))
         yield CapturedLayers(model, stack)
 
 
-def _bridge_hook_edit(attn: Any) -> backend.QKVEdit:
-    """An edit that fires hook_rot_q and hook_rot_k, which see [B, L, heads, d]."""
+class _ThreadCheck:
+    """A forward pre-hook that refuses passes in a second thread while the first one is alive."""
 
-    def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return attn.hook_rot_q(q), attn.hook_rot_k(k), v
+    def __init__(self, model_name: str):
+        self.model_name = model_name
+        self.thread: threading.Thread | None = None
 
-    return edit
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        thread = threading.current_thread()
+        # Gradient checkpointing runs layers again in the backward pass, on a GPU in a thread of autograd.
+        if thread is self.thread or torch._C._current_graph_task_id() != -1:
+            return
+        if self.thread is not None and self.thread.is_alive():
+            raise BadInput(
+                f"threads '{self.thread.name}' and '{thread.name}' run '{self.model_name}' inside one context that "
+                "listens to it or edits it. Run it in one thread, or load it once more"
+            )
+        self.thread = thread
 
 
 def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
