@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import families
+from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor, nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
@@ -146,6 +148,24 @@ def test_two_captures_in_two_threads_record_their_own_model() -> None:
     for recorded, wanted in zip(run_threads(*(partial(record, m, 20) for m in models)), expected, strict=True):
         assert len(recorded) == 20 * len(wanted)
         assert all(torch.equal(z, wanted[number % len(wanted)]) for number, z in enumerate(recorded))
+
+
+def test_probes_in_two_threads_store_the_tables_of_one_thread(tmp_path: Path) -> None:
+    text = save_texts(tmp_path / "texts")
+    modules = [SPECS[family].build() for family in ("llama-gqa", "llama-mqa")]
+    models = [
+        hs.load(module, tokenizer=tokenizer()).with_scheme(scheme)
+        for module, scheme in zip(modules, ("yarn:factor=4", "logn:length=10"), strict=True)
+    ]
+
+    def measure(number: int, out: str) -> hs.Run:
+        return hs.measure(models[number], text=text, lengths=[32], docs=2, out=str(tmp_path / out), quiet=True)
+
+    expected = [measure(number, f"one-{number}") for number in range(2)]
+    runs = run_threads(*(partial(measure, number, f"two-{number}") for number in range(2)))
+    for run, run_alone in zip(runs, expected, strict=True):
+        assert run.attention.equals(run_alone.attention)
+        assert run.nll.equals(run_alone.nll)
 
 
 def test_context_leaves_a_model_with_the_same_config_object_alone() -> None:
