@@ -189,10 +189,11 @@ def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, lea
         swept_component = rows[rows["component"] == component]
         unit_columns = ["layer", "kv_group", "head"]
         estimates = add_damped_estimates(swept_component)
-        means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+        damped = estimates[estimates["method"] == "damped"].assign(square=lambda f: f["delta_nll"] ** 2)
+        squares = damped.groupby(unit_columns)["square"].mean()
         evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(unit_columns).index)
         assert len(evaluated) == 5
-        assert set(means.nlargest(3).index) <= evaluated
+        assert set(squares.nlargest(3).index) <= evaluated
     keys = ["doc", "component", "layer", "kv_group", "head"]
     exact_rows = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
     assert len(exact_rows) == 5 * 3 * DOCS
