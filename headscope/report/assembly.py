@@ -14,6 +14,7 @@ import pandas as pd
 from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
+from headscope.model_identity import Comparison
 from headscope.plots.heads import plot_small_matrices
 from headscope.plugins import Kind, Probe
 from headscope.report.blocks import (
@@ -190,12 +191,8 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"that extends its context. Its results at {length:,} tokens are outside its trained range.",
             label,
         )
-    for first, second in equal_models(run):
-        yield Finding(
-            "Models",
-            f"{first} and {second} are the same weights under the same position scheme. All that differs between them "
-            "comes from texts, tokenizers or rounding.",
-        )
+    for first, second, comparison in equal_models(run):
+        yield Finding("Models", f"{first} and {second} {_describe_equal_models(comparison)}")
     if other_texts := differing_texts(run):
         yield Finding(
             "Models",
@@ -203,6 +200,19 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
             "texts.",
         )
+
+
+def _describe_equal_models(comparison: Comparison) -> str:
+    """What two models with equal weights and position schemes share, what differs, and what is unknown."""
+    rounding = comparison.weights.removeprefix("equal").replace(" after", ", equal after")
+    differences = [difference for difference in comparison.differences if not difference.startswith("weights (")]
+    unknown = f" The run does not record their {join_words(comparison.unknown)}." if comparison.unknown else ""
+    if differences:
+        return f"have the same weights{rounding}, but differ in {join_words(differences)}.{unknown}"
+    return (
+        f"are the same weights under the same position scheme{rounding}. All that differs between them comes from "
+        f"texts, tokenizers or rounding{', as far as the run records' if unknown else ''}.{unknown}"
+    )
 
 
 def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:

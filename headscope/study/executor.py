@@ -156,6 +156,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
     """The entry of one model in run.json, without the digests of its tokenizer and texts."""
     model, spec = context.model(label), context.specs.get(label)
     adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
+    identity = model.identity
     step = adapter.step if adapter is not None else spec.step if spec is not None else None
     return {
         "label": label,
@@ -163,16 +164,17 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "checkpoint": model.name,
         "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
-        "weights_sha256": model.weights_sha256,
+        "weights_sha256": identity.weights.bfloat16,
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
-        "adapter_sha256": None if adapter is None else adapter.sha256,
+        "adapter_sha256": identity.adapter,
         "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training_run,
         "step": step,
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": describe_geometry(model),
-        "dtype": str(model.module.dtype).removeprefix("torch."),
+        "dtype": identity.dtype,
+        "identity": identity.to_dict(),
         "vocabulary": model.module.get_input_embeddings().weight.shape[0],
     }
 

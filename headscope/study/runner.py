@@ -203,7 +203,7 @@ def _recorded_digests(writer: RunWriter, label: str) -> dict[str, str]:
 
 def _identifying_spec(label: str, spec: str, context: StudyContext) -> str:
     model = context.in_memory_models.get(label)
-    return spec if model is None else f"{spec}#{model.weights_sha256[:12]}"
+    return spec if model is None else f"{spec}#{model.identity.weights.exact[:12]}"
 
 
 def _git_commit() -> str | None:
