@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 SAME_WEIGHTS: tuple[Literal["same"], Literal["any"]] = ("same", "any")
 """Values of every option `weights`: heads, scores and adapters of the same weights only, or of any."""
+INT8 = "bitsandbytes 8-bit"
+"""The quantization LLM.int8, whose outliers are found per pass."""
 MAX_DIFFERENCES = 3
 """Entries of a configuration that a comparison names."""
 FIELDS = {

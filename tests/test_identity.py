@@ -4,17 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
-from support.tiny_studies import save_checkpoint
+from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headscope as hs
+from headscope.errors import BadInput
+from headscope.runs.run import Run, combine_runs
 
 
 def tiny(**settings: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     return LlamaForCausalLM(LlamaConfig(**{**shape, **heads, **settings})).eval()
 
@@ -71,3 +74,54 @@ def test_comparison_names_what_differs(name: str) -> None:
     assert any(phrase in difference for difference in comparison.differences), comparison
     assert not comparison.unknown
     assert not hs.load(build()).identity.compare(hs.load(build()).identity).differences
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return save_texts(tmp_path / "texts")
+
+
+def measure(model: Any, text: str, tmp_path: Path, **options: Any) -> Run:
+    return hs.measure(model, text=text, docs=1, lengths=[40], rows=8, out=tmp_path / "runs", quiet=True, **options)
+
+
+@pytest.mark.parametrize("scheme", ["yarn:factor=8", "logn", "base"])
+def test_run_inside_an_attached_context_is_stored_as_that_scheme(scheme: str, text: str, tmp_path: Path) -> None:
+    plain = hs.load(tiny(), tokenizer=tokenizer())
+    model = plain.with_scheme("linear:factor=2")
+    expected = measure(plain.with_scheme(scheme), text, tmp_path)
+    with hs.attached(model, scheme):
+        run = measure(model, text, tmp_path)
+        assert measure({"own": plain}, text, tmp_path).manifest["models"][0]["scheme"] == "base"
+    (entry,) = run.manifest["models"]
+    assert entry["scheme"] == scheme
+    assert entry["label"] == f"base in hs.attached({scheme})"
+    assert entry["identity"]["positions"] == expected.manifest["models"][0]["identity"]["positions"]
+    for name in ("attention", "positions", "scales"):
+        pd.testing.assert_frame_equal(
+            run.table(name).drop(columns="model"), expected.table(name).drop(columns="model"), check_categorical=False
+        )
+    assert measure(model, text, tmp_path).manifest["models"][0]["scheme"] == "linear:factor=2"
+
+
+def test_run_with_ablated_heads_says_so(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = hs.load(tiny(), tokenizer=tokenizer())
+    plain = measure(model, text, tmp_path)
+    with hs.ablated(model, "L0H1"):
+        run = measure(model, text, tmp_path, resume=True)
+        with pytest.raises(BadInput, match=r"is inside hs.ablated\(L0H1: zero\)"):
+            hs.load(model.module)
+        measure(str(save_checkpoint(tmp_path / "tiny")), text, tmp_path)
+    assert "hs.ablated(L0H1: zero) does not act on model 'base', which is opened anew" in caplog.text
+    (entry,) = run.manifest["models"]
+    assert (entry["label"], entry["identity"]["contexts"]) == (
+        "base in hs.ablated(L0H1: zero)",
+        ["hs.ablated(L0H1: zero)"],
+    )
+    assert "inside hs.ablated(L0H1: zero)" in " ".join(run.findings()["text"])
+    texts = " ".join(combine_runs([plain, run]).findings()["text"])
+    assert "have the same weights, but differ in headscope contexts (none against hs.ablated(L0H1: zero))" in texts
+    with hs.capturing(model) as layers:
+        layers.edit_output(0, lambda z, call: z)
+        assert model.identity.contexts == ("hs.capturing(...) with edits",)
+    assert model.identity.contexts == ()

@@ -50,7 +50,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
         *("prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "runs", "study", "positions"},
+    "api": {"errors", "user_input", "plugins", "runs", "study", "models", "positions"},
     "callback": {"errors", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""

@@ -62,7 +62,7 @@ def ablated(
     if kind != "zero":
         reference = reference_outputs(model, list(by_layer), reference_tokens(text, model.tokenizer))
     generator = torch.Generator().manual_seed(seed)
-    with capturing(model) as layers:
+    with capturing(model, _describe(model, by_layer, str(kind))) as layers:
         for layer, members in by_layer.items():
             layers.edit_output(layer, ablation_edit(cast(AblationKind, kind), members, reference.get(layer), generator))
         yield
@@ -75,11 +75,19 @@ def _streaming(model: Model, heads: Heads, kind: str) -> Iterator[None]:
         intervention = StreamingAttention(StreamingWindow.parse(kind))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    with capturing(model) as layers:
-        for layer, members in heads_by_layer(model, heads).items():
+    by_layer = heads_by_layer(model, heads)
+    with capturing(model, _describe(model, by_layer, kind)) as layers:
+        for layer, members in by_layer.items():
             units = [head_unit(model.geometry, layer, head) for head in members]
             layers.edit_output(layer, layer_output_edit(intervention, units, model.geometry))
         yield
+
+
+def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str) -> str:
+    """The context in run.json and in labels of models."""
+    numbers = model.geometry.layer_numbers
+    names = [format_head(numbers[layer], head) for layer, members in by_layer.items() for head in members]
+    return f"hs.ablated({','.join(names)}: {kind})"
 
 
 def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.errors import ResourceMissing, UnsupportedModel
+from headscope.model_spec import SchemeSpec
+from headscope.models import open_contexts
 from headscope.models.bridge import delegating_attention
-from headscope.models.lora import WEIGHTS_FILE, apply_lora
+from headscope.models.lora import WEIGHTS_FILE, apply_lora, lora_of_adapter
+from headscope.models.open_contexts import OpenContext, while_innermost
 from headscope.models.rotation import (
     RotationCall,
     cos_sin_tables,
@@ -36,27 +39,46 @@ def attached(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None
     """Run the model under a position scheme inside the `with`; leaving restores the model bit for bit.
 
     `scheme` is a spec ("yarn:factor=8"), a scheme, a schedule (for example an AdaRoPE in training), or None for the
-    model's own. Yields the schedule. Works with full passes, cached generation, padded batches, every dtype, gradient
+    model's own, or the one that this model object is already attached to. Of nested contexts the innermost decides.
+    Probes measure the model under the attached scheme, and record it as the model's scheme. Yields the schedule. Works with full passes, cached generation, padded batches, every dtype, gradient
     checkpointing and LoRA. Raises UnsupportedModel if the scheme cannot be applied to the model.
     """
     schedule = resolve_schedule(model, scheme)
+    outer = open_contexts.attached_scheme(model.module)
+    if outer is not None and (schedule is outer.schedule or (scheme is None and outer.model is model)):
+        yield outer.schedule
+        return
+    spec = _scheme_spec(model, scheme)
+    context = OpenContext(f"hs.attached({spec.text})", model, spec, schedule)
     with ExitStack() as stack:
+        stack.enter_context(open_contexts.entered(model.module, context))
         # A TransformerBridge rotates and attends with its own code unless it delegates to the wrapped module.
         stack.enter_context(delegating_attention(model.bridge))
         if isinstance(schedule, AdaRoPE) and schedule.lora_folder is not None:
             stack.enter_context(_attaching_lora(model, schedule.lora_folder))
         if schedule.replaces_rotation:
-            stack.enter_context(_replacing_rotation(model, schedule))
+            stack.enter_context(_replacing_rotation(model, schedule, context))
         elif model.rotation.frequency_change_length is not None:
             stack.enter_context(_refusing_frequency_changes(model, model.rotation.frequency_change_length))
         if schedule.scales_queries or schedule.slopes is not None:
             stack.enter_context(backend.using_backend(model.module))
         if schedule.scales_queries:
             for layer, module in enumerate(model.attention_modules):
-                stack.enter_context(backend.editing_qkv(module, _query_scale_edit(schedule, layer)))
+                edit = while_innermost(model.module, context, _query_scale_edit(schedule, layer))
+                stack.enter_context(backend.editing_qkv(module, edit))
         if schedule.slopes is not None:
-            stack.enter_context(_adding_slopes(model, schedule.slopes))
+            stack.enter_context(_adding_slopes(model, schedule.slopes, context))
         yield schedule
+
+
+def _scheme_spec(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None) -> SchemeSpec:
+    """The scheme as text for the runs of a model that is attached to it; an object in memory has its kind's name."""
+    if isinstance(scheme, str):
+        return SchemeSpec.parse(scheme)
+    if scheme is None or scheme is model.schedule:
+        return model.scheme_spec
+    name = "adarope" if isinstance(scheme, AdaRoPE) else "schedule in memory"
+    return SchemeSpec(name, name)
 
 
 def resolve_schedule(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None = None) -> Schedule:
@@ -79,7 +101,8 @@ def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
     requires_grad = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     peft_model = apply_lora(model.module, folder, model.name)
     try:
-        yield
+        with lora_of_adapter(model.module):
+            yield
     finally:
         peft_model.unload()
         for name, parameter in model.module.named_parameters():
@@ -87,14 +110,15 @@ def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
-    """Rotate q and k of every rotating layer by the schedule's frequencies."""
+def _replacing_rotation(model: Model, schedule: Schedule, context: OpenContext) -> Iterator[None]:
+    """Rotate q and k of every rotating layer by the schedule's frequencies, while its context is the innermost."""
     state = _ForwardState()
     last_tables: tuple[Tensor, Tensor, tuple[float, torch.dtype], Any] | None = None
 
     def rotate(call: RotationCall) -> Any:
         nonlocal last_tables
-        if state.layer is None:  # the rotation of another tower or another model
+        # The rotation of another tower or another model, or of a scheme that is attached inside this one.
+        if state.layer is None or open_contexts.attached_scheme(model.module) is not context:
             return None
         theta, dtype = schedule.theta(state.layer), call.tables[0].dtype
         factor = schedule.attention_factor(state.layer)
@@ -209,7 +233,7 @@ SLOPE_DIMENSIONS = 8
 
 
 @contextmanager
-def _adding_slopes(model: Model, slopes: Tensor) -> Iterator[None]:
+def _adding_slopes(model: Model, slopes: Tensor, context: OpenContext) -> Iterator[None]:
     """Decrease the logits of head h by slopes[h] for every token between query and key.
 
     k gets its cache index j and 1; q gets slope / scaling times 1 and times -i. So scaling q . k increases by
@@ -241,5 +265,6 @@ def _adding_slopes(model: Model, slopes: Tensor) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(backend.observing_calls(record_scaling))
         for module in model.attention_modules:
-            stack.enter_context(backend.editing_qkv(module, slope_edit(module)))
+            edit = while_innermost(model.module, context, slope_edit(module))
+            stack.enter_context(backend.editing_qkv(module, edit))
         yield

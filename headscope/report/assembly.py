@@ -14,7 +14,7 @@ import pandas as pd
 from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
-from headscope.model_identity import Comparison
+from headscope.model_identity import INT8, Comparison, ModelIdentity
 from headscope.plots.heads import plot_small_matrices
 from headscope.plugins import Kind, Probe
 from headscope.report.blocks import (
@@ -45,6 +45,7 @@ from headscope.runs.summary import (
     latest_checkpoints,
     log_ratio_to_first,
     longest_ess_column,
+    model_identity,
     models_with_same_tokens,
     training_checkpoints,
 )
@@ -191,6 +192,9 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"that extends its context. Its results at {length:,} tokens are outside its trained range.",
             label,
         )
+    for label in run.models:
+        for note in _identity_notes(model_identity(run, label)):
+            yield Finding("Models", f"{label} {note}", label)
     for first, second, comparison in equal_models(run):
         yield Finding("Models", f"{first} and {second} {_describe_equal_models(comparison)}")
     if other_texts := differing_texts(run):
@@ -199,6 +203,19 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"Measured on different texts from {run.models[0]}, or on another sample of them: "
             f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
             "texts.",
+        )
+
+
+def _identity_notes(identity: ModelIdentity) -> Iterator[str]:
+    """What makes the results of a model differ from those of its checkpoint."""
+    if identity.contexts:
+        yield f"was measured inside {join_words(identity.contexts)}, so its results are those of the changed model."
+    if identity.hooks:
+        yield f"ran with {join_words(identity.hooks)}: hooks and functions of the user, which may change its results."
+    if identity.quantization == INT8:
+        yield (
+            "is quantised by LLM.int8, which rounds the activations of a whole pass together: the same prompt gives "
+            "other logits in another pass. Small differences are noise."
         )
 
 
