@@ -145,10 +145,10 @@ class ModelIdentity:
         differences, unknown = [], []
         if not (self.weights.exact and other.weights.exact):
             unknown.append("weights beyond bfloat16" if agreement else "weights")
-        if agreement == "equal after rounding to float16" or (agreement != "equal" and not unknown):
-            differences.append(f"weights ({agreement})")
-        elif agreement == "different":
+        if agreement == "different":
             differences.append("weights")
+        elif agreement == "equal after rounding to float16" or (agreement != "equal" and not unknown):
+            differences.append(f"weights ({agreement})")
         for name, noun in FIELDS.items():
             own, others = getattr(self, name), getattr(other, name)
             if None in (own, others) and name not in ("adapter", *MAPPINGS):

@@ -125,3 +125,92 @@ def test_run_with_ablated_heads_says_so(text: str, tmp_path: Path, caplog: pytes
         layers.edit_output(0, lambda z, call: z)
         assert model.identity.contexts == ("hs.capturing(...) with edits",)
     assert model.identity.contexts == ()
+
+
+def _train(model: LlamaForCausalLM) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.arange(20)[None], labels=torch.arange(20)[None]).loss.backward()
+    optimizer.step()
+
+
+def _edit_data(model: LlamaForCausalLM) -> None:
+    model.model.layers[0].self_attn.o_proj.weight.data[:, :8] = 0  # torch does not count this write
+
+
+def _merge_lora(model: LlamaForCausalLM) -> None:
+    import peft
+
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(model, config).merge_and_unload()
+
+
+def _add_lora(model: LlamaForCausalLM) -> None:
+    import peft
+
+    torch.manual_seed(1)
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+
+
+CHANGES: dict[str, Callable[[LlamaForCausalLM], Any]] = {
+    "optimiser step": _train,
+    "write through .data": _edit_data,
+    "replaced data": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight * 1.001),
+    "load_state_dict": lambda model: model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()}),
+    "numpy view": lambda model: model.lm_head.weight.detach().numpy().__setitem__((3, 5), 1.0),
+    "merged LoRA": _merge_lora,
+    "active LoRA": _add_lora,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_weights_are_noticed(name: str) -> None:
+    model = hs.load(tiny())
+    before = model.identity
+    assert model.identity == before
+    CHANGES[name](model.module)
+    assert model.identity.weights.exact != before.weights.exact
+    assert model.weights_sha256 != before.weights.bfloat16
+    assert model.identity.compare(before).differences[0] == "weights"
+    assert model.identity.weights == hs.load(model.module).identity.weights
+
+
+def test_changed_frequencies_are_refused() -> None:
+    model = hs.load(tiny())
+    model.module.model.rotary_emb.inv_freq /= 4
+    with pytest.raises(BadInput, match="rotary frequencies .* were changed after it was loaded. Load the model again"):
+        _ = model.identity
+
+
+def test_resumed_measurement_of_a_trained_model_measures_it_again(text: str, tmp_path: Path) -> None:
+    model = hs.load(tiny(), tokenizer=tokenizer())
+    first = measure(model, text, tmp_path, resume=True)
+    assert measure(model, text, tmp_path, resume=True).path == first.path
+    _train(model.module)
+    second = measure(model, text, tmp_path, resume=True)
+    expected = measure(hs.load(model.module, tokenizer=tokenizer()), text, tmp_path / "fresh")
+    assert second.path != first.path
+    pd.testing.assert_frame_equal(second.table("nll"), expected.table("nll"))
+    assert not second.table("nll").equals(first.table("nll"))
+    with torch.no_grad():
+        model.module.model.layers[1].mlp.up_proj.weight[0, 0] *= 1 + 2**-12  # disappears in bfloat16
+    assert measure(model, text, tmp_path, resume=True).path not in (first.path, second.path)
+
+
+def rounded_copy(dtype: torch.dtype) -> LlamaForCausalLM:
+    model = tiny()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    return model
+
+
+def test_copies_in_other_dtypes_are_equal_after_rounding() -> None:
+    model = hs.load(tiny()).identity
+    half, brain = (hs.load(rounded_copy(dtype)).identity for dtype in (torch.float16, torch.bfloat16))
+    assert model.weights.compare(half.weights) == "equal after rounding to float16"
+    assert model.weights.compare(brain.weights) == "equal after rounding to bfloat16"
+    assert half.weights.compare(brain.weights) == "different"
+    assert brain.weights.exact == hs.load(tiny().bfloat16()).identity.weights.exact
+    assert half.weights.exact == hs.load(tiny().half()).identity.weights.exact
+    assert model.compare(half).differences == ("weights (equal after rounding to float16)",)
