@@ -5,12 +5,19 @@ comparison of two models in headscope. It needs no torch. Runs of earlier versio
 lacks is unknown, and is named as such.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal
 
-SAME_WEIGHTS: tuple[Literal["same"], Literal["any"]] = ("same", "any")
-"""Values of every option `weights`: heads, scores and adapters of the same weights only, or of any."""
+from headscope.errors import BadInput
+
+AcceptedWeights = Literal["same", "any"]
+"""Values of every option `weights`: heads and scores of the same weights only, or of any."""
+WEIGHTS_OPTION = (
+    "same: refuse heads and scores that are recorded to belong to other weights; any: use them, and say so in the run"
+)
+"""Help of every option `weights`."""
 INT8 = "bitsandbytes 8-bit"
 """The quantization LLM.int8, whose outliers are found per pass."""
 MAX_DIFFERENCES = 3
@@ -72,6 +79,43 @@ class WeightDigests:
         if not isinstance(digests, Mapping):
             return cls(str(digests or ""))
         return cls(**{name: str(digests.get(name) or "") for name in ("bfloat16", "float16", "exact")})
+
+
+def belong_to_other_weights(
+    source: str, digest: str, identity: "ModelIdentity", model: str, weights: AcceptedWeights
+) -> bool:
+    """Whether heads or scores with this digest of weights belong to another model; False if they have no digest.
+
+    `source` and `model` name them in messages. Raises BadInput for other weights unless `weights` is "any".
+    """
+    if WeightDigests.from_dict(digest).matches(identity.weights):
+        return False
+    if weights != "any":
+        own = identity.weights.bfloat16
+        raise BadInput(
+            f"{source} belongs to other weights (sha256 {digest[:12]}) than model '{model}' ({own[:12]}). Measure it "
+            "on this model, or use it anyway with --weights any (weights='any' in Python)"
+        )
+    return True
+
+
+def belongs_to_other_name(source: str, name: str, model: str, names: Sequence[str], weights: AcceptedWeights) -> bool:
+    """Whether scores that only name their model belong to another one than `model`, which has these `names`.
+
+    Only the last part of a path counts, since a folder may have been moved. Raises BadInput unless `weights` is "any".
+    """
+    if not name or _last_part(name) in map(_last_part, (model, *names)):
+        return False
+    if weights != "any":
+        raise BadInput(
+            f"{source} belongs to model '{name}', not to '{model}' ({names[0]}). Use the scores of this model, or use "
+            "them anyway with --weights any (weights='any' in Python)"
+        )
+    return True
+
+
+def _last_part(name: str) -> str:
+    return PurePath(name.partition("@")[0]).name.casefold()
 
 
 @dataclass(frozen=True)

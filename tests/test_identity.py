@@ -1,4 +1,4 @@
-"""The identity of a model: what differs is named, what has changed is noticed, and nothing is said beyond the record."""
+"""The identity of a model: what differs is named, and what has changed is noticed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -178,7 +178,7 @@ def test_changed_weights_are_noticed(name: str) -> None:
 def test_changed_frequencies_are_refused() -> None:
     model = hs.load(tiny())
     model.module.model.rotary_emb.inv_freq /= 4
-    with pytest.raises(BadInput, match="rotary frequencies .* were changed after it was loaded. Load the model again"):
+    with pytest.raises(BadInput, match=r"rotary frequencies .* were changed after it was loaded. Load the model again"):
         _ = model.identity
 
 

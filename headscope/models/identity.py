@@ -27,7 +27,7 @@ SAMPLED_VALUES = 2**18
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by the names that they have without the wrappers of TransformerLens and peft."""
+    """Parameters and persistent buffers by their names without the wrappers of TransformerLens and peft."""
     for prefix, part in plain_modules(module):
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             if tensor is not None and name not in part._non_persistent_buffers_set:
@@ -108,7 +108,7 @@ def digest_weights(module: nn.Module) -> WeightDigests:
             for kind in kinds:
                 hashers[kind].update(header)
             flat = tensor.detach().reshape(-1)
-            for chunk in flat.split(CHUNK):
+            for chunk in torch.split(flat, CHUNK):
                 [*pool.map(lambda kind: hashers[kind].update(_as_bytes(CONVERSIONS[kind](chunk))), kinds)]  # noqa: B023
     extra = lora.active_lora_digest(module) + quantization.quantized_state_digest(module)
     for hasher in hashers.values():

@@ -40,8 +40,10 @@ def attached(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None
 
     `scheme` is a spec ("yarn:factor=8"), a scheme, a schedule (for example an AdaRoPE in training), or None for the
     model's own, or the one that this model object is already attached to. Of nested contexts the innermost decides.
-    Probes measure the model under the attached scheme, and record it as the model's scheme. Yields the schedule. Works with full passes, cached generation, padded batches, every dtype, gradient
-    checkpointing and LoRA. Raises UnsupportedModel if the scheme cannot be applied to the model.
+    Probes measure the model under the attached scheme, and record it as the model's scheme. Yields the schedule.
+
+    Works with full passes, cached generation, padded batches, every dtype, gradient checkpointing and LoRA. Raises
+    UnsupportedModel if the scheme cannot be applied to the model.
     """
     schedule = resolve_schedule(model, scheme)
     outer = open_contexts.attached_scheme(model.module)

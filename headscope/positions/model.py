@@ -203,8 +203,8 @@ def _digest_positions(model: Model) -> str:
 def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any = None) -> Model:
     """Open a model for measuring.
 
-    `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model (returned unchanged, or
-    under the scheme of the `with hs.attached(...)` that it is in).
+    `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model. A Model is returned
+    unchanged, or under the scheme of the `with hs.attached(...)` that it is in.
     CHECKPOINT is a shipped name, a folder, a .gguf file or a hub id; "smollm2-135m@yarn:factor=8" is an example.
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA. A model in memory is not moved or converted: another device or dtype than its own is refused.

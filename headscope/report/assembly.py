@@ -192,9 +192,13 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"that extends its context. Its results at {length:,} tokens are outside its trained range.",
             label,
         )
-    for label in run.models:
+    for entry in run.manifest["models"]:
+        label = entry["label"]
         for note in _identity_notes(model_identity(run, label)):
             yield Finding("Models", f"{label} {note}", label)
+        for source, origin in (entry.get("other_weights") or {}).items():
+            text = f"{label}: {source} belongs to a model with other weights ({origin[:12]}), which weights=any allows."
+            yield Finding("Models", text, label)
     for first, second, comparison in equal_models(run):
         yield Finding("Models", f"{first} and {second} {_describe_equal_models(comparison)}")
     if other_texts := differing_texts(run):

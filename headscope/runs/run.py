@@ -1,7 +1,6 @@
 """Finished runs, and several of them combined into one."""
 
 import importlib
-import json
 import os
 import re
 import time

@@ -18,7 +18,7 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
-from headscope.study.context import StudyContext
+from headscope.study.context import OTHER_WEIGHTS, StudyContext
 
 log = logging.getLogger("headscope")
 
@@ -191,9 +191,12 @@ def describe_geometry(model: Model) -> dict[str, Any]:
 
 
 def text_digests(inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The part of a model's entry in run.json about its tokenizer and texts, from the digests of its inputs by name."""
+    """The part of a model's entry in run.json about its tokenizer, texts, and heads of other models, from the digests
+    of its inputs by name."""
     texts = {name: digest for name, digest in inputs.items() if name.startswith("texts of ")}
-    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts}
+    prefix = f"{OTHER_WEIGHTS} "
+    other_weights = {name.removeprefix(prefix): inputs[name] for name in inputs if name.startswith(prefix)}
+    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts, "other_weights": other_weights}
 
 
 def peak_bytes() -> float:
