@@ -1,5 +1,6 @@
 """The identity of a model: what differs is named, and what has changed is noticed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from support.tiny_studies import save_checkpoint, save_texts, tokenizer
+from support.tiny_studies import PAIRS, save_checkpoint, save_texts, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.runs.run import Run, combine_runs
+from probes.influence.run import head_influence
 
 
 def tiny(**settings: Any) -> LlamaForCausalLM:
@@ -195,6 +197,27 @@ def test_resumed_measurement_of_a_trained_model_measures_it_again(text: str, tmp
     with torch.no_grad():
         model.module.model.layers[1].mlp.up_proj.weight[0, 0] *= 1 + 2**-12  # disappears in bfloat16
     assert measure(model, text, tmp_path, resume=True).path not in (first.path, second.path)
+
+
+def save_pairs(file: Path) -> str:
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return str(file)
+
+
+@pytest.mark.parametrize("call", ["measure", "ablate", "patch", "load", "influence"])
+def test_autocast_is_refused_everywhere_in_the_same_words(call: str, text: str, tmp_path: Path) -> None:
+    model, options = hs.load(tiny(), tokenizer=tokenizer()), {"out": tmp_path / "runs", "quiet": True}
+    pairs = save_pairs(tmp_path / "pairs.jsonl")
+    calls: dict[str, Callable[[], Any]] = {
+        "measure": lambda: measure(model, text, tmp_path),
+        "ablate": lambda: hs.ablate(model, prompt="w1 w2", answer=" w3", **options),
+        "patch": lambda: hs.patch(model, pairs=[pairs], metric="logprob", **options),
+        "load": lambda: hs.load(model.module),
+        "influence": lambda: head_influence(model, text, docs=1, length=24, components=["zero"]),
+    }
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(BadInput, match=r"^torch.autocast is active \(cpu"):
+        calls[call]()
+    assert not [*(tmp_path / "runs").glob("*")]
 
 
 def rounded_copy(dtype: torch.dtype) -> LlamaForCausalLM:

@@ -23,7 +23,7 @@ from headscope.models import loading, lora, module_facts, open_contexts, quantiz
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
 from headscope.models.identity import WeightTracker, named_tensors
-from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
+from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model, refuse_autocast
 from headscope.models.rotation import preserving_frequencies, rope_types
 from headscope.models.unsupported import native_context, refuse_by_config
 
@@ -49,6 +49,7 @@ class Checkpoint:
     _frequencies: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
+        refuse_autocast()
         _refuse_open_contexts(self.module, self.name)
         self._weights = WeightTracker(self.module)
         is_quantized = bool(quantization.describe_quantization(self.module))

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from headscope.attention import backend
 from headscope.attention.masks import UnsupportedMask
 from headscope.attention.record import RotaryLayout
-from headscope.errors import HeadscopeError, UnsupportedModel
+from headscope.errors import BadInput, HeadscopeError, UnsupportedModel
 from headscope.models.rotation import (
     MeasuredRotation,
     RotationCall,
@@ -32,9 +32,24 @@ from headscope.models.unsupported import has_attention, native_context
 TOKENS = 3
 
 
+def refuse_autocast() -> None:
+    """Raise BadInput inside `torch.autocast`: it changes numbers, and runs would record the model's own dtype."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            raise BadInput(
+                f"torch.autocast is active ({device}, {dtype}), which changes what is measured. Leave it, or load the "
+                "model in another dtype, e.g. dtype='bf16'"
+            )
+
+
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Run the module without dropout or gradients; leaving restores the mode of each submodule."""
+    """Run the module without dropout or gradients; leaving restores the mode of each submodule.
+
+    Raises BadInput inside `torch.autocast`.
+    """
+    refuse_autocast()
     training = [submodule for submodule in module.modules() if submodule.training]
     if training:
         module.eval()

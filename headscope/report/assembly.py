@@ -177,6 +177,8 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"Sentences and charts show {selection}; {omitted} {'is' if len(left_out) == 1 else 'are'} omitted. The "
             "tables have all models; the app can show others.",
         )
+    if versions := _several_versions(run):
+        yield Finding("Models", versions)
     same_tokens = models_with_same_tokens(run, run.models[0]) if run.models else []
     if other_tokens := [label for label in run.models if label not in same_tokens]:
         yield Finding(
@@ -208,6 +210,20 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
             "texts.",
         )
+
+
+def _several_versions(run: Run) -> str:
+    """Which libraries changed while a run was measured; "" if none did."""
+    sets = [entry for part in run.parts for entry in part.manifest.get("versions_by_cell", ())]
+    names = [name for name in (sets[0]["versions"] if sets else ()) if len({e["versions"].get(name) for e in sets}) > 1]
+    if not names:
+        return ""
+    counts = [
+        f"{len(entry['cells'])} work items with "
+        + join_words([f"{name} {entry['versions'].get(name)}" for name in names])
+        for entry in sets
+    ]
+    return f"The run was resumed with other versions: {'; '.join(counts)}. Numbers may differ slightly between them."
 
 
 def _identity_notes(identity: ModelIdentity) -> Iterator[str]:

@@ -19,6 +19,7 @@ from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
+from headscope.study.versions import library_versions
 
 log = logging.getLogger("headscope")
 
@@ -38,7 +39,7 @@ class JobResult:
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
     cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
     `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of
-    the process.
+    the process; `versions` of the libraries there.
     """
 
     rows: Mapping[str, Rows]
@@ -48,6 +49,7 @@ class JobResult:
     seconds: float = 0.0
     opening_seconds: float = 0.0
     peak_bytes: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 Results = Generator[tuple[Job, JobResult], None, None]
@@ -108,6 +110,7 @@ class JobExecutor:
             seconds=finished - ready,
             opening_seconds=ready - began,
             peak_bytes=peak_bytes(),
+            versions=dict(library_versions()),
         )
 
     @cached_property
