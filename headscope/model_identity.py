@@ -36,8 +36,8 @@ FIELDS = {
 }
 """Fields of an identity beside its weights, with their names in messages."""
 MAPPINGS = ("configuration", "constants", "geometry")
-UNUSED_GEOMETRY = "native_context"
-"""The one entry of a geometry that changes no forward pass."""
+UNUSED_GEOMETRY = ("native_context", "original_context")
+"""Entries of a geometry that change no forward pass."""
 Agreement = Literal["equal", "equal after rounding to bfloat16", "equal after rounding to float16", "different", ""]
 """How the weights of two models agree; "" if that is unknown."""
 
@@ -236,7 +236,7 @@ def _differing_entries(noun: str, own: Mapping[str, Any], others: Mapping[str, A
     first, second = dict(_flatten(own)), dict(_flatten(others))
     names = [*{**first, **second}]
     if noun == FIELDS["geometry"]:
-        names = [name for name in names if name in first and name in second and name != UNUSED_GEOMETRY]
+        names = [name for name in names if name in first and name in second and name not in UNUSED_GEOMETRY]
     names = [name for name in names if first.get(name) != second.get(name)]
     if not names:
         return []

@@ -166,6 +166,24 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     is_global = ratio.index.get_level_values("layer") % 2 == 0
     finding_texts = sentences(run)
     assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
+    base = run.heads[run.heads["model"] == "base"]
+    for window_label, rows in (
+        ("global", base[base["layer"] % 2 == 0]),
+        ("sliding-window", base[base["layer"] % 2 == 1]),
+    ):
+        count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base put more"
+        (text,) = [text for text in finding_texts["Effective length"] if count in text]
+        assert text.endswith("in the rows that see it.") == (window_label == "sliding-window")
+        median = f"{rows['growth'].median():.2f}."
+        (text,) = [
+            text
+            for text in finding_texts["Growth with context"]
+            if f"heads of the {window_label} layers" in text and "In base" in text
+        ]
+        assert text.endswith(f"exponent is {median}")
+    of_head = " ".join(measuring.head_findings(run, "base", 1, 0))
+    assert "on the first token in the 64 rows that see it" in of_head
+    assert "rows that see it" not in " ".join(measuring.head_findings(run, "base", 0, 0))
     for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
         (text,) = [
             text

@@ -30,7 +30,7 @@ def check_versions(stored: Sequence[Mapping[str, str]], partial: Path) -> None:
     """
     if any("headscope" not in versions for versions in stored):
         raise InputChanged(
-            "cannot resume this run: an earlier headscope, which recorded no version, measured its finished work items. "
+            "cannot resume this run: its finished work items were measured with an earlier, unknown headscope. "
             f"Delete {partial} to start again"
         )
     for name in COMPUTING:

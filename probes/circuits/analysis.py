@@ -93,14 +93,14 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "key_sink_mass": Statistic(
             "weight of the first key in the same rows",
             "",
-            "mean plain weight of the first key, over the same rows as the value-weighted one",
+            "mean plain weight of the first key, over the same rows as the value-weighted one, those that see it",
             formula="αᵢ₀",
         ),
         "value_sink_mass": Statistic(
             "value-weighted weight of the first key",
             "",
-            "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "
-            "stream: near 0 for a sink whose value adds almost nothing",
+            "mean weight of the first key over the rows that see it, with weights times the norms of what the keys' "
+            "values add to the residual stream: near 0 for a sink whose value adds almost nothing",
             formula="wᵢ₀, wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
         "positional_spread": Statistic(
@@ -132,7 +132,11 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         ]
     if "value_attention" in run.tables:
         rows = rows_at_longest_length(plain_types(run.table("value_attention")))
-        means = last_octave_means(rows, [*VALUE_COLUMNS]).droplevel("context_length")
+        names = [*VALUE_COLUMNS]
+        sinks = [name for name in names if name.endswith("sink_share")]
+        means = last_octave_means(rows, names)
+        means[sinks] = last_octave_means(rows, sinks, "sink_population")
+        means = means.droplevel("context_length")
         for name, column in VALUE_COLUMNS.items():
             is_log = name.endswith("ess2")
             block = mean_with_interval(means[name], column, 0, np.inf if is_log else 1)

@@ -5,7 +5,22 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headscope.heads import format_head, parse_head
-from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
+from headscope.runs.columns import (
+    DISTANCE,
+    DOC,
+    GROUP,
+    HEAD,
+    LAYER,
+    LENGTH,
+    MODEL,
+    PAIR,
+    ROW_COUNTS,
+    SINK_COUNTS,
+    VISIBLE,
+    Column,
+    Table,
+    key,
+)
 from headscope.study.config import Lengths, PromptOptions
 
 Part = Literal["weights", "composition", "distance", "values"]
@@ -253,11 +268,14 @@ VALUE_ATTENTION = Table(
         HEAD,
         GROUP,
         VISIBLE,
-        Column("rows", "count", "rows", "sampled query rows that were averaged", 1),
+        *ROW_COUNTS,
+        *SINK_COUNTS,
         Column("log_ess2", "value", "nats", "mean ln ESS_2 of the plain weights", 0),
-        Column("sink_share", "value", "", "mean plain weight of key 0", 0, 1.001),
+        Column("sink_share", "value", "", "mean plain weight of key 0, over the rows that see it", 0, 1.001),
         Column("value_log_ess2", "value", "nats", "mean ln ESS_2 of the value-weighted weights", 0),
-        Column("value_sink_share", "value", "", "mean value-weighted weight of key 0", 0, 1.001),
+        Column(
+            "value_sink_share", "value", "", "mean value-weighted weight of key 0, over the rows that see it", 0, 1.001
+        ),
     ),
 )
 

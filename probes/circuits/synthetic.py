@@ -78,7 +78,7 @@ def _positional_rows(sizes: Sizes, model: str, length: int, doc: int) -> Mapping
         "value_attention": units.assign(
             **keys,
             visible=length,
-            rows=8,
+            **dict.fromkeys(("rows", "population", "sink_rows", "sink_population"), 8),
             log_ess2=units["growth"] * np.log(length),
             sink_share=0.9 * (1 - units["growth"]),
             value_log_ess2=0.5 * (1 + units["growth"]) * np.log(length),
