@@ -126,8 +126,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     head_roles = [role for role in ROLES if heads_with_role(rows, role).any()]
     role_text = f"is {join_words(head_roles)}" if head_roles else f"has none of the roles {', '.join(ROLES)}"
     growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
-    length = parse_column(name).length
-    window = _layer_windows(run, model)[layer]
+    length, window = parse_column(name).length, _layer_windows(run, model)[layer]
+    assert length is not None
     seeing = "" if window is None or window >= length else f" in the {window:,} rows that see it"
     yield (
         f"In {model} the head {role_text}. Its effective length is {format_number(row[name])} of "
@@ -150,9 +150,10 @@ def _heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[t
     """
     (label,) = rows["model"].unique()
     windows = _layer_windows(run, label)
-    is_windowed = rows["layer"].map(
-        lambda layer: windows[layer] is not None and (length is None or windows[layer] < length)
-    )
+    is_short = {
+        number: window is not None and (length is None or window < length) for number, window in windows.items()
+    }
+    is_windowed = rows["layer"].map(is_short)
     if not is_windowed.any():
         return [("", rows)]
     if is_windowed.all():
