@@ -20,6 +20,7 @@ from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
     COMPOSITION_COLUMNS,
     attributed_heads,
+    chance_score,
     head_score_columns,
     mean_contributions,
     measured_effective_length,
@@ -33,6 +34,7 @@ COPYING_THRESHOLD = 0.5
 """Copying score above which a head is called OV-copying [ours]."""
 SINK_SHARE = 0.5
 """Weight on the first key above which a head is called a sink head [ours]."""
+CHANCE = "random signs of the dimensions that the earlier head writes to, which keep all norms"
 LISTED_PATHS = 5
 LISTED_COMPONENTS = 3
 
@@ -85,18 +87,47 @@ def _composition_findings(run: Run, label: str) -> Iterator[Finding]:
     rows = run.table("head_composition")
     rows = rows[rows["model"] == label]
     for kind in COMPOSITION_COLUMNS if len(rows) else ():
-        paths = strongest_paths(rows[rows["input"] == kind], LISTED_PATHS)
-        if paths.empty:
-            continue
-        first = paths.iloc[0]
+        of_kind = rows[rows["input"] == kind]
+        chance = chance_score(run, label, kind)
+        paths = strongest_paths(of_kind, LISTED_PATHS, chance)
         yield Finding(
             PROBE.title,
-            f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (composition "
-            f"score minus the mean of random matrices, {first['baseline']:.3f}).",
+            _describe_no_composition(of_kind, label, kind, chance)
+            if paths.empty
+            else _describe_compositions(of_kind, paths, label, kind, chance),
             label,
-            data=FindingData(float(first["excess"]), n=len(rows) // len(COMPOSITION_COLUMNS)),
+            data=FindingData(float((of_kind["score"] - of_kind["baseline"]).max()), n=len(of_kind)),
         )
     yield from _induction_findings(run, label)
+
+
+def _describe_compositions(rows: pd.DataFrame, paths: pd.DataFrame, label: str, kind: str, chance: float | None) -> str:
+    text = (
+        f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (composition score minus the "
+        f"mean of random matrices, {paths.iloc[0]['baseline']:.3f})."
+    )
+    if chance is None:
+        return text
+    return (
+        f"{text} {int((rows['score'] > chance).sum()):,} of {len(rows):,} pairs exceed {chance:.3f}, which the largest "
+        f"score exceeds by chance in 5 % of cases ({CHANCE})."
+    )
+
+
+def _describe_no_composition(rows: pd.DataFrame, label: str, kind: str, chance: float | None) -> str:
+    best = rows.loc[rows["score"].idxmax() if chance is not None else (rows["score"] - rows["baseline"]).idxmax()]
+    largest = (
+        f"the largest score, {best['score']:.3f} (L{best['sender_layer']}H{best['sender_head']} → {head_name(best)})"
+    )
+    if chance is None:
+        return (
+            f"In {label}, no {kind.upper()}-composition exceeds chance: {largest}, is not above the mean of random "
+            f"matrices of the same shapes, {best['baseline']:.3f}."
+        )
+    return (
+        f"In {label}, no {kind.upper()}-composition exceeds chance: {largest}, is not above {chance:.3f}, which the "
+        f"largest score exceeds by chance in 5 % of cases ({CHANCE})."
+    )
 
 
 def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
@@ -117,7 +148,7 @@ def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
         yield Finding(
             PROBE.title,
             f"In {label}, the {len(rows)} heads with the highest {statistic(role.order_by).label} K-compose most with: "
-            f"{_list_paths(pd.concat(rows))}.",
+            f"{_list_paths(pd.concat(rows))}.{_explain_negative(pd.concat(rows))}",
             label,
         )
 
@@ -184,6 +215,10 @@ def _count_rows(count: int) -> str:
     return f"{count} attributed row{'' if count == 1 else 's'}"
 
 
+def _explain_negative(paths: pd.DataFrame) -> str:
+    return " Negative values are below random matrices of the same shapes." if (paths["excess"] <= 0).any() else ""
+
+
 def _list_paths(paths: pd.DataFrame) -> str:
     return ", ".join(
         f"L{row.sender_layer}H{row.sender_head} → L{row.layer}H{row.head} ({row.excess:+.3f})"
@@ -203,4 +238,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
                 f"{str(row.input).upper()} with L{row.sender_layer}H{row.sender_head} ({row.excess:+.3f})"
                 for row in best.itertuples()
             )
-            yield f"Strongest composition with earlier heads in {model}, above random matrices: {partners}."
+            yield (
+                f"Strongest composition with earlier heads in {model}, minus random matrices of the same shapes: "
+                f"{partners}.{_explain_negative(best)}"
+            )
