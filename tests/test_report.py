@@ -164,7 +164,13 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     name = "ess2_1024"
     ratio = heads.loc[heads["model"] == "yarn", name] / heads.loc[heads["model"] == "base", name]
     is_global = ratio.index.get_level_values("layer") % 2 == 0
+    windowed = run.positions["layer"] % 2 == 1
+    kept = run.positions["log_theta"].mask(windowed, run.positions["log_theta_base"])
+    run._frames["positions"] = run.positions.assign(log_theta=kept)
     finding_texts = sentences(run)
+    unchanged = [text for text in finding_texts["Position parameters"] if "sliding-window layers unchanged" in text]
+    assert len(unchanged) == 1
+    assert f"scheme of yarn leaves the frequencies of its {layers // 2} sliding-window" in unchanged[0]
     assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
     base = run.heads[run.heads["model"] == "base"]
     for window_label, rows in (

@@ -1,8 +1,8 @@
 """Position schemes (RoPE scaling methods and others): frozen options, built from a spec, that make a Schedule.
 
 Frequencies come from transformers (`ROPE_INIT_FUNCTIONS`) for every method that it has. In a checkpoint with separate
-frequencies for its sliding-window layers, a scheme changes only the full-attention layers: a window does not grow with
-the context.
+frequencies for its sliding-window layers, RoPE scaling changes only the full-attention layers: a window does not grow
+with the context.
 """
 
 import math

@@ -360,6 +360,9 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
 def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     positions = run.positions if "positions" in run.tables else pd.DataFrame({"model": []})
     frequencies = {str(label): rows for label, rows in positions.groupby("model", observed=True)}
+    yield from _unchanged_layer_findings(
+        run, {label: frequencies[label] for label in heads["model"].unique() if label in frequencies}
+    )
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
@@ -389,6 +392,21 @@ def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
                 f"In {label}, gamma is positive in {format_head_count(rows['gamma'] > 0)}, with median {median}.",
                 label,
                 FindingData(rows["gamma"].median(), n=len(rows)),
+            )
+
+
+def _unchanged_layer_findings(run: Run, frequencies: Mapping[str, pd.DataFrame]) -> Iterator[Sentence]:
+    """Models whose scheme changes the frequencies of other layers, but not those of the sliding-window layers."""
+    for label, rows in frequencies.items():
+        is_equal = rows["log_theta"].eq(rows["log_theta_base"]).groupby(rows["layer"]).all()
+        windowed = [number for number, window in _layer_windows(run, label).items() if window is not None]
+        windowed = [number for number in windowed if number in is_equal.index]
+        if windowed and is_equal[windowed].all() and not is_equal.all():
+            yield Sentence(
+                f"The position scheme of {label} leaves the frequencies of its {len(windowed)} sliding-window layers "
+                "unchanged: a window does not grow with the context.",
+                label,
+                FindingData(n=len(windowed)),
             )
 
 
