@@ -108,9 +108,8 @@ class CompositionNull:
     def _bound(self, kind: str) -> float:
         """From the tenth of the scores that are largest, at most TAIL_SCORES, whose tail is continued exponentially."""
         count = max(1, min(TAIL_SCORES, self._counts[kind] // 10))
-        *tail, start = self._largest[kind][: count + 1].tolist()
-        mean_excess = sum(tail) / len(tail) - start if tail else 0.0
-        return start + mean_excess * math.log(count / 0.05)
+        tail, start = self._largest[kind][:count], float(self._largest[kind][: count + 1][-1])
+        return start + float(tail.mean() - start) * math.log(count / 0.05)
 
 
 def _half_gram(t: Tensor) -> Tensor:

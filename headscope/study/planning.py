@@ -191,7 +191,7 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
     opening = timings["opening_seconds"] / checkpoints
 
     def stored_bytes(jobs: Sequence[Job]) -> float:
-        return size / cells * sum(job.probe in rates for job in jobs)
+        return float(size / cells * sum(job.probe in rates for job in jobs))
 
     return CostModel(rates, factors, opening, stored_bytes, timings["peak_bytes"])
 

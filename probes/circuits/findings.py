@@ -115,7 +115,8 @@ def _describe_compositions(rows: pd.DataFrame, paths: pd.DataFrame, label: str, 
 
 
 def _describe_no_composition(rows: pd.DataFrame, label: str, kind: str, chance: float | None) -> str:
-    best = rows.loc[rows["score"].idxmax() if chance is not None else (rows["score"] - rows["baseline"]).idxmax()]
+    by = rows["score"] if chance is not None else rows["score"] - rows["baseline"]
+    best = rows.iloc[int(by.to_numpy().argmax())]
     largest = (
         f"the largest score, {best['score']:.3f} (L{best['sender_layer']}H{best['sender_head']} → {head_name(best)})"
     )

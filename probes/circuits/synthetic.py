@@ -50,7 +50,13 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         },
     )
     composition = _composition(sizes, model, rng)
-    null = {"model": model, "input": [*INPUTS], "pairs": len(composition) // len(INPUTS), "mean": 0.1, "bound": 0.12}
+    null: Rows = {
+        "model": model,
+        "input": [*INPUTS],
+        "pairs": len(composition) // len(INPUTS),
+        "mean": 0.1,
+        "bound": 0.12,
+    }
     yield "composition", {"head_composition": composition, "composition_null": null}
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         yield f"{length}/{doc}", _positional_rows(sizes, model, length, doc)
