@@ -47,7 +47,7 @@ VOCABULARY = (
     Term(
         "Context length",
         "The number of tokens that were read together. The native context is the length that the checkpoint was "
-        "trained for.",
+        "trained or declared for; the original context is the length before RoPE scaling.",
     ),
     Term(
         "Estimate and exact",

@@ -61,7 +61,7 @@ def test_mean_ablation_equals_the_mean_over_the_reference_text_at_the_input_of_o
     recorded: list[Tensor] = []
     o_proj = model.module.model.layers[2].self_attn.o_proj
     hook = o_proj.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
-    (document,) = load_token_documents(text, tokenizer(), 1, REFERENCE_TOKENS)
+    (document,) = load_token_documents(text, tokenizer(), 1, 256)  # the model's context
     model.module(torch.tensor([document.ids]), use_cache=False)
     hook.remove()
     mean = recorded[0][0, :, 16:32].double().mean(0).float()
@@ -136,3 +136,30 @@ def test_heads_that_do_not_exist_and_unknown_kinds_are_refused(
     with pytest.raises(BadInput) as error, hs.ablated(model, heads, kind):
         pass
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["mean", "resample"])
+def test_reference_text_is_as_long_as_the_context_of_a_model_with_fewer_positions(
+    text: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GPT-2 cannot read more tokens than its table has positions."""
+    short = hs.load(families.build("gpt2", {"n_positions": 48, "max_position_embeddings": 48}), tokenizer=tokenizer())
+    before = logits(short)
+    with hs.ablated(short, ["L1H2"], kind, text=text):
+        assert (logits(short) - before).abs().max() > 1e-3
+    assert "has a context of 48 tokens: the reference text of the ablation has 48 tokens, not 512" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["mean", "resample"])
+def test_ablation_with_a_reference_text_refuses_a_model_without_tokenizer(kind: str) -> None:
+    silent = hs.load(families.MEASURABLE["llama-gqa"]())
+    with pytest.raises(BadInput, match=r"the model has no tokenizer, .* Pass one: hs.load\(model, tokenizer=...\)"):
+        hs.ablated(silent, ["L1H2"], kind).__enter__()
+    with hs.ablated(silent, ["L1H2"]):
+        pass
+
+
+def test_patterns_refuse_a_model_without_tokenizer(tmp_path: Any) -> None:
+    silent = hs.load(families.MEASURABLE["llama-gqa"]())
+    with pytest.raises(BadInput, match=r"model 'base' has no tokenizer. Pass one: hs.load"):
+        hs.patterns(silent, prompt="w1 w2", out=tmp_path, quiet=True)

@@ -12,7 +12,7 @@ from support.measure_laws import full_pass_record, geometry_of, random_record
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import headscope
@@ -184,6 +184,17 @@ def test_byte_fallback_tokens_are_decoded_as_bytes() -> None:
     tokens.decoder = decoders.Sequence(steps)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>")
     assert token_texts(fast, [0, 5, 1, 2, 3, 4, 5, 6])[0] == ["<s>", "hi", "", "", "", "😀", " hi", "x"]
+
+
+def test_tokens_of_byt5_are_bytes_and_no_character_is_lost() -> None:
+    """Decoding its tokens one by one drops the bytes of every character that is split over tokens."""
+    tokens = ByT5Tokenizer()
+    ids = tokens(TRICKY, add_special_tokens=False)["input_ids"]
+    texts, _ = token_texts(tokens, ids)
+    assert "".join(texts) == TRICKY
+    assert texts[-len("x</b>") :] == [*"d</b>"]
+    cut = tokens("a😀", add_special_tokens=False)["input_ids"][:-1]
+    assert token_texts(tokens, [*cut, *tokens("b")["input_ids"]])[0] == ["a", "", "", "", "\ufffdb", "</s>"]
 
 
 def test_tokens_of_word_tokenizers_are_joined_with_spaces() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import tiny_studies, tokenizers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from headscope.errors import BadInput, ResourceMissing
 from headscope.models.loading import load_tokenizer
@@ -160,6 +160,29 @@ def test_spans_are_texts_or_positions_of_the_clean_prompt_and_every_pair_has_its
     assert tokenized(clean="w1 w4 w3").aligned_span("last") == range(2, 3)
     shifted = with_spans(tokenizers.tokenizer("metaspace"), start="w1").spans["start"]
     assert shifted.start == 1  # after the leading special token
+
+
+def test_text_spans_are_found_with_a_tokenizer_without_offsets() -> None:
+    """ByT5 has one token per byte and says nothing about offsets: "é" is two tokens."""
+    pair = PromptPair("x", "aé wö ", "aé wo_ ", "b", "c", spans={"accent": "é", "word": "wö"})
+    spans = tokenize_pair(ByT5Tokenizer(), pair, "end", needs_one_token=True, needs_wrong=True).spans
+    assert spans == {"accent": range(1, 3), "word": range(4, 7)}
+
+
+class CanineLike(ByT5Tokenizer):
+    """A tokenizer without offsets whose tokens do not add up to the text."""
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "?"
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        return "?" if isinstance(ids, int) else ["?" for _ in ids]
+
+
+def test_a_text_span_that_a_tokenizer_cannot_place_is_refused() -> None:
+    pair = PromptPair("x", "a b", "c b", "b", "c", spans={"first": "a"}, location="'pairs.jsonl', line 7")
+    with pytest.raises(BadInput, match=r"line 7: the tokenizer does not say which tokens hold 'a' of span 'first'"):
+        tokenize_pair(CanineLike(), pair, needs_one_token=True, needs_wrong=True)
 
 
 @pytest.mark.parametrize(

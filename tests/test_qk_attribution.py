@@ -45,7 +45,7 @@ def largest_error(attributions: list[QKAttribution]) -> float:
     [
         ("llama-gqa", "yarn:factor=4"),
         ("qwen2", "base"),
-        ("qwen3", "logn"),
+        ("qwen3", "logn:length=8"),
         ("gemma3", "base"),
         ("gpt_neox", "yarn:factor=4"),
         ("gpt2", "base"),

@@ -45,7 +45,7 @@ def retrieval(run: Run, model: str = "base") -> np.ndarray:
 @pytest.mark.parametrize("reduction", ["max", "mean"])
 def test_duo_attention_loads_the_scores_of_kv_heads(example: Run, tmp_path: Path, reduction: str) -> None:
     folder = example.export("duo", tmp_path / "pattern", "retrieval", "base", reduction=reduction, sink=16, recent=32)
-    loaded = np.loadtxt(folder / "full_attention_heads.tsv", dtype=float, delimiter="\t")
+    loaded = np.clip(np.loadtxt(folder / "full_attention_heads.tsv", dtype=float, delimiter="\t"), 0, 1)
     expected = getattr(retrieval(example).reshape(30, 3, 3), reduction)(axis=2)
     assert loaded == pytest.approx(expected, abs=1e-6)
     assert json.loads((folder / "config.json").read_text()) == {"sink_size": 16, "recent_size": 32}
@@ -63,8 +63,17 @@ def test_scores_outside_0_to_1_are_exported_to_duo_attention_as_ranks(small: Run
     assert json.loads((folder / "headscope.json").read_text())["transform"].startswith("rank")
 
 
-def test_retrieval_head_ranks_the_heads_by_the_mean_of_their_lists(example: Run, tmp_path: Path) -> None:
-    content = json.loads(example.export("retrieval-head", tmp_path / "m.json", "retrieval", "base").read_text())
+def first_line_of_json(path: Path) -> dict[str, list[float]]:
+    """As Retrieval_Head's README and HeadKV's code read a file: its first line alone."""
+    with path.open() as file:
+        content: dict[str, list[float]] = json.loads(file.readline())
+    return content
+
+
+def test_retrieval_head_ranks_the_heads_of_the_first_line_by_the_mean_of_their_lists(
+    example: Run, tmp_path: Path
+) -> None:
+    content = first_line_of_json(example.export("retrieval-head", tmp_path / "m.json", "retrieval", "base"))
     ranked = sorted(
         ([[*map(int, key.split("-"))], np.mean(values)] for key, values in content.items()), key=lambda x: -x[1]
     )
@@ -74,16 +83,55 @@ def test_retrieval_head_ranks_the_heads_by_the_mean_of_their_lists(example: Run,
     assert all(expected[layer, head] == pytest.approx(score) for (layer, head), score in ranked)
 
 
-def test_headkv_reshapes_the_values_in_key_order(example: Run, tmp_path: Path) -> None:
-    content = json.loads(example.export("headkv", tmp_path / "m.json", "retrieval", "base").read_text())
-    assert np.array([np.mean(v) for v in content.values()]).reshape(30, 9) == pytest.approx(retrieval(example))
+def headkv_shares(path: Path, layers: int, temperature: float) -> np.ndarray:
+    """[layers, heads]: the share of the cache that HeadKV gives to each head, by the rule of its code."""
+    means = torch.tensor([float(np.mean(values)) for values in first_line_of_json(path).values()], dtype=torch.float64)
+    powers = (means / means.sum()) ** temperature
+    return (powers / powers.sum()).reshape(layers, -1).numpy()
+
+
+def test_headkv_gives_every_head_its_share_of_the_scores(example: Run, tmp_path: Path) -> None:
+    shares = headkv_shares(example.export("headkv", tmp_path / "m.json", "retrieval", "base"), 30, 1.0)
+    assert shares == pytest.approx(retrieval(example) / retrieval(example).sum())
+
+
+def test_negative_scores_are_exported_to_headkv_as_ranks(small: Run, tmp_path: Path) -> None:
+    """A negative score would give a head less than nothing, or nan."""
+    run = Run.open(small.path)
+    run.heads["change"] = np.linspace(-1, 1, len(run.heads))[::-1]
+    path = run.export("headkv", tmp_path / "m.json", "change")
+    shares = headkv_shares(path, 4, 0.5)
+    assert np.isfinite(shares).all()
+    assert (shares.ravel()[:-1] > shares.ravel()[1:]).all()
+    assert json.loads((tmp_path / "m.json.headscope.json").read_text())["transform"].startswith("rank")
+
+
+@pytest.mark.parametrize("name", ["duo", "headkv", "lukv"])
+def test_formats_with_a_row_per_layer_refuse_a_model_with_layers_without_attention(
+    small: Run, tmp_path: Path, name: str
+) -> None:
+    """Their tools find a layer by its number: a file of layers 0, 1, 3 would shift the last one."""
+    run = Run.open(small.path)
+    run.__dict__["heads"] = run.heads[run.heads["layer"] != 2]
+    with pytest.raises(BadInput, match=r"layer 2 of base has no 'ess2_1024', and this format needs a row for every"):
+        run.export(name, tmp_path / "out", "ess2_1024")
+    assert json.loads(run.export("rtp-llm", tmp_path / "c.json", "ess2_1024").read_text())["headwise_config"]["3"]
+
+
+def test_duo_refuses_a_single_column_that_its_tools_read_as_a_list(small: Run, tmp_path: Path) -> None:
+    run = Run.open(small.path)
+    run.__dict__["heads"] = run.heads[run.heads["kv_group"] == 0]
+    with pytest.raises(BadInput, match=r"base has scores of 4 layers of 1 KV heads: DuoAttention and kvpress read"):
+        run.export("duo", tmp_path / "out", "ess2_1024")
 
 
 def test_qrhead_selects_the_best_heads(example: Run, tmp_path: Path) -> None:
-    content = yaml.safe_load(example.export("qrhead", tmp_path / "m.yaml", "retrieval", "base", top=3).read_text())
-    heads = [tuple(map(int, head.split("-"))) for head in content["attn_head_set"].split(",")]
-    assert heads == [*example.top_heads("retrieval", 3, "base")]
-    assert content["model_name_or_path"] == "smollm2-135m"
+    with example.export("qrhead", tmp_path / "m.yaml", "retrieval", "base", top=3).open() as file:
+        content = yaml.safe_load(file)
+    indices = torch.tensor([tuple(map(int, head.split("-"))) for head in content["attn_head_set"].split(",")])
+    scores_of_heads = torch.tensor(retrieval(example))[indices[:, 0], indices[:, 1]]
+    assert scores_of_heads.tolist() == sorted(retrieval(example).ravel().tolist(), reverse=True)[:3]
+    assert (content["model_name_or_path"], content["model_base_class"]) == ("smollm2-135m", "smollm2-135m")
 
 
 def test_rtp_llm_keeps_the_best_share_of_whole_kv_groups(example: Run, tmp_path: Path) -> None:
@@ -95,19 +143,27 @@ def test_rtp_llm_keeps_the_best_share_of_whole_kv_groups(example: Run, tmp_path:
     kept, best = groups[:, :, 0].astype(bool), retrieval(example).reshape(30, 3, 3).max(axis=2)
     assert kept.sum() == 27
     assert best[kept].min() >= best[~kept].max()
-    assert (config["sink_token_num"], config["swa_token_num"]) == (64, 256)
+    window = [config[key] for key in ("sink_token_num", "swa_token_num", "seqlen_threshold")]
+    assert window == [64, 256, 320]
+    assert {flag for layer in range(30) for flag in config[str(layer)]} == {0, 1}
 
 
 def test_lukv_prunes_the_lowest_heads_first_and_on_average_the_compression_ratio(example: Run, tmp_path: Path) -> None:
     ratios = np.load(example.export("lukv", tmp_path / "r.npy", "retrieval", "base"), allow_pickle=False)
     best = retrieval(example).reshape(30, 3, 3).max(axis=2)
     assert ratios.shape == (99, 30, 3)
+    keep = (1 - torch.as_tensor(ratios[49, 0], dtype=torch.float32)).clamp(0, 1) * 1000  # tokens of layer 0 at 50 %
+    assert keep.shape == (3,)
     assert ratios.mean(axis=(1, 2)) == pytest.approx(np.arange(1, 100) / 100, abs=1e-6)
     assert best[ratios[49] == 1].max() <= best[ratios[49] == 0].min()
 
 
 def test_mha2mla_keeps_the_rotary_pairs_with_the_largest_scores(small: Run, tmp_path: Path) -> None:
-    ranks = torch.load(small.export("mha2mla", tmp_path / "qk.pt", "norm_product"), weights_only=True)
+    with small.export("mha2mla", tmp_path / "qk.pt", "norm_product").open("rb") as file:
+        ranks = torch.load(file, weights_only=True)
+    mask = ranks < 3  # as its 2-norm version selects the rotated pairs of keys, and of queries by repeating them
+    assert mask.view(4, -1).sum(1).tolist() == [2 * 2 * 3] * 4
+    assert mask.repeat_interleave(6 // 2, dim=1).shape == (4, 6, 16)
     pairs = small.pairs[small.pairs["context_length"] == 1024]
     assert ranks.shape == (4, 2, 16)  # layers, KV heads, head_dim
     assert (ranks[..., :8] == ranks[..., 8:]).all()
@@ -132,8 +188,8 @@ def test_csv_latex_and_json_hold_the_scores(example: Run, tmp_path: Path) -> Non
 def test_exported_longrope_gives_the_frequencies_of_the_model(small: Run, tmp_path: Path) -> None:
     run = Run.open(small.path)
     for entry in run.manifest["models"]:
-        entry["geometry"]["native_context"] = 512
-    run.scales.loc[:, ["gamma", "logit_scale"]] = [0.0, 1.21]
+        entry["geometry"] |= {"native_context": 512, "head_dim": 16, "pairs": 8}
+    run.scales.loc[:, ["gamma", "attention_factor", "softmax_factor"]] = [0.0, 1.0, 1.21]
     run.positions.loc[:, "theta"] *= 0.5
     parameters = json.loads(run.export("longrope", tmp_path / "rope.json").read_text())["rope_parameters"]
     config = LlamaConfig(

@@ -8,6 +8,7 @@ is that of a random position of the reference text; the ablation probe, which ha
 other prompts of the set. streaming:S+R: the head attends to the first S and the last R tokens only.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,17 +25,19 @@ from headscope.forward.capture import capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
 from headscope.heads import Head, format_head, parse_head
-from headscope.models.checkpoint import evaluating
+from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 from headscope.streaming import StreamingWindow, is_streaming
+
+log = logging.getLogger("headscope")
 
 AblationKind = Literal["zero", "mean", "resample"]
 Heads = str | Mapping[int, Iterable[int]] | Iterable[str | Head]
 """A HeadSet, names such as L18H6 (a list, or separated by commas), pairs (layer, head), or a mapping from layers to
 their heads."""
 REFERENCE_TOKENS = 512
-"""Tokens of the reference text."""
+"""Tokens of the reference text, for models with at least as long a native context."""
 
 
 @contextmanager
@@ -44,9 +47,11 @@ def ablated(
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
     `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. The reference
-    text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, read under the
-    position scheme that is attached. `seed` fixes the positions that resample draws. Raises BadInput for an unknown
-    kind, for heads that the model does not have, and if there are no heads.
+    text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
+    model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
+    resample draws. Raises BadInput for an unknown kind, for heads that the model does not have, if there are no heads,
+    and for mean and resample of a model without a tokenizer. One thread enters the context and runs the model, as in
+    `capturing`; other models may run in other threads.
     """
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):
@@ -60,7 +65,7 @@ def ablated(
     by_layer = heads_by_layer(model, heads)
     reference = {}
     if kind != "zero":
-        reference = reference_outputs(model, list(by_layer), reference_tokens(text, model.tokenizer))
+        reference = reference_outputs(model, list(by_layer), reference_tokens(model, model.tokenizer, text))
     generator = torch.Generator().manual_seed(seed)
     with capturing(model) as layers:
         for layer, members in by_layer.items():
@@ -99,9 +104,19 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     return by_layer
 
 
-def reference_tokens(text: str, tokenizer: Any) -> Sequence[int]:
-    """The tokens of the reference text: the first `REFERENCE_TOKENS` of the first document of `text`."""
-    (document,) = load_token_documents(text, tokenizer, 1, REFERENCE_TOKENS)
+def reference_tokens(model: LoadedModel, tokenizer: Any, text: str) -> Sequence[int]:
+    """The tokens of the reference text: the first `REFERENCE_TOKENS` of the first document of `text`.
+
+    Of a model with a shorter native context, as many as that holds, with a warning.
+    """
+    context = model.geometry.native_context
+    length = min(REFERENCE_TOKENS, context or REFERENCE_TOKENS)
+    if length < REFERENCE_TOKENS:
+        log.warning(
+            "'%s' has a context of %d tokens: the reference text of the ablation has %d tokens, not %d",
+            *(model.name, context, length, REFERENCE_TOKENS),
+        )
+    (document,) = load_token_documents(text, tokenizer, 1, length)
     return document.ids
 
 

@@ -7,7 +7,8 @@
 If the model was loaded from a TransformerBridge, the attention backend also fires its hooks
 `blocks.{l}.attn.hook_rot_q` and `hook_rot_k` ([B, L, heads, d], after rotation). So `run_with_hooks` and
 `run_with_cache` work at the speed of the fused kernels, and hooks that edit take effect. `hook_z` and the hooks of the
-projections fire as usual.
+projections fire as usual, and so do `hook_attn_scores` and `hook_pattern`: a layer with a hook on one of these builds
+its L x L pattern and computes its output from it. So give `run_with_cache` a `names_filter` for long texts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from headscope.attention import backend
+from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.kernel import StreamingGroups
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models.bridge import delegating_attention
 from headscope.models.checkpoint import LoadedModel
 from headscope.streaming import StreamingWindow
@@ -91,27 +94,22 @@ class CapturedLayers:
 
 @contextmanager
 def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
-    """Route the model's attention through headscope's backend and yield its layers; leaving restores the model."""
+    """Route the model's attention through headscope's backend and yield its layers; leaving restores the model.
+
+    Only one thread may run the model inside the `with`, so that listeners get no passes of others: a pass in a second
+    thread raises BadInput. So does entering it while another thread has a context open on the same model. Other models
+    may run in other threads. Contexts may end in any order.
+    """
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
+        stack.enter_context(refusing_other_threads(model.attention_modules, model.name))
         for module in model.attention_modules:
-            hook = module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True)
-            stack.callback(hook.remove)
+            stack.callback(module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True).remove)
         if model.bridge is not None:
             for block, module in zip(model.bridge.blocks, model.attention_modules, strict=True):
-                if hasattr(block.attn, "hook_rot_q"):  # only in rotary architectures
-                    stack.enter_context(backend.editing_qkv(module, _bridge_hook_edit(block.attn)))
+                stack.enter_context(firing_bridge_hooks(block.attn, module))
         yield CapturedLayers(model, stack)
-
-
-def _bridge_hook_edit(attn: Any) -> backend.QKVEdit:
-    """An edit that fires hook_rot_q and hook_rot_k, which see [B, L, heads, d]."""
-
-    def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return attn.hook_rot_q(q), attn.hook_rot_k(k), v
-
-    return edit
 
 
 def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ which ones rotate and in which layout. Models that would be measured wrongly are
 import hashlib
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,15 +19,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headscope.attention.contexts import entering, refusing_other_threads
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, first_line
 from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
+from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.rotation import preserving_frequencies
-from headscope.models.unsupported import native_context, refuse_by_config
+from headscope.models.unsupported import refuse_by_config
 
 log = logging.getLogger("headscope")
 
@@ -53,11 +56,18 @@ class Checkpoint:
         self._lora_digest = lora.active_lora_digest(self.module)
         refuse_by_config(self.module.config, self.name)
         _check_values(self.module, self.name)
-        with delegating_attention(self.bridge), preserving_frequencies(self.module.modules()):
+        with (
+            entering(self.module),
+            refusing_other_threads(self.module.modules(), self.name, threading.current_thread()),
+            delegating_attention(self.bridge),
+            preserving_frequencies(self.module.modules()),
+        ):
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
         self.attention_modules = inspection.attention_modules
         self.rotation = inspection.rotation
+        # Without a declared length, the widest window is the farthest that any query was trained to attend.
+        native = native_context(self.module.config) or max(filter(None, inspection.windows), default=0)
         self.geometry = Geometry(
             layer_numbers=inspection.layer_numbers,
             heads=max(inspection.layer_heads),
@@ -65,8 +75,8 @@ class Checkpoint:
             head_dim=max(inspection.layer_head_dims),
             pairs=self.rotation.pairs,
             rotary_layout=self.rotation.layout,
-            # Without a declared length, the widest window is the farthest that any query was trained to attend.
-            native_context=native_context(self.module.config) or max(filter(None, inspection.windows), default=0),
+            native_context=native,
+            original_context=original_context(self.module.config) or native,
             windows=inspection.windows,
             layer_rotates=inspection.layer_rotates,
             layer_kv_groups=inspection.layer_kv_groups,

@@ -257,7 +257,7 @@ def _mean_outputs(session: ModelSession, label: str) -> dict[int, Tensor]:
     """The mean output z [H, 1, d] of every head on the reference text, by layer index. The scheme is attached."""
     if ("mean outputs", label) not in session.cache:
         model = session.model(label)
-        ids = reference_tokens(ABLATION_TEXT, model.tokenizer)
+        ids = reference_tokens(model, model.tokenizer, ABLATION_TEXT)
         outputs = reference_outputs(model, range(model.geometry.layers), ids)
         means = {layer: z.float().mean(1, keepdim=True).to(z.dtype) for layer, z in outputs.items()}
         session.cache["mean outputs", label] = means

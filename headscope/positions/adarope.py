@@ -91,8 +91,9 @@ class AdaRoPE(nn.Module):
     def from_schedule(cls, checkpoint: LoadedModel, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
         """Initial parameters under which the model behaves exactly as under `start` (usually YaRN).
 
-        1/tau = m^2 with the attention factor m of `start`, gamma = 0, L_ref the native context (paper, context
-        extension). Raises UnsupportedModel for a checkpoint without rotation or with layers that share keys.
+        1/tau is the constant factor on all logits under `start` (m^2 with the attention factor m of YaRN, unless it
+        stays in `rotary_factor`), gamma = 0, L_ref the native context (paper, context extension). Raises
+        UnsupportedModel for a checkpoint without rotation or with layers that share keys.
         """
         require_rotation(checkpoint, "adarope")
         require_own_keys(checkpoint)
@@ -104,7 +105,8 @@ class AdaRoPE(nn.Module):
         tau, gamma = start.tau_and_gamma()
         is_partial = any(2 * n < dim for n, dim in zip(geometry.layer_pairs, geometry.layer_head_dims, strict=True))
         if is_partial or any(f != 1 for f in checkpoint.rotation.factors):
-            tau = torch.ones_like(tau)
+            ratios = torch.tensor([start.softmax_ratio(layer) for layer in range(geometry.layers)])
+            tau = (1 / ratios)[:, None].expand_as(tau)
         else:
             factors = torch.ones_like(factors)
         metadata = {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.weights_sha256}
@@ -126,6 +128,9 @@ class AdaRoPE(nn.Module):
 
     def attention_factor(self, layer: int) -> float:
         return float(torch.as_tensor(self.rotary_factor)[layer])
+
+    def softmax_ratio(self, layer: int) -> float:
+        return 1.0  # tau includes it
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
         """lambda(n) by head: n [B, Lq] -> [B, H, Lq]; with `uses_sequence_length` n is the longest of the sequence."""

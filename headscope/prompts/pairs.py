@@ -15,6 +15,7 @@ from headscope import user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.texts import leading_special_tokens
+from headscope.prompts.token_text import token_offsets
 
 METRIC_LABELS = {
     "logit_diff": "logit difference",
@@ -227,7 +228,13 @@ def _token_spans(tokenizer: Any, pair: PromptPair, length: int, location: str) -
                     f"{location}: {user_input.quote(text)} of span '{name}' occurs {occurrences} times in the clean "
                     "prompt. Use a text that occurs once, or tokens, as in [3, 5]"
                 )
-            spans[name] = _text_span(tokenizer, pair.clean, text, length)
+            offsets = token_offsets(tokenizer, pair.clean)
+            if offsets is None:
+                raise BadInput(
+                    f"{location}: the tokenizer does not say which tokens hold {user_input.quote(text)} of span '{name}'. "
+                    "Give its tokens, as in [3, 5]"
+                )
+            spans[name] = _text_span(offsets, pair.clean.index(text), len(text), length)
         else:
             spans[name] = range(*value)
             if value[1] > length:
@@ -238,11 +245,9 @@ def _token_spans(tokenizer: Any, pair: PromptPair, length: int, location: str) -
     return spans
 
 
-def _text_span(tokenizer: Any, prompt: str, text: str, length: int) -> range:
-    """The positions of the tokens that hold the first occurrence of a text in a prompt of `length` tokens."""
-    start = prompt.index(text)
-    offsets = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-    inside = [at for at, (first, end) in enumerate(offsets) if first < start + len(text) and end > start]
+def _text_span(offsets: Sequence[tuple[int, int]], start: int, characters: int, length: int) -> range:
+    """The positions, in a prompt of `length` tokens that end with these, of the tokens that hold some characters."""
+    inside = [at for at, (first, end) in enumerate(offsets) if first < start + characters and end > start]
     leading = length - len(offsets)
     return range(leading + inside[0], leading + inside[-1] + 1)
 

@@ -206,8 +206,13 @@ def _warn_about_dependence(documents: Sequence[TokenDocument], overlaps: Sequenc
         )  # fmt: skip
 
 
-def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:
-    """The first `length` tokens of a text, or all if it has fewer, without tokenizing the whole text."""
+def first_tokens(text: str, tokenizer: Tokenizer | None, length: int) -> list[int]:
+    """The first `length` tokens of a text, or all if it has fewer, without tokenizing the whole text.
+
+    Raises BadInput without a tokenizer.
+    """
+    if tokenizer is None:
+        raise BadInput("the model has no tokenizer, which a text needs. Pass one: hs.load(model, tokenizer=...)")
     characters = CHARACTERS_PER_TOKEN * (length + TAIL_TOKENS)
     while (end := _cut_position(text, characters)) < len(text):
         ids = _encode(text[:end], tokenizer)[:-TAIL_TOKENS]

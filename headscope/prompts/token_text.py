@@ -1,13 +1,14 @@
 """The text that each token adds: joined, these texts are the document, byte for byte.
 
-The bytes of byte-level tokenizers are decoded incrementally: a character that is split over tokens is stored with the
-last of them. For other tokenizers, the text of a token is what decoding it after an ordinary token adds.
+The bytes of byte-level tokenizers (GPT-2's kind, and ByT5's with one token per byte) are decoded incrementally: a
+character that is split over tokens is stored with the last of them. For other tokenizers, the text of a token is what decoding it after an ordinary token adds.
 """
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -45,18 +46,46 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[boo
     return texts, [token in special for token in ids]
 
 
+def token_offsets(tokenizer: Any, text: str) -> list[tuple[int, int]] | None:
+    """First character and the one after the last of each token of a text, tokenized without special tokens.
+
+    Every token that holds a part of a character holds it whole. None if the tokenizer gives no offsets and its tokens
+    do not add up to the text.
+    """
+    is_fast = getattr(tokenizer, "is_fast", False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=is_fast, verbose=False)
+    if "offset_mapping" in encoded:
+        return [(int(first), int(end)) for first, end in encoded["offset_mapping"]]
+    texts, _ = token_texts(tokenizer, encoded["input_ids"])
+    if "".join(texts) != text:
+        return None
+    ends = [*accumulate(map(len, texts))]
+    # A token without text is the start of the character that a later token completes.
+    return [(start, max(end, start + 1)) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def _token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
     """A function from the next token, which is not special, to the bytes that it adds."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and "ByteLevel" in repr(backend.decoder):
-        return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer))
+        return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer), _BYTE_BY_CHARACTER)
+    if backend is None and _has_byte_tokens(tokenizer):
+        return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer), {chr(byte): byte for byte in range(256)})
     return _IncrementalDecoder(tokenizer).decode_token
 
 
-def _decode_byte_level(tokenizer: Any, added_tokens: dict[int, Any], token: int) -> bytes:
+def _has_byte_tokens(tokenizer: Any) -> bool:
+    """Whether each token is one byte, named by the character of that number, as ByT5's are."""
+    ids = tokenizer("é", add_special_tokens=False, verbose=False)["input_ids"]
+    return [*tokenizer.convert_ids_to_tokens(ids)] == [chr(byte) for byte in "é".encode()]
+
+
+def _decode_byte_level(
+    tokenizer: Any, added_tokens: dict[int, Any], byte_by_character: Mapping[str, int], token: int
+) -> bytes:
     if token in added_tokens:
         return str(added_tokens[token].content).encode()
-    return bytes(_BYTE_BY_CHARACTER[character] for character in tokenizer.convert_ids_to_tokens(token))
+    return bytes(byte_by_character[character] for character in tokenizer.convert_ids_to_tokens(token))
 
 
 class _IncrementalDecoder:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headscope import plugins
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Major version of the run directory. Readers refuse a newer one by name."""
 
 Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text", "bytes"]

@@ -32,6 +32,12 @@ COLUMNS = {
     "needle_ablated_heads": {"how": "ablation"},
 }
 """Old column -> new column, by new table name."""
+ABSENT_COLUMNS: Mapping[str, Mapping[str, float]] = {
+    "needles": {"achieved_depth": -1.0},  # until format 2
+    "positions": {"context_length": 0},  # until format 3
+    "scales": {"context_length": 0, "attention_factor": 0.0, "softmax_factor": 0.0},  # until format 3
+}
+"""Values by column and table, in the order of the columns, for runs that were stored before the column existed."""
 ADDED_COLUMNS = {
     "attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
     "learned_sink": {"population": "rows"},
@@ -158,12 +164,13 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
     """A stored table of an older run with present column names and values; `name` is its present name."""
     import pyarrow as pa  # the command line reads this module for old command names and must start fast
 
-    if name == "needles" and "achieved_depth" not in table.column_names:  # until format 2
-        from headscope.runs.columns import all_tables
+    from headscope.runs.columns import all_tables
 
-        field = all_tables()[name].arrow.field("achieved_depth")
-        index = table.schema.get_field_index("span_start")
-        table = table.add_column(index, field, pa.array([-1.0] * table.num_rows, field.type))
+    for column, value in ABSENT_COLUMNS.get(name, {}).items():
+        if column not in table.column_names:
+            declared = all_tables()[name].arrow
+            values = pa.array([value] * table.num_rows, declared.field(column).type)
+            table = table.add_column(declared.get_field_index(column), declared.field(column), values)
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)

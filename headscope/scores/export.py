@@ -138,17 +138,47 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
+def _json_line(value: object) -> bytes:
+    """JSON on one line: Retrieval_Head and HeadKV read only the first line of a file."""
+    return (json.dumps(value) + "\n").encode()
+
+
+def _every_layer(run: RunTables, score: str, model: str | None) -> HeadScores:
+    """The scores, for a format whose rows are the layers 0, 1, ... Raises BadInput if a layer has no scores."""
+    scores = HeadScores.from_run(run, score, model)
+    layers = {int(layer) for layer in scores.table["layer"]}
+    if missing := {*range(max(layers))} - layers:
+        raise BadInput(
+            f"layer {min(missing)} of {scores.model} has no '{score}', and this format needs a row for every layer. "
+            "Use csv or json"
+        )
+    return scores
+
+
 def _unit_interval(values: Matrix) -> tuple[Matrix, str]:
     """Values from 0 to 1 as they are, others as ranks from 0 to 1, and which of the two."""
-    if values.min() >= 0 and values.max() <= 1:
-        return values, "none"
+    return (values, "none") if values.min() >= 0 and values.max() <= 1 else _ranks(values)
+
+
+def _shares(values: Matrix) -> tuple[Matrix, str]:
+    """Values whose shares of their sum are not negative, and how they were made: HeadKV gives each head its share."""
+    return (values, "none") if values.min() >= 0 and values.sum() > 0 else _ranks(values)
+
+
+def _ranks(values: Matrix) -> tuple[Matrix, str]:
     ranks = values.ravel().argsort(kind="stable").argsort(kind="stable").reshape(values.shape)
     return ranks / max(1, values.size - 1), "rank, 0 for the lowest to 1 for the highest score"
 
 
 def _duo(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
-    scores = HeadScores.from_run(run, score, model)
+    scores = _every_layer(run, score, model)
     values, transform = _unit_interval(scores.by_group(options.reduction))
+    if 1 in values.shape:
+        layers, groups = values.shape
+        raise BadInput(
+            f"{scores.model} has scores of {layers} layers of {groups} KV heads: DuoAttention and kvpress read the file "
+            "of a single row or column as a list. Use headkv, rtp-llm or csv"
+        )
     rows = "\n".join("\t".join(f"{value:.6f}" for value in row) for row in values)
     return {
         "full_attention_heads.tsv": f"{rows}\n".encode(),
@@ -161,17 +191,14 @@ def _retrieval_head(run: RunTables, score: str, model: str | None, options: Expo
     scores = HeadScores.from_run(run, score, model)
     ranking = scores.ranking
     content = {f"{layer}-{head}": [value] for (layer, head), value in zip(ranking, ranking.weights or (), strict=True)}
-    return {"": _json(content), "headscope.json": _origin(scores)}
+    return {"": _json_line(content), "headscope.json": _origin(scores)}
 
 
 def _headkv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
-    scores = HeadScores.from_run(run, score, model)
-    scores.by_head()  # the reader reshapes in the order of keys: every layer needs the same heads
-    rows = zip(*(scores.table[name].tolist() for name in ("layer", "head", "score")), strict=True)
-    return {
-        "": _json({f"{layer}-{head}": [value] for layer, head, value in rows}),
-        "headscope.json": _origin(scores),
-    }
+    scores = _every_layer(run, score, model)
+    values, transform = _shares(scores.by_head())
+    content = {f"{layer}-{head}": [float(value)] for (layer, head), value in np.ndenumerate(values)}
+    return {"": _json_line(content), "headscope.json": _origin(scores, transform=transform)}
 
 
 def _qrhead(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
@@ -201,7 +228,7 @@ def _rtp_llm(run: RunTables, score: str, model: str | None, options: ExportOptio
 
 
 def _lukv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
-    scores = HeadScores.from_run(run, score, model)
+    scores = _every_layer(run, score, model)
     groups = scores.by_group(options.reduction)
     rank = groups.ravel().argsort(kind="stable").argsort(kind="stable").reshape(groups.shape)
     compressions = np.arange(1, 100)[:, None, None] / 100
@@ -261,8 +288,10 @@ FORMATS: Mapping[str, Format] = {
         _duo,
         ("reduction", "sink", "recent"),
     ),
-    "retrieval-head": Format("Retrieval_Head: JSON of layer-head to a list of scores, highest first", _retrieval_head),
-    "headkv": Format("HeadKV: the same, all heads in order of layer and head", _headkv),
+    "retrieval-head": Format(
+        "Retrieval_Head: one line of JSON, layer-head to a list of scores, highest first", _retrieval_head
+    ),
+    "headkv": Format("HeadKV: the same, in order of layer and head; ranks if a score is negative", _headkv),
     "qrhead": Format("QRHead: YAML with the best heads", _qrhead, ("top",)),
     "rtp-llm": Format(
         "RTP-LLM: JSON headwise_config with 1 for each query head that keeps the whole context",

@@ -28,7 +28,7 @@ class StudyContext:
     the part of the running job's cost that was reported as progress. `read_stored(job_id, table)` reads a table of
     a finished job, and `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all
     models) and input: an unfinished run continues only from the same inputs. `document_digests` are those of the
-    documents' texts by label and document.
+    documents' texts by label and document. `measured_lengths` are the context lengths of the planned jobs by label.
     """
 
     study: Study
@@ -38,6 +38,7 @@ class StudyContext:
     completed_cost: float = 0.0
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    measured_lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
     specs: Mapping[str, ModelSpec] = field(init=False)
     schemes: Mapping[str, Scheme] = field(init=False)
     read_stored: Callable[[str, str], pd.DataFrame] = field(init=False)

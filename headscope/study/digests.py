@@ -16,6 +16,7 @@ from torch import Tensor
 from headscope import user_input
 from headscope.model_spec import ModelSpec
 from headscope.models import loading
+from headscope.models.conversion import DIGESTS_FILE, file_digest
 from headscope.positions.adarope import find_adapter_file, lora_folder_of
 from headscope.positions.model import Model
 from headscope.positions.schemes import AdaRoPEScheme, Scheme
@@ -26,7 +27,7 @@ DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
 
 WEIGHTS_AND_TRAINING_STATE = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json"),
-    *("trainer_state.json", "generation_config.json", "README.md"),
+    *("trainer_state.json", "generation_config.json", "README.md", DIGESTS_FILE),
 )
 """Patterns of the files of a checkpoint folder that no tokenizer reads."""
 
@@ -45,7 +46,7 @@ def digest_files(files: Iterable[Path]) -> str:
     """Digest of files and their names."""
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(f"{file.name} ".encode() + loading.file_digest(file))
+        digest.update(f"{file.name} ".encode() + file_digest(file))
     return digest.hexdigest()
 
 

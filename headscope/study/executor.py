@@ -75,6 +75,10 @@ class JobExecutor:
         for label in self.used_labels:
             if label in self.context.specs:
                 _ = self.context.specs[label].step  # reports an unreadable step before any work
+        jobs = group_by_pass(cells, self.context.labels)
+        for label in self.used_labels:
+            lengths = {context_length(job) for job in jobs if job.model == label}
+            self.context.measured_lengths[label] = tuple(sorted(lengths - {0}))
         always = [
             Job(((name, cell),))
             for name, runner in self.runners.items()
@@ -82,7 +86,7 @@ class JobExecutor:
             for cell in runner.cells()
             if cell.model in self.used_labels
         ]
-        return always + group_by_pass(cells, self.context.labels)
+        return always + jobs
 
     def execute(self, job: Job) -> JobResult:
         """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
@@ -120,13 +124,13 @@ class JobExecutor:
 
     def _warn_beyond_native(self, job: Job, model: Model) -> None:
         """Warn once per model of a context that is longer than the one it was trained for, without a scheme."""
-        native, length = model.geometry.native_context, context_length(job)
+        native, original, length = model.geometry.native_context, model.geometry.original_context, context_length(job)
         if 0 < native < length and model.scheme == "base" and job.model not in self._warned_labels:
             self._warned_labels.add(job.model)
             log.warning(
                 "model '%s' was trained for %s tokens, and %s are longer than that. Without a position scheme it may "
                 "fail there for that reason alone; add one, e.g. @yarn:factor=%d",
-                *(job.model, f"{native:,}", f"contexts of {length:,}", math.ceil(length / native)),
+                *(job.model, f"{native:,}", f"contexts of {length:,}", math.ceil(length / original)),
             )
 
     def _rows(self, job: Job, model: Model | None) -> Mapping[str, Rows]:
@@ -179,12 +183,14 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
 
 def describe_geometry(model: Model) -> dict[str, Any]:
     """The geometry in run.json. Equal geometries of older runs do not have all fields with an entry per layer, so each
-    is left out if all layers are alike."""
+    is left out if all layers are alike, and the original context if it is the native one."""
     geometry = model.geometry
     fields = {GEOMETRY_KEYS.get(name, name): value for name, value in asdict(geometry).items()}
     for name in ("layer_kv_groups", "layer_heads", "layer_head_dims", "layer_pairs"):
         if len(set(fields[name])) == 1:
             del fields[name]
+    if geometry.original_context == geometry.native_context:
+        del fields["original_context"]
     return {"layers": geometry.layers, **fields}
 
 

@@ -60,6 +60,7 @@ class AblationRunner:
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._by_length: dict[tuple[str, str], dict[tuple[int, int], list[int]]] = {}
         self._reference: tuple[str, dict[int, torch.Tensor]] | None = None
+        self._reference_texts: dict[str, Sequence[int]] = {}
         self._named_heads: HeadSet | None = None
 
     def cells(self) -> list[Cell]:
@@ -69,7 +70,7 @@ class AblationRunner:
             sets = [self._pair_set(label, source) for source in sources]
             check_set_names(sets)
             if "mean" in self.options.kinds:
-                self._reference_ids(label)  # recorded before the work begins, and reports a text that is too short
+                self._read_reference_text(label)  # before the work begins: it reports a text that is too short
             if "resample" in self.options.kinds:
                 for source in sources:
                     self._check_other_prompts(label, source)
@@ -184,15 +185,15 @@ class AblationRunner:
         """Head outputs of every layer on the reference text, under the model's position scheme; kept for its cells."""
         if self._reference is None or self._reference[0] != label:
             with attached(model):
-                outputs = reference_outputs(model, [*range(model.geometry.layers)], self._reference_ids(label))
+                outputs = reference_outputs(model, [*range(model.geometry.layers)], self._reference_texts[label])
             self._reference = (label, outputs)
         return self._reference[1]
 
-    def _reference_ids(self, label: str) -> Sequence[int]:
-        """The tokens of the reference text, recorded as an input of the study."""
-        ids = reference_tokens(self.context.study.texts.source, self.context.tokenizer(label))
-        self.context.record_input(f"reference text of '{label}'", [ids])
-        return ids
+    def _read_reference_text(self, label: str) -> None:
+        """Read the tokens of the reference text, and record them as an input of the study."""
+        model, tokenizer = self.context.model(label), self.context.tokenizer(label)
+        self._reference_texts[label] = reference_tokens(model, tokenizer, self.context.study.texts.source)
+        self.context.record_input(f"reference text of '{label}'", [self._reference_texts[label]])
 
     def _haystacks(self, label: str) -> list[Haystack]:
         """The documents of the study as texts for needles."""

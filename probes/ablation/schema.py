@@ -42,9 +42,9 @@ class AblationOptions(MultilineOptions):
     kinds: list[Literal["zero", "mean", "resample", "streaming"]] = Field(
         ["zero"],
         min_length=1,
-        description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text; resample: z is that of the "
-        "same positions in another prompt of the set, drawn from the prompts with the same number of tokens; "
-        "streaming: the head attends to the first --sink and last --recent tokens only",
+        description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text (fewer in a model with a "
+        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the prompts "
+        "with the same number of tokens; streaming: the head attends to the first --sink and last --recent tokens only",
     )
     sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
     recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")

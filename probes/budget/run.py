@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set

@@ -123,7 +123,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         ),
         "gamma": Statistic("logit growth gamma", "", "exponent of ln(1 + n/L_ref) in the logit factor lambda(n)"),
         "logit_scale": Statistic(
-            "logit multiplier", "", "factor on the logits up to L_ref, beyond the checkpoint's own"
+            "logit multiplier", "", "factor on all logits up to L_ref, relative to the checkpoint's own"
         ),
         "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", number_format=".3f"),
     }
@@ -267,7 +267,8 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.set_index(HEAD_KEYS)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
+    columns = ["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]
+    return rows_at_longest_length(frame).set_index(HEAD_KEYS)[columns]
 
 
 def _loss_statistics(frame: pd.DataFrame, reference_model: str, comparable: Sequence[str]) -> pd.DataFrame:

@@ -358,7 +358,7 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
 
 
 def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
-    positions = run.positions if "positions" in run.tables else pd.DataFrame({"model": []})
+    positions = rows_at_longest_length(run.positions) if "positions" in run.tables else pd.DataFrame({"model": []})
     frequencies = {str(label): rows for label, rows in positions.groupby("model", observed=True)}
     yield from _unchanged_layer_findings(
         run, {label: frequencies[label] for label in heads["model"].unique() if label in frequencies}
