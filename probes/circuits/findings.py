@@ -181,8 +181,8 @@ def _value_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     medians = [format_number(heads[name].median()) for name in ("key_effective_length", "value_effective_length")]
     yield Finding(
         PROBE.title,
-        f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight; of these "
-        f"{int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
+        f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight in the rows that see "
+        f"it; of these {int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
         f"median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
         f"{heads['value_sink_mass'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
         "tokens.",
