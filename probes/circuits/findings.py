@@ -7,12 +7,15 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData
 from headscope.report.text import (
+    WINDOWED,
     default_models,
     describe_ranks,
+    describe_sink_rows,
     format_head_count,
     head_mask,
     head_name,
     heads_by_model,
+    heads_by_window,
 )
 from headscope.runs.column_metadata import format_number, roles, statistic
 from headscope.runs.run import Run
@@ -50,7 +53,9 @@ def findings(run: Run) -> Iterator[Finding]:
         for _, block in heads_by_model(heads, "positional_effective_length"):
             yield from _positional_findings(run, label, block)
         for _, block in heads_by_model(heads, "value_sink_mass"):
-            yield from _value_findings(label, block)
+            length = int(run.table("value_attention")["context_length"].max())
+            for window_label, part in heads_by_window(run, block, length):
+                yield _value_finding(run, label, window_label, part)
     if "qk_rows" in run.tables:
         for model, layer, head in attributed_heads(run.table("qk_rows")):
             if model in default_models(run):
@@ -174,16 +179,17 @@ def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[
     )
 
 
-def _value_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
+def _value_finding(run: Run, label: str, window_label: str, heads: pd.DataFrame) -> Finding:
     """Whether sinks stop counting once weights are multiplied by the norms of values."""
     is_sink = heads["key_sink_mass"] > SINK_SHARE
     kept = is_sink & (heads["value_sink_mass"] > SINK_SHARE)
     medians = [format_number(heads[name].median()) for name in ("key_effective_length", "value_effective_length")]
-    yield Finding(
+    seeing = f" {describe_sink_rows(run.table('value_attention'), heads)}" if window_label == WINDOWED else ""
+    return Finding(
         PROBE.title,
-        f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight in the rows that see "
-        f"it; of these {int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
-        f"median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
+        f"In {label}, {format_head_count(is_sink)}{window_label} give the first key more than half of their weight"
+        f"{seeing}; of these {int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms "
+        f"of the values. The median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
         f"{heads['value_sink_mass'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
         "tokens.",
         label,
