@@ -205,6 +205,19 @@ def test_every_family_with_a_softmax_factor_computes_it_in_the_known_function() 
         assert any(re.search(r"self\.scaling = yarn_apply_mscale\(", text) for text in texts), name
 
 
+def test_the_warning_says_what_a_scheme_does_to_the_temperature(caplog: pytest.LogCaptureFixture) -> None:
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
+    _ = (
+        load(one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0}))
+        .with_scheme("yarn:factor=5")
+        .schedule
+    )
+    ratio = ((0.1 * math.log(5) + 1) / (0.1 * math.log(40) + 1)) ** 2
+    assert f"the softmax scale is multiplied by {ratio:.4g}" in caplog.text
+    _ = load(one_layer("llama", own)).with_scheme("linear:factor=5").schedule
+    assert f"the factor on cos and sin is multiplied by {1 / (0.1 * math.log(40) + 1):.4g}" in caplog.text
+
+
 def test_an_adapter_starts_from_the_softmax_factor_of_its_scheme() -> None:
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
     module = one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0})
