@@ -290,16 +290,19 @@ def test_stored_positions_agree_with_the_pairs_of_a_long_text(tmp_path: Path) ->
         ({"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}, 131072, 131072, 8192),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 32768, 131072, 32768),
         ({"rope_type": "linear", "factor": 8.0}, 131072, 131072, 16384),
+        ({"rope_type": "linear", "factor": 4.0}, (4096, 16384), 16384, 4096),  # Vicuna 16k
         ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 48}, 96, 96, 48),
         ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 96}, 48, 96, 96),
         ({"rope_type": "longrope", "original_max_position_embeddings": 4096}, 131072, 131072, 4096),
     ],
 )
 def test_native_and_original_context_are_different_lengths(
-    rope: dict[str, Any], maximum: int, native: int, original: int
+    rope: dict[str, Any], maximum: int | tuple[int, int], native: int, original: int
 ) -> None:
+    declared = maximum if isinstance(maximum, tuple) else (maximum, None)
+
     class Config:
-        rope_parameters, max_position_embeddings = rope, maximum
+        rope_parameters, max_position_embeddings, max_sequence_length = rope, *declared
 
         def get_text_config(self) -> Any:
             return self
