@@ -25,6 +25,7 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models.bridge import delegating_attention
 from headscope.models.checkpoint import LoadedModel
+from headscope.models.padding_check import refusing_wrong_positions
 from headscope.streaming import StreamingWindow
 
 
@@ -103,6 +104,8 @@ def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
+        check_positions = refusing_wrong_positions(model.padding_check, model.name)
+        stack.callback(model.module.register_forward_pre_hook(check_positions, with_kwargs=True).remove)
         check_thread = _ThreadCheck(model.name)
         for module in model.attention_modules:
             stack.callback(module.register_forward_pre_hook(check_thread).remove)

@@ -28,7 +28,8 @@ from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.rotation import preserving_frequencies
-from headscope.models.unsupported import refuse_by_config
+from headscope.models.padding_check import PaddingCheck, check_padding
+from headscope.models.unsupported import refuse_by_config, refuse_without_language_head
 
 log = logging.getLogger("headscope")
 
@@ -48,12 +49,14 @@ class Checkpoint:
     geometry: Geometry = field(init=False)
     attention_modules: tuple[nn.Module, ...] = field(init=False)
     rotation: CheckpointRotation = field(init=False)
+    padding_check: PaddingCheck = field(init=False)
     _lora_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         # Digested now: a LoRA that a position scheme attaches later is not part of the checkpoint.
         self._lora_digest = lora.active_lora_digest(self.module)
         refuse_by_config(self.module.config, self.name)
+        refuse_without_language_head(self.module, self.name)
         _check_values(self.module, self.name)
         with (
             entering(self.module),
@@ -62,6 +65,7 @@ class Checkpoint:
         ):
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
+            self.padding_check = check_padding(self.module, rotates=inspection.rotation.pairs > 0)
         self.attention_modules = inspection.attention_modules
         self.rotation = inspection.rotation
         # Without a declared length, the widest window is the farthest that any query was trained to attend.
@@ -124,6 +128,8 @@ class LoadedModel(Protocol):
     def attention_modules(self) -> tuple[nn.Module, ...]: ...
     @property
     def rotation(self) -> CheckpointRotation: ...
+    @property
+    def padding_check(self) -> PaddingCheck: ...
     @property
     def device(self) -> torch.device: ...
     @property
