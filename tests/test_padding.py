@@ -53,7 +53,7 @@ def test_left_padding_without_position_ids_gives_the_logits_of_the_text_alone(mo
 def test_left_padding_that_transformers_counts_or_reads_is_refused_in_every_pass(model_type: str) -> None:
     model = loaded(model_type)
     inputs = {"attention_mask": MASK}
-    with pytest.raises(UnsupportedModel, match="left padding changes the logits of .* Pass one text at a time"):
+    with pytest.raises(UnsupportedModel, match=r"left padding changes the logits of .* Pass one text at a time"):
         captured_logits(model, PADDED, **inputs)
     with hs.capturing(model), pytest.raises(UnsupportedModel, match="left padding changes the logits"):
         model.module.generate(PADDED, max_new_tokens=2, pad_token_id=1, **inputs)

@@ -25,6 +25,7 @@ from zoo.eager import eager, tokens
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
+from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.forward.interventions import (
     ABLATIONS,
     PairUnrotation,
@@ -37,7 +38,6 @@ from headscope.forward.interventions import (
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import LayerAttention, patched_outputs
 from headscope.forward.replay import Replay
-from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.models import checkpoint
 from headscope.plots.heads import plot_matrix
 from headscope.positions import AdaRoPE

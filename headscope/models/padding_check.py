@@ -1,9 +1,10 @@
 """Padding check: when a checkpoint is opened, compare a left-padded text with the same text alone.
 
-A batch pads shorter texts on the left, and the attention mask hides the padding from attention. But learned positions may
-count it, and recurrent layers may read it. Some families need `position_ids` that count from the first token of each
-text, others do not accept them, or count otherwise: RoBERTa's own positions begin after the padding index. So passes in
-which the output of a text would depend on its padding, or on positions that are not the family's, are refused.
+A batch pads shorter texts on the left, and the attention mask hides the padding from attention. But learned positions
+may count it, and recurrent layers may read it. Some families need `position_ids` that count from the first token of
+each text, others do not accept them, or count otherwise: RoBERTa's own positions begin after the padding index. So
+passes in which the output of a text would depend on its padding, or on positions that are not the family's, are
+refused.
 """
 
 import math
@@ -100,17 +101,17 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
 
     def refuse(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        is_mask = isinstance(mask, Tensor) and mask.dim() == 2
-        is_padded = is_mask and not bool(mask[:, 0].all())
+        mask = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        is_padded = mask is not None and not bool(mask[:, 0].all())
         cache, ids = kwargs.get("past_key_values"), kwargs.get("input_ids", args[0] if args else None)
         if positions is None and cache is not None and check.uncounted_token is not None and ids is not None:
-            real = mask[:, -ids.shape[1] :].bool() if is_mask else torch.ones_like(ids, dtype=torch.bool)
+            real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
             if bool((ids[real] == check.uncounted_token).any()):
                 raise UnsupportedModel(
                     f"token {check.uncounted_token} in a text with a cache: '{name}' counts the positions after it "
                     "otherwise with a cache than without, in transformers too. Pass use_cache=False"
                 )
-        if positions is not None and not _are_standard(positions, mask if is_mask else None, kwargs):
+        if positions is not None and not _are_standard(positions, mask, kwargs):
             return  # the caller counts otherwise, and is responsible
         share = check.padding if positions is None else check.padding_with_positions
         if is_padded and share:

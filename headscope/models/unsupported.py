@@ -1,4 +1,4 @@
-"""Architectures that a checkpoint's config or its missing language-model head shows to be unsupported, before it runs."""
+"""Architectures that a checkpoint's config or missing head shows to be unsupported, before it runs."""
 
 from typing import Any
 
@@ -35,11 +35,11 @@ def refuse_by_config(config: Any, name: str) -> None:
 
 
 def refuse_without_language_head(module: PreTrainedModel, name: str) -> None:
-    """Raise UnsupportedModel for a model that predicts no tokens, such as a backbone, a classifier or a vision model."""
+    """Raise UnsupportedModel for a model that predicts no tokens, such as a backbone or a classifier."""
     if not isinstance(getattr(module.get_output_embeddings(), "weight", None), Tensor):
         raise UnsupportedModel(
-            f"cannot measure '{name}' ({module.config.model_type}): {type(module).__name__} has no language-model head. "
-            "Use a causal language model (AutoModelForCausalLM)"
+            f"cannot measure '{name}' ({module.config.model_type}): {type(module).__name__} has no language-model "
+            "head. Use a causal language model (AutoModelForCausalLM)"
         )
 
 
