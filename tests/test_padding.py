@@ -53,9 +53,9 @@ def test_left_padding_without_position_ids_gives_the_logits_of_the_text_alone(mo
 def test_left_padding_that_transformers_counts_or_reads_is_refused_in_every_pass(model_type: str) -> None:
     model = loaded(model_type)
     inputs = {"attention_mask": MASK}
-    with pytest.raises(UnsupportedModel, match=r"left padding changes the logits of .* Pass one text at a time"):
+    with pytest.raises(UnsupportedModel, match=r"with left padding: it changes the logits .* Pass one text"):
         captured_logits(model, PADDED, **inputs)
-    with hs.capturing(model), pytest.raises(UnsupportedModel, match="left padding changes the logits"):
+    with hs.capturing(model), pytest.raises(UnsupportedModel, match="with left padding: it changes the logits"):
         model.module.generate(PADDED, max_new_tokens=2, pad_token_id=1, **inputs)
     captured_logits(model, IDS, attention_mask=torch.ones_like(IDS))  # without padding it is measured
 
@@ -66,11 +66,11 @@ def test_positions_from_0_and_cached_padding_tokens_are_refused_where_positions_
 ) -> None:
     """generate of transformers 5.23 counts positions from 0, these families from the padding index."""
     model = loaded(model_type)
-    with hs.capturing(model), pytest.raises(UnsupportedModel, match="do not count from 0"):
+    with hs.capturing(model), pytest.raises(UnsupportedModel, match="position_ids that count from 0"):
         model.module.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=2)
     with hs.capturing(model), torch.no_grad():
         cache = model.module(IDS, use_cache=True).past_key_values
         model.module(torch.tensor([[5]]), past_key_values=cache, use_cache=True)
-        with pytest.raises(UnsupportedModel, match=r"token 1 in a text with a cache"):
+        with pytest.raises(UnsupportedModel, match="on token 1 with a cache"):
             model.module(torch.tensor([[1]]), past_key_values=cache, use_cache=True)
     assert not supports_prefix_cache(model)

@@ -108,8 +108,8 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
             if bool((ids[real] == check.uncounted_token).any()):
                 raise UnsupportedModel(
-                    f"token {check.uncounted_token} in a text with a cache: '{name}' counts the positions after it "
-                    "otherwise with a cache than without, in transformers too. Pass use_cache=False"
+                    f"cannot run '{name}' on token {check.uncounted_token} with a cache: it counts the positions after "
+                    "this token otherwise than without a cache, in transformers too. Pass use_cache=False"
                 )
         if positions is not None and not _are_standard(positions, mask, kwargs):
             return  # the caller counts otherwise, and is responsible
@@ -117,17 +117,17 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
         if is_padded and share:
             if positions is None and not check.padding_with_positions:
                 raise BadInput(
-                    f"left padding without position_ids: '{name}' would count the padding as positions, which changes "
-                    f"its logits by {share:.0%}. Pass position_ids that count from the first token of each text"
+                    f"left padding without position_ids: '{name}' counts the padding as positions, which changes its "
+                    f"logits by {share:.0%}. Pass position_ids that count from the first token of each text"
                 )
             raise UnsupportedModel(
-                f"left padding changes the logits of '{name}' by {share:.0%}, in transformers too. Pass one text at a "
-                "time, or pad on the right"
+                f"cannot run '{name}' with left padding: it changes the logits by {share:.0%}, in transformers too. "
+                "Pass one text at a time, or pad on the right"
             )
         if positions is not None and check.positions:
             raise UnsupportedModel(
-                f"the positions of '{name}' do not count from 0, as position_ids from generate do: they change its "
-                f"logits by {check.positions:.0%}, in transformers too. Call the model without position_ids"
+                f"cannot run '{name}' with position_ids that count from 0, as generate passes: its own do not, and the "
+                f"logits change by {check.positions:.0%}, in transformers too. Call the model without position_ids"
             )
 
     return refuse

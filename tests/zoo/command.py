@@ -42,8 +42,9 @@ Check = Callable[[], Verdict]
 
 
 def type_checks(names: tuple[str, ...]) -> dict[str, Check]:
-    """A model of each type with its family's defaults."""
-    return {name: partial(checks.check_model, partial(build.tiny, name)) for name in names}
+    """A model of each type with its family's defaults, and passes of it that are resumed over a batch of copies."""
+    resumption = {"resumed batches": use_checks.USES["resumed batches"]}
+    return {name: partial(layout_checks.check_measures, partial(build.tiny, name), resumption) for name in names}
 
 
 def variant_checks() -> dict[str, Check]:
