@@ -13,15 +13,17 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import families, rope_settings
+from support import families, rope_settings, tiny_studies
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import RopeParameters
 from zoo import build as zoo_build
 
+import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.context_lengths import native_context, original_context
 from headscope.models.rope_settings import refuse_rope_settings
+from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
 from headscope.positions.rope_scaling import own_softmax_factors, schedule_at_length
@@ -204,8 +206,6 @@ def test_every_family_with_a_softmax_factor_computes_it_in_the_known_function() 
 
 
 def test_an_adapter_starts_from_the_softmax_factor_of_its_scheme() -> None:
-    from headscope.positions.adarope import AdaRoPE
-
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
     module = one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0})
     model = load(module)
@@ -251,6 +251,19 @@ def test_positions_have_a_row_for_each_length_on_which_frequencies_depend(name: 
         assert tables["scales"]["attention_factor"][0] == pytest.approx(factor)
     fixed = position_tables("m", model.with_scheme("yarn:factor=4"), (limit - 8, limit + 40))["positions"]
     assert set(fixed["context_length"]) == {0}
+
+
+def test_stored_positions_agree_with_the_pairs_of_a_long_text(tmp_path: Path) -> None:
+    model = load(families.DYNAMIC["phi3-longrope"](), tokenizer=tiny_studies.tokenizer())
+    prompt = " ".join(f"w{n}" for n in range(100))
+    run = hs.measure({"m": model}, prompt=prompt, tables=["attention", "pairs"], out=tmp_path, quiet=True)
+    (length,) = set(run.positions["context_length"])
+    assert length == run.attention["context_length"].max() > 64
+    keys = ["layer", "kv_group", "pair"]
+    rows = run.pairs.drop_duplicates(keys).merge(run.positions, on=keys, suffixes=("", " of positions"))
+    assert len(rows) == families.LAYERS * 2 * 8
+    assert (rows["theta"] == rows["theta of positions"]).all()
+    assert run.heads["mean_log_theta"].notna().all()
 
 
 # Lengths -----------------------------------------------------------------------------------------------------------

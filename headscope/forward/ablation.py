@@ -50,7 +50,8 @@ def ablated(
     text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
     model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
     resample draws. Raises BadInput for an unknown kind, for heads that the model does not have, if there are no heads,
-    and for mean and resample of a model without a tokenizer.
+    and for mean and resample of a model without a tokenizer. One thread enters the context and runs the model, as in
+    `capturing`; other models may run in other threads.
     """
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):

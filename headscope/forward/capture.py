@@ -11,15 +11,14 @@ projections fire as usual, and so do `hook_attn_scores` and `hook_pattern`: a la
 its L x L pattern and computes its output from it. So give `run_with_cache` a `names_filter` for long texts.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
+from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.kernel import StreamingGroups
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
@@ -99,41 +98,21 @@ def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
     """Route the model's attention through headscope's backend and yield its layers; leaving restores the model.
 
     Only one thread may run the model inside the `with`, so that listeners get no passes of others: a pass in a second
-    thread raises BadInput. So does entering it while another thread has a context open on the same model.
+    thread raises BadInput. So does entering it while another thread has a context open on the same model. Other models
+    may run in other threads. Contexts may end in any order.
     """
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
         check_positions = refusing_wrong_positions(model.padding_check, model.name)
         stack.callback(model.module.register_forward_pre_hook(check_positions, with_kwargs=True).remove)
-        check_thread = _ThreadCheck(model.name)
+        stack.enter_context(refusing_other_threads(model.attention_modules, model.name))
         for module in model.attention_modules:
-            stack.callback(module.register_forward_pre_hook(check_thread).remove)
             stack.callback(module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True).remove)
         if model.bridge is not None:
             for block, module in zip(model.bridge.blocks, model.attention_modules, strict=True):
                 stack.enter_context(firing_bridge_hooks(block.attn, module))
         yield CapturedLayers(model, stack)
-
-
-class _ThreadCheck:
-    """A forward pre-hook that refuses passes in a second thread while the first one is alive."""
-
-    def __init__(self, model_name: str):
-        self.model_name = model_name
-        self.thread: threading.Thread | None = None
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        thread = threading.current_thread()
-        # Gradient checkpointing runs layers again in the backward pass, on a GPU in a thread of autograd.
-        if thread is self.thread or torch._C._current_graph_task_id() != -1:
-            return
-        if self.thread is not None and self.thread.is_alive():
-            raise BadInput(
-                f"threads '{self.thread.name}' and '{thread.name}' run '{self.model_name}' inside one context that "
-                "listens to it or edits it. Run it in one thread, or load it once more"
-            )
-        self.thread = thread
 
 
 def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

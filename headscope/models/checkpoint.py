@@ -8,6 +8,7 @@ which ones rotate and in which layout. Models that would be measured wrongly are
 import hashlib
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.contexts import entering
+from headscope.attention.contexts import entering, refusing_other_threads
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, first_line
 from headscope.model_spec import ModelSpec
@@ -60,6 +61,7 @@ class Checkpoint:
         _check_values(self.module, self.name)
         with (
             entering(self.module),
+            refusing_other_threads(self.module.modules(), self.name, threading.current_thread()),
             delegating_attention(self.bridge),
             preserving_frequencies(self.module.modules()),
         ):

@@ -365,7 +365,11 @@ def unsupported_model_error(model: PreTrainedModel, reason: str) -> UnsupportedM
 
 def failed_pass_error(model: PreTrainedModel, problem: str, error: Exception) -> UnsupportedModel:
     """The error for a model whose pass failed, with the cause, its place and the versions of the libraries."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    # Torch's own frames, such as that of a missing attribute, say less than the last one outside.
+    frame = next(
+        (f for f in reversed(frames) if Path(torch.__file__).parent not in Path(f.filename).parents), frames[-1]
+    )
     place = f"{'/'.join(Path(frame.filename).parts[-3:])}, line {frame.lineno}"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     cause = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__

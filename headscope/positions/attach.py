@@ -34,7 +34,9 @@ def attached(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None
 
     `scheme` is a spec ("yarn:factor=8"), a scheme, a schedule (for example an AdaRoPE in training), or None for the
     model's own. Yields the schedule. Works with full passes, cached generation, padded batches, every dtype, gradient
-    checkpointing and LoRA. Raises UnsupportedModel if the scheme cannot be applied to the model.
+    checkpointing and LoRA. The scheme applies in every thread that runs the model; other models are not affected.
+    Contexts may end in any order. Raises UnsupportedModel if the scheme cannot be applied to the model, BadInput if
+    another thread has a context open on it.
     """
     schedule = resolve_schedule(model, scheme)
     with ExitStack() as stack:
