@@ -74,3 +74,12 @@ def test_positions_from_0_and_cached_padding_tokens_are_refused_where_positions_
         with pytest.raises(UnsupportedModel, match="on token 1 with a cache"):
             model.module(torch.tensor([[1]]), past_key_values=cache, use_cache=True)
     assert not supports_prefix_cache(model)
+
+
+def test_a_cache_that_drops_keys_which_the_model_sees_without_one_is_refused() -> None:
+    """Moshi's sliding cache keeps a window, its attention has none."""
+    model = loaded("moshi")
+    with hs.capturing(model), torch.no_grad():
+        with pytest.raises(UnsupportedModel, match="its cache has dropped keys"):
+            model.module.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=4, pad_token_id=1)
+        model.module(IDS, use_cache=False)
