@@ -20,7 +20,7 @@ from headscope.attention import backend, families
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.inspection import evaluation_mode
 
-TOKENS, PADDING = 5, 3
+TOKENS, PADDING = 3, 2
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.1
 """Largest difference of logits, as a share of the largest logit."""
 
@@ -113,6 +113,11 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
                 )
         if positions is not None and not _are_standard(positions, mask, kwargs):
             return  # the caller counts otherwise, and is responsible
+        if positions is not None and check.positions:
+            raise UnsupportedModel(
+                f"cannot run '{name}' with position_ids that count from 0, as generate passes: its own do not, and the "
+                f"logits change by {check.positions:.0%}, in transformers too. Call the model without position_ids"
+            )
         share = check.padding if positions is None else check.padding_with_positions
         if is_padded and share:
             if positions is None and not check.padding_with_positions:
@@ -123,11 +128,6 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
             raise UnsupportedModel(
                 f"cannot run '{name}' with left padding: it changes the logits by {share:.0%}, in transformers too. "
                 "Pass one text at a time, or pad on the right"
-            )
-        if positions is not None and check.positions:
-            raise UnsupportedModel(
-                f"cannot run '{name}' with position_ids that count from 0, as generate passes: its own do not, and the "
-                f"logits change by {check.positions:.0%}, in transformers too. Call the model without position_ids"
             )
 
     return refuse

@@ -35,29 +35,27 @@ def check_uses(make: Callable[[], PreTrainedModel]) -> Verdict:
 
 def _resumed_batches(model: Model, ids: Tensor, truth: Truth) -> Errors:
     """Passes over two copies with different edits, resumed at every layer with attention, against two full passes."""
-    return {
-        f"resumed batch of {length} tokens": max(
-            _resumption_error(model, ids[:, :length], layer) for layer in range(model.geometry.layers)
-        )
-        for length in TOKENS
-    }
+    return {f"resumed batch of {length} tokens": _resumption_error(model, ids[:, :length]) for length in TOKENS}
 
 
 @torch.no_grad()
-def _resumption_error(model: Model, ids: Tensor, layer: int) -> float:
-    replay, variants, expected = Replay(model, model.schedule, ids, memory_bytes=1e9), [], []
-    factors_by_copy = torch.rand(COPIES, model.geometry.layer_heads[layer], generator=torch.Generator().manual_seed(0))
+def _resumption_error(model: Model, ids: Tensor) -> float:
+    replay, errors = Replay(model, model.schedule, ids, memory_bytes=1e9), []
     with replay.capturing():
         replay.record_streams()
-        for factors in factors_by_copy:
+        for layer, heads in enumerate(model.geometry.layer_heads):
+            variants: list[Tensor] = []
+            expected = []
+            for factors in torch.rand(COPIES, heads, generator=torch.Generator().manual_seed(0)):
 
-            def edit(z: Tensor, call: backend.AttentionCall, factors: Tensor = factors) -> Tensor:
-                variants.append(z * 2 * factors[:, None, None])
-                return variants[-1]
+                def edit(z: Tensor, call: backend.AttentionCall, factors: Tensor = factors) -> Tensor:
+                    variants.append(z * 2 * factors[:, None, None])  # noqa: B023
+                    return variants[-1]  # noqa: B023
 
-            with backend.editing_output(model.attention_modules[layer], edit):
-                expected.append(model.module(ids, use_cache=False).logits[:, :-1].float())
-        return relative(replay.target_logits_of(layer, torch.cat(variants)), torch.cat(expected))
+                with backend.editing_output(model.attention_modules[layer], edit):
+                    expected.append(model.module(ids, use_cache=False).logits[:, :-1].float())
+            errors.append(relative(replay.target_logits_of(layer, torch.cat(variants)), torch.cat(expected)))
+    return max(errors)
 
 
 def _ablation(model: Model, ids: Tensor, truth: Truth) -> Errors:
