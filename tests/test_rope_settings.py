@@ -13,15 +13,17 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import families, rope_settings
+from support import families, rope_settings, tiny_studies
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import RopeParameters
 from zoo import build as zoo_build
 
+import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.context_lengths import native_context, original_context
 from headscope.models.rope_settings import refuse_rope_settings
+from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
 from headscope.positions.rope_scaling import own_softmax_factors, schedule_at_length
@@ -203,9 +205,20 @@ def test_every_family_with_a_softmax_factor_computes_it_in_the_known_function() 
         assert any(re.search(r"self\.scaling = yarn_apply_mscale\(", text) for text in texts), name
 
 
-def test_an_adapter_starts_from_the_softmax_factor_of_its_scheme() -> None:
-    from headscope.positions.adarope import AdaRoPE
+def test_the_warning_says_what_a_scheme_does_to_the_temperature(caplog: pytest.LogCaptureFixture) -> None:
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
+    _ = (
+        load(one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0}))
+        .with_scheme("yarn:factor=5")
+        .schedule
+    )
+    ratio = ((0.1 * math.log(5) + 1) / (0.1 * math.log(40) + 1)) ** 2
+    assert f"the softmax scale is multiplied by {ratio:.4g}" in caplog.text
+    _ = load(one_layer("llama", own)).with_scheme("linear:factor=5").schedule
+    assert f"the factor on cos and sin is multiplied by {1 / (0.1 * math.log(40) + 1):.4g}" in caplog.text
 
+
+def test_an_adapter_starts_from_the_softmax_factor_of_its_scheme() -> None:
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
     module = one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0})
     model = load(module)
@@ -253,6 +266,19 @@ def test_positions_have_a_row_for_each_length_on_which_frequencies_depend(name: 
     assert set(fixed["context_length"]) == {0}
 
 
+def test_stored_positions_agree_with_the_pairs_of_a_long_text(tmp_path: Path) -> None:
+    model = load(families.DYNAMIC["phi3-longrope"](), tokenizer=tiny_studies.tokenizer())
+    prompt = " ".join(f"w{n}" for n in range(100))
+    run = hs.measure({"m": model}, prompt=prompt, tables=["attention", "pairs"], out=tmp_path, quiet=True)
+    (length,) = set(run.positions["context_length"])
+    assert length == run.attention["context_length"].max() > 64
+    keys = ["layer", "kv_group", "pair"]
+    rows = run.pairs.drop_duplicates(keys).merge(run.positions, on=keys, suffixes=("", " of positions"))
+    assert len(rows) == families.LAYERS * 2 * 8
+    assert (rows["theta"] == rows["theta of positions"]).all()
+    assert run.heads["mean_log_theta"].notna().all()
+
+
 # Lengths -----------------------------------------------------------------------------------------------------------
 
 
@@ -264,16 +290,19 @@ def test_positions_have_a_row_for_each_length_on_which_frequencies_depend(name: 
         ({"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}, 131072, 131072, 8192),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 32768, 131072, 32768),
         ({"rope_type": "linear", "factor": 8.0}, 131072, 131072, 16384),
+        ({"rope_type": "linear", "factor": 4.0}, (4096, 16384), 16384, 4096),  # Vicuna 16k
         ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 48}, 96, 96, 48),
         ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 96}, 48, 96, 96),
         ({"rope_type": "longrope", "original_max_position_embeddings": 4096}, 131072, 131072, 4096),
     ],
 )
 def test_native_and_original_context_are_different_lengths(
-    rope: dict[str, Any], maximum: int, native: int, original: int
+    rope: dict[str, Any], maximum: int | tuple[int, int], native: int, original: int
 ) -> None:
+    declared = maximum if isinstance(maximum, tuple) else (maximum, None)
+
     class Config:
-        rope_parameters, max_position_embeddings = rope, maximum
+        rope_parameters, max_position_embeddings, max_sequence_length = rope, *declared
 
         def get_text_config(self) -> Any:
             return self

@@ -26,7 +26,12 @@ POSITIONS = Table(
             "ln rad/token",
             "ln theta at the start of learning (log_theta for schemes that learn nothing)",
         ),
-        Column("log_theta_base", "value", "ln rad/token", "ln theta of the checkpoint's own scheme"),
+        Column(
+            "log_theta_base",
+            "value",
+            "ln rad/token",
+            "ln theta of the checkpoint's own scheme; of short texts in rows of no length",
+        ),
     ),
 )
 
