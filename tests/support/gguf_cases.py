@@ -139,7 +139,7 @@ CASES = {
     "Gemma 4, unequal layers": Case(
         "gemma4_text",
         GEMMA4
-        | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
         | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
     "StarCoder2": Case("starcoder2", _rope(theta=5_000.0), ("rope.freq_base",)),
