@@ -19,7 +19,7 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 import headscope
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.conversion import DIGESTS_FILE
 from headscope.models.gguf_check import check_model, expected_rotation
 from headscope.models.gguf_config import ARCHITECTURES, POSITION_KEYS, gguf_config, softmax_scale
@@ -76,6 +76,12 @@ def test_a_setting_that_transformers_cannot_express_is_refused_by_name(cache: Pa
         headscope.load(str(file), device="cpu")
     assert "\n" not in str(refusal.value)
     assert list(cache.iterdir()) == []
+
+
+def test_a_part_of_a_file_is_refused_with_the_command_that_merges_it(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny-00001-of-00002.gguf", 1, parts=2)
+    with pytest.raises(BadInput, match=r"is one of 2 parts\. Merge them with llama-gguf-split --merge"):
+        headscope.load(str(file), device="cpu")
 
 
 def other_value(value: Any) -> Any:

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from support import families
 from support.gguf_files import write_gguf
@@ -76,6 +79,36 @@ def test_opening_a_model_restores_its_mode_hooks_and_attention(family: str) -> N
     assert module.config._attn_implementation == implementation
     assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
     assert not any(m._forward_pre_hooks for m in module.modules())
+
+
+def test_config_without_return_dict_is_refused_with_the_cause() -> None:
+    """transformers itself cannot run such a model: its head reads the backbone's output by name."""
+    module = families.SPECS["llama"].build()
+    module.config.return_dict = False
+    with pytest.raises(AttributeError):
+        module(torch.arange(3)[None])
+    error = message(UnsupportedModel, lambda: load(module))
+    assert error == (
+        "cannot measure 'in-memory llama' (llama): its config has return_dict false, so its parts return tuples "
+        "without names. Set return_dict to true in its config"
+    )
+
+
+@pytest.mark.parametrize(("tokens", "phase"), [(3, "three tokens"), (8, "8 tokens with eager attention")])
+def test_failed_pass_is_refused_with_its_cause_its_place_and_the_versions(tokens: int, phase: str) -> None:
+    """Such as a private name that another version of transformers has renamed."""
+    module = families.SPECS["llama"].build()
+
+    def use_private_name(projection: Any, args: Any) -> None:
+        if args[0].shape[1] == tokens:
+            projection._renamed()
+
+    module.model.layers[2].self_attn.o_proj.register_forward_pre_hook(use_private_name)
+    error = message(UnsupportedModel, lambda: load(module))
+    cause = re.escape("'Linear' object has no attribute '_renamed' (wt/tests/test_models.py, line ").replace("wt", ".*")
+    versions = re.escape(f"torch {torch.__version__}, transformers {transformers.__version__})")
+    start = f"cannot measure this llama model: a forward pass over {phase} failed: AttributeError: "
+    assert re.match(rf"{start}{cause}\d+; {versions}. If the model runs without headscope, install", error)
 
 
 @pytest.mark.model

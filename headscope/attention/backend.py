@@ -249,6 +249,7 @@ def attention_forward(
     attention_mask: Tensor | OpaqueMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    is_causal: bool | None = None,
     *,
     position_ids: Tensor | None = None,
     s_aux: Tensor | None = None,
@@ -269,7 +270,7 @@ def attention_forward(
 
     Raises UnsupportedModel for keywords and masks that headscope does not support, and if not all keys are chosen.
     """
-    refuse_unsupported_keywords(module, kwargs)
+    refuse_unsupported_keywords(module, {**kwargs, "is_causal": is_causal})
     refuse_chosen_keys(module, key.shape[2], indices, block_indices)
     mask = DecodedMask.decode(
         attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask

@@ -6,12 +6,13 @@ Other models are never changed.
 
 import copy
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -112,3 +113,30 @@ def entering(model: PreTrainedModel) -> Iterator[None]:
     finally:
         with _lock:
             threads.remove(thread)
+
+
+@contextmanager
+def refusing_other_threads(
+    modules: Iterable[nn.Module], model_name: str, thread: threading.Thread | None = None
+) -> Iterator[None]:
+    """Let one thread run these modules: `thread`, or else the first one that runs them while it is alive.
+
+    A pass in another thread raises BadInput. Gradient checkpointing may run layers again in a thread of autograd.
+    """
+
+    def check_thread(module: nn.Module, args: Any) -> None:
+        nonlocal thread
+        running = threading.current_thread()
+        if running is thread or torch._C._current_graph_task_id() != -1:
+            return
+        if thread is not None and thread.is_alive():
+            raise BadInput(
+                f"threads '{thread.name}' and '{running.name}' run '{model_name}' while headscope listens to it or "
+                "edits it in the first one. Run it in one thread, or load it once more"
+            )
+        thread = running
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(check_thread).remove)
+        yield

@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headscope.errors import UnsupportedModel
 from headscope.models.gguf_file import GgufFile
-from headscope.models.gguf_rope import rope_parameters, rope_theta
+from headscope.models.gguf_rope import LOCAL_BASES, rope_parameters, rope_theta
 
 Windows = Literal["none", "all", "pattern"]
 
@@ -130,10 +130,12 @@ def gguf_config(file: GgufFile) -> PreTrainedConfig:
     values |= _biases(file, config_class)
     values |= _family_values(file, config_class)
     if declaration.rotates:
-        values["rope_parameters"] = _rope(file, values.get("rope_parameters"))
+        values["rope_parameters"] = _rope(file, config_class, values.get("rope_parameters") or {})
     values |= _windows(file, declaration, config_class)
     if has_attribute(config_class, "query_pre_attn_scalar"):
         values["query_pre_attn_scalar"] = _rounded(softmax_scale(file) ** -2)
+    elif not math.isclose(softmax_scale(file), head_dim(file) ** -0.5, rel_tol=1e-6):
+        raise file.refuse("attention.scale", "is not head_dim^-1/2, as in this architecture of transformers")
     if has_attribute(config_class, "original_max_position_embeddings"):  # Phi-3, which prefers it to rope_parameters
         default = file.settings["context_length"]
         length = file.settings.get("rope.scaling.original_context_length", default)
@@ -192,6 +194,9 @@ def _refuse_unknown_settings(file: GgufFile, declaration: Architecture) -> None:
             raise file.refuse(key, "is not one that headscope reads for this architecture")
         if (value := declaration.keys.get(key, ANY)) is not ANY and file.settings[key] != value:
             raise file.refuse(key, f"must be {value}")
+        is_local = key in LOCAL_BASES and file.architecture != "gemma3"
+        if is_local or (key.startswith("rope.") and not declaration.rotates):
+            raise file.refuse(key, "has no place in this architecture of transformers")
     if file.settings.get("attention.causal") is False:
         raise file.refuse("attention.causal", "makes it attend in both directions")
     if file.settings.get("attention.value_length", head_dim(file)) != head_dim(file):
@@ -213,12 +218,14 @@ def _sizes(file: GgufFile, config_class: Any) -> dict[str, Any]:
     return sizes
 
 
-def _rope(file: GgufFile, own: Mapping[str, Any] | None) -> dict[str, Any]:
+def _rope(file: GgufFile, config_class: Any, axes: Mapping[str, Any]) -> dict[str, Any]:
     """`rope_parameters`, by layer type for Gemma 3; entries of axes that transformers read itself are kept."""
-    rope = {**(own or {}), **rope_parameters(file, head_dim(file))}
+    rope = {**axes, **rope_parameters(file, head_dim(file))}
+    class_share = config_class().rope_parameters.get("partial_rotary_factor", 1.0)
+    if rope["partial_rotary_factor"] == class_share == 1:
+        del rope["partial_rotary_factor"]  # as folders leave it out
     if file.architecture != "gemma3":
         return rope
-    del rope["partial_rotary_factor"]
     local = {"rope_type": "default", "rope_theta": rope_theta(file, local=True)}
     return {"full_attention": rope, "sliding_attention": local}
 

@@ -28,6 +28,14 @@ class GgufFile:
     divisors: dict[str, Tensor]
     tensor_names: frozenset[str]
 
+    def setting(self, *names: str, default: Any) -> Any:
+        """A setting that has several names. Raises UnsupportedModel if they contradict each other."""
+        values = {name: self.settings[name] for name in names if name in self.settings}
+        if len({*values.values()}) > 1:
+            first, *_, last = values
+            raise self.refuse(last, f"contradicts '{self.architecture}.{first}'")
+        return next(iter(values.values()), default)
+
     def refuse(self, key: str, reason: str) -> UnsupportedModel:
         """The error for a setting that the model of transformers cannot have."""
         value = f" ({self.settings[key]})" if key in self.settings and not isinstance(self.settings[key], list) else ""
@@ -39,11 +47,13 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata of a GGUF file. Raises BadInput if it has no weights, or none for some layers.
+    """Read the metadata of a GGUF file. Raises BadInput if it is a part, or has no weights for some layers.
 
     transformers would allocate the whole model and fill missing layers with random numbers.
     """
     reader = GGUFReader(path)
+    if "split.count" in reader.fields and (parts := reader.fields["split.count"].contents()) > 1:
+        raise BadInput(f"GGUF file '{path}' is one of {parts} parts. Merge them with llama-gguf-split --merge")
     names = frozenset(tensor.name for tensor in reader.tensors)
     if not names:
         raise BadInput(f"GGUF file '{path}' has no weights. Download the file with the weights")

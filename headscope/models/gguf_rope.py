@@ -14,6 +14,8 @@ from headscope.models.gguf_file import GgufFile
 
 DEFAULT_THETA = 10_000.0
 """llama.cpp's base where a file states none; also that of Gemma's sliding-window layers."""
+LOCAL_BASES = ("rope.freq_base_swa", "rope.local.freq_base")
+"""The base of layers with a window, as llama.cpp and Ollama write it."""
 YARN_KEYS = ("yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 LLAMA3_BANDS = (1.0, 4.0, 8192.0)
 """Low and high frequency factor and original length of all published Llama 3.1 to 3.3 checkpoints."""
@@ -21,8 +23,8 @@ LLAMA3_BANDS = (1.0, 4.0, 8192.0)
 
 def rope_theta(file: GgufFile, *, local: bool = False) -> float:
     """The base of the frequencies; with `local`, that of layers with a sliding window."""
-    names = ("rope.freq_base_swa", "rope.local.freq_base") if local else ("rope.freq_base", "rope.global.freq_base")
-    return float(next((file.settings[name] for name in names if name in file.settings), DEFAULT_THETA))
+    names = LOCAL_BASES if local else ("rope.freq_base", "rope.global.freq_base")
+    return float(file.setting(*names, default=DEFAULT_THETA))
 
 
 def rope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
@@ -62,8 +64,7 @@ def scaling_type(file: GgufFile) -> str:
 
 def scaling_factor(file: GgufFile) -> float:
     """The factor of linear scaling and YaRN; 0 means none in llama.cpp."""
-    names = ("rope.scaling.factor", "rope.scale_linear")
-    return float(next((file.settings[name] for name in names if name in file.settings), 1.0)) or 1.0
+    return float(file.setting("rope.scaling.factor", "rope.scale_linear", default=1.0)) or 1.0
 
 
 def original_length(file: GgufFile) -> int:

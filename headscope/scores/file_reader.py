@@ -4,6 +4,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from headscope.heads import HeadSet
 from headscope.scores.head_scores import HeadScores
 from headscope.user_input import check_path, quote, read_yaml
 
+ORIGIN_FILE = "headscope.json"
+"""The file that says where exported scores come from: in their folder, or beside them with their name before it."""
+
 
 def read(path: Path | str) -> HeadScores:
     """Read a score per head, or per KV group (`per_group`), from a file that `headscope export` can write.
@@ -22,9 +26,26 @@ def read(path: Path | str) -> HeadScores:
     Recognised by content: a folder of DuoAttention, JSON of Retrieval_Head and HeadKV (the mean of each list), YAML of
     QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context), CSV with
     columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without the file,
-    BadInput for content that is none of these.
+    BadInput for content that is none of these. The model is known from the file that headscope exports beside the
+    scores, from a head set, from a CSV column `model`, or from QRHead's model_name_or_path.
     """
     file = check_path(path, "path")
+    scores = _read_scores(file)
+    origin = _read_origin(file)
+    digest = str(origin.get("weights_sha256") or scores.model_digest)
+    return replace(scores, model=str(origin.get("model") or scores.model), model_digest=digest)
+
+
+def _read_origin(file: Path) -> Mapping[str, Any]:
+    """What headscope's export wrote about the origin of a file; empty without it."""
+    origin_file = file / ORIGIN_FILE if file.is_dir() else file.with_name(f"{file.name}.{ORIGIN_FILE}")
+    if not origin_file.is_file():
+        return {}
+    origin = _read_json(origin_file)
+    return origin if isinstance(origin, Mapping) else {}
+
+
+def _read_scores(file: Path) -> HeadScores:
     if file.is_dir():
         return _read_duo(file)
     if not file.is_file():
@@ -65,11 +86,13 @@ def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
         return _scores(rows, "headwise_config", file)
     if "attn_head_set" in content:
         names = str(content["attn_head_set"]).split(",")
-        return _scores([(*map(int, name.split("-")), 1.0) for name in names], "attn_head_set", file)
+        scores = _scores([(*map(int, name.split("-")), 1.0) for name in names], "attn_head_set", file)
+        return replace(scores, model=str(content.get("model_name_or_path") or ""))
     if "heads" in content:
         heads = HeadSet.read(file)
         weights = heads.weights or (1.0,) * len(heads)
-        return _scores([(*head, weight) for head, weight in zip(heads, weights, strict=True)], heads.source, file)
+        rows = [(*head, weight) for head, weight in zip(heads, weights, strict=True)]
+        return replace(_scores(rows, heads.source, file), model_digest=heads.model_digest)
     rows = []
     for key, values in content.items():
         layer, dash, head = str(key).partition("-")
@@ -101,7 +124,12 @@ def _read_csv(file: Path) -> HeadScores:
         raise BadInput(
             f"scores '{file}' cannot be read ({error}). The file needs the columns layer, head and score, with numbers"
         ) from error
-    return _scores(rows, file.stem, file)
+    models = {line.get("model") or "" for line in lines}
+    if len(models) > 1:
+        raise BadInput(
+            f"scores '{file}' belong to several models: {', '.join(sorted(models))}. Keep the rows of one model"
+        )
+    return replace(_scores(rows, file.stem, file), model="".join(models))
 
 
 def _scores(rows: list[Any], name: str, source: Path, per_group: bool = False) -> HeadScores:

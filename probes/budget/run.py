@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
@@ -111,8 +111,11 @@ class BudgetRunner:
             self._warn_of_measured_documents(label)
             check_set_names([self._pair_set(label, source) for source in self.options.prompts])
         for label in self.context.labels:
-            for scores in self._fixed.values():
-                scores.by_head(label, self.context.model(label).geometry)  # refuses the scores of another model
+            for name, scores in self._fixed.items():
+                model = self.context.model(label)
+                scores.by_head(label, model.geometry)  # refuses the scores of a model with other heads
+                if origin := scores.check_model(label, model, self.options.weights):
+                    self.context.record_other_weights(label, f"the scores of the order '{name}'", origin)
             cells += self._model_cells(label)
         return cells
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.runs.columns import DOC, FILTER, GROUP, HEAD, LAYER, LENGTH, METRIC, MODEL, TASK, Column, Table, key
 from headscope.streaming import StreamingWindow
 from headscope.study.config import Lengths, Options
@@ -46,6 +47,7 @@ class BudgetOptions(Options):
     reduction: Literal["max", "mean"] = Field(
         "max", description="how the scores of the query heads of a KV group become one"
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     draws: int = Field(5, ge=1, le=1000, description="number of random orders")
     rows: int | Literal["exact"] = Field(
         256,

@@ -197,10 +197,23 @@ def attributed_heads(rows: pd.DataFrame) -> list[tuple[str, int, int]]:
     return [*plain_types(rows)[["model", "layer", "head"]].drop_duplicates().itertuples(index=False, name=None)]
 
 
-def strongest_paths(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The rows of the largest excess over random matrices of one model's `head_composition`, largest first."""
+def strongest_paths(rows: pd.DataFrame, count: int, chance: float | None = None) -> pd.DataFrame:
+    """The rows of the largest excess over random matrices of one model's `head_composition`, largest first.
+
+    Only rows that exceed chance: a score, or the mean of random matrices if it is None.
+    """
     rows = rows.assign(excess=rows["score"] - rows["baseline"])
-    return rows.nlargest(count, "excess")
+    is_above = rows["excess"] > 0 if chance is None else rows["score"] > chance
+    return rows[is_above].nlargest(count, "excess")
+
+
+def chance_score(run: RunTables, model: str, kind: str) -> float | None:
+    """The bound of composition scores of a model by chance, from `composition_null`; None in runs without it."""
+    if "composition_null" not in run.tables:
+        return None
+    rows = run.table("composition_null")
+    values = rows.loc[(rows["model"] == model) & (rows["input"] == kind), "bound"]
+    return None if values.empty else float(values.iloc[0])
 
 
 def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:

@@ -191,6 +191,26 @@ HEAD_COMPOSITION = Table(
     ),
 )
 
+COMPOSITION_NULL = Table(
+    "composition_null",
+    "composition scores by chance: those of all pairs of heads with a random sign for each dimension of the residual "
+    "stream that the earlier head writes to, which keeps all norms [ours]",
+    (
+        MODEL,
+        key("input", "label", "", "input of the later head: q, k or v", None),
+        Column("pairs", "count", "pairs", "pairs of heads", 1),
+        Column("mean", "value", "", "mean score of these pairs by chance", 0, 1.001),
+        Column(
+            "bound",
+            "value",
+            "",
+            "score that the largest of these pairs exceeds by chance in 5 % of draws of the signs, from the largest "
+            "scores of one draw and an exponential tail",
+            0,
+        ),
+    ),
+)
+
 POSITIONAL_PREFERENCE = Table(
     "positional_preference",
     "logit of each head's mean query with its mean key by distance, under the model's position scheme",
@@ -340,6 +360,7 @@ TABLES = (
     HEAD_CIRCUITS,
     OV_TOKENS,
     HEAD_COMPOSITION,
+    COMPOSITION_NULL,
     POSITIONAL_PREFERENCE,
     POSITIONAL_SUMMARY,
     TOKEN_PAIRS,

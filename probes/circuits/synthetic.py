@@ -49,7 +49,15 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             "token_pairs": pairs.assign(model=model, query_token=SOURCES[0], key_token=SOURCES[1]),
         },
     )
-    yield "composition", {"head_composition": _composition(sizes, model, rng)}
+    composition = _composition(sizes, model, rng)
+    null: Rows = {
+        "model": model,
+        "input": [*INPUTS],
+        "pairs": len(composition) // len(INPUTS),
+        "mean": 0.1,
+        "bound": 0.12,
+    }
+    yield "composition", {"head_composition": composition, "composition_null": null}
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         yield f"{length}/{doc}", _positional_rows(sizes, model, length, doc)
 

@@ -33,9 +33,11 @@ def gguf_name(model_type: str) -> str:
     return ARCHITECTURES.get(model_type, model_type)
 
 
-def write_gguf(path: Path, blocks: int, leave_out: str = "", architecture: str = "llama") -> None:
-    """A GGUF of two blocks of width 8, with the tensors of only `blocks` of them."""
+def write_gguf(path: Path, blocks: int, leave_out: str = "", architecture: str = "llama", parts: int = 1) -> Path:
+    """A GGUF of two blocks of width 8, with the tensors of only `blocks` of them; the first of `parts` files."""
     writer = GGUFWriter(path, architecture)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     writer.add_block_count(2)
     writer.add_context_length(64)
     writer.add_embedding_length(8)
@@ -54,6 +56,7 @@ def write_gguf(path: Path, blocks: int, leave_out: str = "", architecture: str =
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{block}.{name}.weight", np.ones(8, np.float32))
     _close(writer)
+    return path
 
 
 def write_model(
@@ -118,6 +121,18 @@ def _head_dim(config: Any) -> int | None:
     return None if config.model_type == "gemma4_text" else _get(config, "head_dim")
 
 
+def _global_dims(config: Any) -> int:
+    """The head_dim of Gemma 4's full-attention layers."""
+    return int(config.per_layer_config[config.layer_types.index("full_attention")].head_dim)
+
+
+def _kv_heads(config: Any) -> Any:
+    """KV heads: a list by layer for Gemma 4."""
+    if config.model_type != "gemma4_text":
+        return _get(config, "num_key_value_heads")
+    return [config.per_layer_config[layer].num_key_value_heads for layer in range(config.num_hidden_layers)]
+
+
 def _sizes(config: Any) -> dict[str, Any]:
     """The keys that the converter writes for every architecture."""
     eps = _get(config, "rms_norm_eps")
@@ -128,7 +143,7 @@ def _sizes(config: Any) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "feed_forward_length": _get(config, "intermediate_size", "n_inner") or 4 * config.hidden_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": _get(config, "num_key_value_heads"),
+        "attention.head_count_kv": _kv_heads(config),
         "attention.layer_norm_rms_epsilon": eps if eps is not None or layer_norm_eps else _get(config, "norm_eps"),
         "attention.layer_norm_epsilon": layer_norm_eps,
         "attention.key_length": _head_dim(config),
@@ -290,10 +305,10 @@ def _rope_tensors(arch: str, config: Any) -> Iterator[tuple[str, Tensor]]:
         case "llama3":
             yield "rope_freqs.weight", _llama3_divisors(rope, _rotary_dims(config))
         case "proportional":
-            rotating = int(config.global_head_dim * rope["partial_rotary_factor"] / 2)
+            rotating = int(_global_dims(config) * rope["partial_rotary_factor"] / 2)
             yield (
                 "rope_freqs.weight",
-                torch.tensor([1.0] * rotating + [1e30] * (config.global_head_dim // 2 - rotating)),
+                torch.tensor([1.0] * rotating + [1e30] * (_global_dims(config) // 2 - rotating)),
             )
 
 
