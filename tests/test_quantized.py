@@ -78,9 +78,8 @@ def test_digesting_a_packed_model_leaves_it_unchanged(four_bits: Any, tmp_path: 
         expected = four_bits(IDS).logits
         model = hs.load(four_bits, tokenizer=tokenizer())
         first, _ = model.identity, four_bits(IDS)
-        measure = hs.measure(
-            model, text=save_texts(tmp_path / "texts"), docs=1, lengths=[40], rows=8, out=tmp_path / "r"
-        )
+        text = save_texts(tmp_path / "texts")
+        run = hs.measure(model, text=text, docs=1, lengths=[40], rows=8, out=tmp_path / "runs")
         assert torch.equal(four_bits(IDS).logits, expected)
     assert model.identity.weights == first.weights
     assert run.manifest["models"][0]["identity"]["quantization"] == "bitsandbytes 4-bit"
@@ -110,7 +109,7 @@ def test_gradients_and_weights_of_four_bits_are_refused_by_name(probe: str, four
         "influence": {**texts, "method": "estimate", "components": ["zero"]},
     }
     run = getattr(hs, probe)
-    with pytest.raises(UnsupportedModel, match=r"keeps quantised weights|no gradients through 4-bit weights on a CPU"):
+    with pytest.raises(UnsupportedModel, match=r"keeps quantised weights|no gradients of 4-bit weights on a CPU"):
         run(model, out=tmp_path / "runs", quiet=True, **options[probe])
 
 

@@ -76,7 +76,7 @@ def refuse_gradients(module: nn.Module, name: str) -> None:
     """Raise UnsupportedModel for 4-bit weights that bitsandbytes has packed on a CPU: they have no gradients."""
     if any(map(_is_packed, module.modules())):
         raise UnsupportedModel(
-            f"estimates are not possible for {name}: bitsandbytes computes no gradients through 4-bit weights on a CPU. "
+            f"estimates are not possible for {name}: bitsandbytes computes no gradients of 4-bit weights on a CPU. "
             "Use --method exact, or another model"
         )
 
