@@ -289,3 +289,34 @@ def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> 
     assert len([*group.charts]) == 4
     assert len([*report.head_findings(run, "base", 1, 2)]) == 4
     assert len([*report.findings(run)]) == 2 * 4
+
+
+def test_options_of_generated_sets_are_refused_for_files(
+    refused: Callable[..., str], folder: Path, tmp_path: Path
+) -> None:
+    """`count` was ignored: `hs.ablate(pairs=[file], count=1)` used all pairs."""
+    file = write_prompts(tmp_path / "own.jsonl", "w0 w5 w9", "w1 w5 w9")
+    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet", "--pairs", file)
+    assert "--count has no effect here: every pair of a file is used" in refused(2, "ablate", *tiny, "--count", 1)
+    assert "--length has no effect here: it is for induction and needle" in refused(2, "ablate", *tiny, "--length", 64)
+
+
+def test_prompts_that_the_model_does_not_answer_are_counted_before_the_effects(folder: Path, tmp_path: Path) -> None:
+    """The second file exchanges answer and wrong answer, so every logit difference has the other sign."""
+    shares = []
+    for name, answer, wrong in (("plain", ANSWER, WRONG), ("exchanged", WRONG, ANSWER)):
+        lines = [
+            {"name": f"p{n}", "clean": f"w{n} w5 w9", "corrupted": "w8 w5 w9", "answer": answer, "wrong": wrong}
+            for n in range(4)
+        ]
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)))
+        run = run_study(folder, tmp_path / name, pairs=[str(file)], heads=["L0H1"], metric="logit_diff")
+        values = run.table("ablation").drop_duplicates(["model", "pair"]).query("model == 'base'")["metric_before"]
+        texts = [finding.text for finding in report.findings(run) if finding.model == "base"]
+        missing = int((values <= 0).sum())
+        shares.append(missing / 4)
+        if missing:
+            assert f"does not give the answer in {missing} of 4 pairs" in texts[0]
+            assert f"4 prompts, {missing} not answered" in texts[-2]
+    assert sum(shares) == 1

@@ -24,6 +24,7 @@ from zoo.eager import eager, tokens
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
+from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.forward.interventions import (
     ABLATIONS,
     PairUnrotation,
@@ -36,7 +37,6 @@ from headscope.forward.interventions import (
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import LayerAttention, patched_outputs
 from headscope.forward.replay import Replay
-from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.models import checkpoint
 from headscope.plots.heads import plot_matrix
 from headscope.positions import AdaRoPE
@@ -349,7 +349,9 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
         assert checks.relative(logits[layer], expected) <= 1e-5, layer
 
 
-def test_a_model_whose_resumed_passes_read_other_keys_than_full_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_resumed_passes_read_other_keys_than_full_ones_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A planted fault: the layers that a resumed pass leaves out hand on keys that are 10 % too large."""
     outputs = CarriedState.outputs
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
 from headscope.prompts.needles import Needle
 from headscope.prompts.pairs import (
@@ -70,6 +70,24 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
         build(index)
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
     return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
+
+
+def unused_pair_options(sources: Sequence[str]) -> dict[str, str]:
+    """Options that change nothing for these sets and files, with the reason: `count`, `length`.
+
+    Raises ValueError for a misspelt name of a generated set.
+    """
+    files = [source for source in sources if source not in GENERATED_SETS]
+    for source in files:
+        is_bare_name = "." not in source and "/" not in source
+        if is_bare_name and (hint := did_you_mean(source, GENERATED_SETS)):
+            raise ValueError(f"no set of prompt pairs '{source}'{hint}. A file of that name is ./{source}")
+    unused = {}
+    if len(files) == len(sources):
+        unused["count"] = "every pair of a file is used"
+    if not {*SETS_OF_ANY_LENGTH} & {*sources}:
+        unused["length"] = f"it is for {' and '.join(SETS_OF_ANY_LENGTH)}"
+    return unused
 
 
 def check_set_names(pair_sets: Sequence[PairSet]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from headscope import user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
-from headscope.prompts.texts import leading_special_tokens
+from headscope.prompts.texts import comparable_text, leading_special_tokens
 from headscope.prompts.token_text import token_offsets
 
 METRIC_LABELS = {
@@ -113,7 +113,7 @@ def read_prompt_pairs(file: str) -> list[PromptPair]:
         if pair.name in names:
             raise BadInput(f"{pair.location}: the name {user_input.quote(pair.name)} is already used. Use another one")
         names.add(pair.name)
-        content = (pair.clean, pair.corrupted, pair.answer, pair.wrong)
+        content = tuple(map(comparable_text, (pair.clean, pair.corrupted, pair.answer, pair.wrong)))
         if content in locations:  # intervals would count it as an independent pair
             raise BadInput(f"{pair.location} is a copy of {locations[content]}. Remove it")
         locations[content] = pair.location

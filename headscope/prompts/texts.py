@@ -9,11 +9,12 @@ import hashlib
 import importlib.util
 import logging
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,8 +98,8 @@ def load_token_documents(
 ) -> list[TokenDocument]:
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
-    Copies and near-copies of an earlier document (`NearDuplicateIndex`) are left out with a warning, since an interval
-    needs independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
+    Copies and near-copies of an earlier document (`NearDuplicateIndex` of their `comparable_text`) are left out with a
+    warning, since an interval needs independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens. Use at least 1 document and 1 token")
@@ -109,7 +110,7 @@ def load_token_documents(
     for searched, document in enumerate(read_documents(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
-            original = index.add(ids)
+            original = index.add(first_tokens(comparable_text(document.text), tokenizer, length))
             if original is None:
                 if index.overlap is not None:
                     overlaps.append(f"{document.name} with {documents[index.overlap].name}")
@@ -162,6 +163,19 @@ class NearDuplicateIndex:
             self._holders.setdefault(gram, []).append(self._count)
         self._count += 1
         return None
+
+
+def comparable_text(text: str) -> str:
+    """The text without what may differ between copies: capitals, kinds and lengths of white space, invisible
+    characters."""
+    visible = text.translate(_invisible_characters())
+    return " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
+
+
+@cache
+def _invisible_characters() -> dict[int, None]:
+    """The format characters of Unicode, such as zero-width spaces and soft hyphens, for `str.translate`."""
+    return dict.fromkeys(ordinal for ordinal in range(0x10000) if unicodedata.category(chr(ordinal)) == "Cf")
 
 
 def find_near_duplicate(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:

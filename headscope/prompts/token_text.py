@@ -70,7 +70,9 @@ def _token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
     if backend is not None and "ByteLevel" in repr(backend.decoder):
         return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer), _BYTE_BY_CHARACTER)
     if backend is None and _has_byte_tokens(tokenizer):
-        return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer), {chr(byte): byte for byte in range(256)})
+        return partial(
+            _decode_byte_level, tokenizer, _added_tokens(tokenizer), {chr(byte): byte for byte in range(256)}
+        )
     return _IncrementalDecoder(tokenizer).decode_token
 
 

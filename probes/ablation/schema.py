@@ -8,6 +8,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -45,8 +46,9 @@ class AblationOptions(MultilineOptions):
         ["zero"],
         min_length=1,
         description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text (fewer in a model with a "
-        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the prompts "
-        "with the same number of tokens; streaming: the head attends to the first --sink and last --recent tokens only",
+        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the "
+        "prompts with the same number of tokens; streaming: the head attends to the first --sink and last --recent "
+        "tokens only",
     )
     sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
     recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")
@@ -74,6 +76,9 @@ class AblationOptions(MultilineOptions):
         if unused := unused & self.model_fields_set:
             source = "a prompt" if self.prompt is not None else "'pairs'"
             raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")
+        for name, reason in unused_pair_options(self.pairs).items() if self.pairs is not None else ():
+            if name in self.model_fields_set:
+                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
         if self.wrong is not None and self.metric != "logit_diff":
             raise ValueError(
                 f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change 'metric'"

@@ -71,13 +71,15 @@ class InfluenceOptions(Options):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of heads or KV groups with the largest absolute estimates to evaluate exactly",
+        description="for verify: number of heads or KV groups to evaluate exactly, those with the largest root "
+        "mean square estimate over texts",
     )
     verify_random: int = Field(
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to evaluate exactly, drawn at random",
+        description="for verify: number of other heads or KV groups to evaluate exactly, drawn at random; all if there "
+        "are fewer",
     )
     curve: bool = Field(
         True, description="also change the top 1, 2, 4, ... heads or KV groups together (pair bands: always all heads)"

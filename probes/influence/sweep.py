@@ -193,12 +193,6 @@ def plan_sweep(
                     "Remove its heads from the set"
                 )
         units = {key: named_units if options.method == "exact" else candidates for key, candidates in units.items()}
-    fewest = min(map(len, units.values()))
-    if options.method == "verify" and options.verify_top + options.verify_random > fewest:
-        raise BadInput(
-            f"--verify-top {options.verify_top} and --verify-random {options.verify_random} exceed the {fewest} heads "
-            f"or KV groups of model '{label}'. Use smaller numbers, or --method exact"
-        )
     return Sweep(model, schedule, interventions, units, named_sets)
 
 
