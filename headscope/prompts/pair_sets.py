@@ -31,7 +31,7 @@ from headscope.prompts.pairs import (
     read_prompt_pairs,
     tokenize_pair,
 )
-from headscope.prompts.texts import leading_special_tokens
+from headscope.prompts.special_tokens import leading_special_tokens, warn_about_repeated_bos
 
 SetName = Literal["ioi", "greater-than", "induction", "needle"]
 GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
@@ -66,8 +66,9 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
             tokenizer, pairs[index], alignment, needs_one_token=needs_one_token, needs_wrong=needs_wrong
         )
 
-    for index in range(len(pairs)):
-        build(index)
+    tokens = [build(index) for index in range(len(pairs))]
+    prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
+    warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
     return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
 

@@ -176,8 +176,8 @@ def _duo(run: RunTables, score: str, model: str | None, options: ExportOptions) 
     if 1 in values.shape:
         layers, groups = values.shape
         raise BadInput(
-            f"{scores.model} has scores of {layers} layers of {groups} KV heads: DuoAttention and kvpress read the file "
-            "of a single row or column as a list. Use headkv, rtp-llm or csv"
+            f"{scores.model} has scores of {layers} layers of {groups} KV heads: DuoAttention and kvpress read the "
+            "file of a single row or column as a list. Use headkv, rtp-llm or csv"
         )
     rows = "\n".join("\t".join(f"{value:.6f}" for value in row) for row in values)
     return {

@@ -90,10 +90,13 @@ class PromptOptions(MultilineOptions):
 
     prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
     prompt_file: str | None = Field(None, description="file to read the prompt from")
+    template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
 
     @model_validator(mode="after")
     def _check_prompt_alone(self) -> "PromptOptions":
         prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
+        if self.template and not prompts:
+            raise ValueError("'template' is for a prompt. Remove 'template', or add 'prompt'")
         if len(prompts) == 2:
             raise ValueError("'prompt' and 'prompt_file' cannot be combined. Give one of them")
         if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):

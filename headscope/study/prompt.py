@@ -16,7 +16,8 @@ class ProbeTexts:
     """The texts of a probe: its prompt, or the documents of the study at context lengths `lengths`."""
 
     def __init__(self, options: PromptOptions, lengths: Sequence[int], context: StudyContext):
-        self._lengths, self._context = lengths, context
+        self._lengths, self._context, self._template = lengths, context, options.template
+        self._prompts: dict[str, TokenDocument] = {}
         self._prompt = _load_prompt(options)
         if self._prompt is not None:
             context.record_input("prompt", self._prompt)
@@ -34,8 +35,13 @@ class ProbeTexts:
         """The prompt, or the documents of every length, as long as the longest, so that lengths compare."""
         if self._prompt is None:
             return self._context.documents(label, max(self._lengths))
-        name, text = self._prompt
-        ids = texts.first_tokens(text, self._context.tokenizer(label), MAX_PROMPT_TOKENS + 1)
+        if label not in self._prompts:
+            self._prompts[label] = self._tokenize(label, *self._prompt)
+        return [self._prompts[label]]
+
+    def _tokenize(self, label: str, name: str, text: str) -> TokenDocument:
+        """The prompt in the tokens of a model. Raises BadInput if it has too few or too many of them."""
+        ids = texts.prompt_tokens(text, self._context.tokenizer(label), MAX_PROMPT_TOKENS + 1, self._template)
         if len(ids) < 2:
             raise BadInput(f"the prompt has {len(ids)} token{'s' if not ids else ''}. Give a text of at least 2 tokens")
         if len(ids) > MAX_PROMPT_TOKENS:
@@ -43,7 +49,8 @@ class ProbeTexts:
                 f"the prompt has more than {MAX_PROMPT_TOKENS:,} tokens. Give a shorter one, or sample rows of it with "
                 "--text file:PATH and --length"
             )
-        return [TokenDocument(name, ids, sha256(text.encode()).hexdigest())]
+        template = "chat template: " if self._template else ""
+        return TokenDocument(name, ids, sha256(f"{template}{text}".encode()).hexdigest())
 
 
 def _load_prompt(options: PromptOptions) -> tuple[str, str] | None:

@@ -30,6 +30,7 @@ from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
+from headscope.prompts.special_tokens import chat_text, warn_about_repeated_bos
 from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
 from headscope.streaming import StreamingWindow
@@ -225,11 +226,15 @@ class AblationRunner:
 
 def _single_pair_set(options: AblationOptions, tokenizer: Any) -> PairSet:
     """The prompt of the options as a set of one."""
-    prompt, answer = str(options.prompt), str(options.answer)
-    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "")
+    prompt, answer, template = str(options.prompt), str(options.answer), options.template
+    if template:
+        prompt = chat_text(tokenizer, prompt, "Leave out the template")
+    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "", has_template=template)
     is_one_token = options.metric in ("logit_diff", "logprob")
     needs_wrong = options.metric == "logit_diff"
     tokens = tokenize_pair(tokenizer, pair, needs_one_token=is_one_token, needs_wrong=needs_wrong)
+    if not template:
+        warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
     return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
 
 

@@ -27,6 +27,7 @@ class AblationOptions(MultilineOptions):
         None, min_length=1, description="right continuation of the prompt, with its leading space"
     )
     wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metric logit_diff")
+    template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
     pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
         min_length=1,
@@ -43,8 +44,9 @@ class AblationOptions(MultilineOptions):
         ["zero"],
         min_length=1,
         description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text (fewer in a model with a "
-        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the prompts "
-        "with the same number of tokens; streaming: the head attends to the first --sink and last --recent tokens only",
+        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the "
+        "prompts with the same number of tokens; streaming: the head attends to the first --sink and last --recent "
+        "tokens only",
     )
     sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
     recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")
@@ -68,7 +70,7 @@ class AblationOptions(MultilineOptions):
             raise ValueError("give either 'prompt' with 'answer', or 'pairs'")
         if self.prompt is not None and self.answer is None:
             raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
-        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong"}
+        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong", "template"}
         if unused := unused & self.model_fields_set:
             source = "a prompt" if self.prompt is not None else "'pairs'"
             raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")
