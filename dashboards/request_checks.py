@@ -26,7 +26,7 @@ VALUE_TYPES: Mapping[str, tuple[type, ...]] = {
 def add_request_checks(app: Dash) -> None:
     """Answer a malformed request with one line, before Dash fails on it."""
 
-    @app.server.before_request
+    @app.server.before_request  # type: ignore[untyped-decorator]
     def check() -> tuple[str, int] | None:
         if request.path != CALLBACK_PATH or request.method != "POST":
             return None
@@ -75,11 +75,14 @@ def _is_value(value: Any, declared: Mapping[str, str]) -> bool:
     name, prop = declared["id"], declared["property"]
     if not _is_component_property(value) or value["property"] != prop:
         return False
-    has_id = json.loads(name).keys() == value["id"].keys() if isinstance(value["id"], dict) else value["id"] == name
+    has_id = value["id"] == name
+    if isinstance(value["id"], dict):
+        has_id = name.startswith("{") and json.loads(name).keys() == value["id"].keys()
     content = value.get("value")
     types = VALUE_TYPES.get(f"{name}.{prop}", VALUE_TYPES.get(prop, (object,)))
-    is_state = name == "page-state" and content is not None
-    return has_id and isinstance(content, types) and (not is_state or _is_page_state(content))
+    if not has_id or not isinstance(content, types):
+        return False
+    return name != "page-state" or content is None or _is_page_state(content)
 
 
 def _is_component_property(item: Any) -> bool:
@@ -90,5 +93,5 @@ def _is_component_property(item: Any) -> bool:
     return isinstance(name, str) or (isinstance(name, dict) and all(isinstance(part, str) for part in name.values()))
 
 
-def _is_page_state(state: Mapping[str, Any]) -> bool:
+def _is_page_state(state: Any) -> bool:
     return state.keys() == EMPTY_STATE.keys() and isinstance(state["control_values"], dict)

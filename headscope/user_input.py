@@ -12,8 +12,8 @@ import yaml
 
 from headscope.errors import BadInput, ResourceMissing
 
-RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
-"""Pattern of run names."""
+RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+"""Pattern of run names; the folder of a run adds a time and a digest to it."""
 MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
 MAX_YAML_DEPTH, MAX_YAML_NODES = 100, 100_000
@@ -49,6 +49,14 @@ def expand_path(text: Path | str, argument_name: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"{argument_name} {quote(str(text))} cannot be accessed ({reason}). Check the path") from error
     return expanded
+
+
+def working_directory() -> str:
+    """The working directory, for messages about relative paths."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "a working directory that was deleted"
 
 
 def read_text_file(file: Path, source_name: str) -> str:

@@ -37,6 +37,8 @@ SetName = Literal["ioi", "greater-than", "induction", "needle"]
 GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
 SETS_OF_ANY_LENGTH: tuple[SetName, ...] = ("induction", "needle")
 """Sets whose prompts have as many tokens as requested."""
+PROMPT_SET = "prompt"
+"""Name of the set of a single prompt, which `headscope ablate` takes."""
 MAX_REPEATED_DRAWS = 1000
 """Draws in a row that repeat an earlier pair before a set counts as exhausted."""
 
@@ -70,7 +72,13 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
-    return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
+    return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
+
+
+def _file_set_name(file: str) -> str:
+    """The name of the set of a file: its stem, after "file:" if the stem is the name of another set."""
+    stem = re.split(r"[/\\]", file)[-1].removesuffix(".jsonl")
+    return f"file:{stem}" if stem in (*GENERATED_SETS, PROMPT_SET) else stem
 
 
 def check_set_names(pair_sets: Sequence[PairSet]) -> None:

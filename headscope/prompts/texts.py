@@ -288,7 +288,7 @@ def _glob_files(pattern: str) -> dict[str, Path]:
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         hint = f"It is a folder. Use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
-        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
+        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {user_input.working_directory()}). {hint}")
     parts = Path(pattern).parts
     magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]
     fixed = magic[0] if magic else len(parts) - 1

@@ -24,10 +24,10 @@ MAX_INDEX = 2**15
 def read(path: Path | str) -> HeadScores:
     """Read a score per head, or per KV group (`per_group`), from a file that `headscope export` can write.
 
-    Recognised by content: a folder of DuoAttention or its .tsv, JSON of Retrieval_Head and HeadKV (the mean of each list), YAML of
-    QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context), CSV with
-    columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without the file,
-    BadInput for content that is none of these.
+    Recognised by content: a folder of DuoAttention or its .tsv, JSON of Retrieval_Head and HeadKV (the mean of each
+    list), YAML of QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context),
+    CSV with columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without
+    the file, BadInput for content that is none of these.
     """
     file = expand_path(check_path(path, "path"), "scores")
     if file.is_dir():

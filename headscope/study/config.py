@@ -59,6 +59,10 @@ class Options(BaseModel):
         return list(dict.fromkeys(value)) if is_plain_list else value
 
 
+MAX_LENGTH = 2**31 - 1
+"""Longest context in tokens: stored tables hold it in 32 bits."""
+
+
 def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
     """A validator of sizes in tokens: at least one, each at least `minimum`, sorted. Messages name the `quantity`."""
 
@@ -67,6 +71,8 @@ def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
             raise ValueError(f"no {quantity}. Give at least one")
         if min(sizes) < minimum:
             raise ValueError(f"{quantity} {min(sizes)} is too short. Use at least {minimum} tokens")
+        if max(sizes) > MAX_LENGTH:
+            raise ValueError(f"{quantity} {user_input.quote(max(sizes))} is too long. Use at most {MAX_LENGTH} tokens")
         return sorted(set(sizes))
 
     return AfterValidator(validate)
@@ -280,7 +286,7 @@ REQUIREMENTS = {
     "multiple_of": "must be a multiple of {multiple_of}",
     "string_type": "must be a string",
     "string_too_short": "must not be empty",
-    "string_pattern_mismatch": "may only have letters, digits, - and _",
+    "string_pattern_mismatch": "may only have letters, digits, - and _, at most 100 of them",
     "invalid_key": "must be a string (a key)",
     "list_type": "must be a list",
     "too_short": "must have at least {min_length} value",

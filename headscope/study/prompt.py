@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput, ResourceMissing
@@ -63,7 +62,7 @@ def _load_prompt(options: PromptOptions) -> tuple[str, str] | None:
     elif options.prompt_file is not None:
         file = user_input.expand_path(options.prompt_file, "prompt file")
         if not file.is_file():
-            location = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
+            location = f"{user_input.quote(options.prompt_file)} (from {user_input.working_directory()})"
             raise ResourceMissing(f"no prompt file at {location}. Check the path")
         name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
         try:

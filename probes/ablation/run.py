@@ -28,7 +28,7 @@ from headscope.heads import HeadSet
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
+from headscope.prompts.pair_sets import PROMPT_SET, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
 from headscope.prompts.special_tokens import chat_text, warn_about_repeated_bos
 from headscope.runs.arrow import Rows
@@ -37,7 +37,7 @@ from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.user_input import quote
-from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, AblationOptions
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""

@@ -1,20 +1,19 @@
 """Options, stored tables and synthetic rows of the ablation probe."""
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from headscope.heads import format_head
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import MultilineOptions
 
 KINDS = ("zero", "mean", "resample", "streaming")
-PROMPT_SET = "prompt"
-"""Name of the set of a single prompt."""
 
 
 class AblationOptions(MultilineOptions):
@@ -64,6 +63,14 @@ class AblationOptions(MultilineOptions):
     count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
     length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
 
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _accept_head_set(cls, value: Any) -> Any:
+        """A HeadSet is its heads, as in `hs.ablated`; so are pairs (layer, head)."""
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            return value
+        return [format_head(*head) if _is_pair(head) else head for head in value]
+
     @model_validator(mode="after")
     def _check_prompts(self) -> "AblationOptions":
         if (self.prompt is None) == (self.pairs is None):
@@ -101,6 +108,10 @@ class AblationOptions(MultilineOptions):
                 "or the kinds zero and mean"
             )
         return self
+
+
+def _is_pair(head: Any) -> bool:
+    return isinstance(head, tuple) and [type(part) for part in head] == [int, int]
 
 
 _KEYS = (
