@@ -66,6 +66,16 @@ def test_heads_may_be_a_head_set_or_pairs_as_in_ablated(folder: Path, tmp_path: 
         shutil.rmtree(run.path)
 
 
+def test_every_option_that_takes_heads_takes_a_head_set() -> None:
+    heads = HeadSet.parse("L2H3,L0H1")
+    options = {"circuits": {"heads": heads}, "paths": {"senders": heads, "receivers": [(2, 3)]}}
+    study = build_study(options | {"influence": {"heads": {"top": heads}}})
+    assert study.probe_options["circuits"].heads == heads.identifiers
+    assert study.probe_options["paths"].senders == heads.identifiers
+    assert study.probe_options["paths"].receivers == ["L2H3"]
+    assert study.probe_options["influence"].heads == {"top": heads.identifiers}
+
+
 def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Path, tmp_path: Path) -> None:
     heads = ["L0H1", "L2H3", "L2H0"]
     kinds = {"zero": "zero", "mean": "mean", "streaming": "streaming:0+1"}

@@ -25,19 +25,8 @@ BODY: dict[str, Any] = {
     "state": [{"id": "page-state", "property": "data", "value": None}],
     "changedPropIds": ["url.pathname"],
 }
-NONSENSE: list[Any] = [
-    [{"id": {"url": "x"}, "property": "pathname", "value": "/"}] * 2,
-    None,
-    5,
-    "x",
-    [],
-    {},
-    [5],
-    [None],
-    [{}],
-    [[]],
-    [{"id": 5, "property": 6}],
-]
+DICT_ID = {"id": {"url": "x"}, "property": "pathname", "value": "/"}
+NONSENSE: list[Any] = [None, 5, "x", [], {}, [5], [None], [{}], [[]], [{"id": 5, "property": 6}], [DICT_ID] * 2]
 TEXTS = [b"", b"{", b"[]", b"5", b"null", b'"x"', b"{}", b"NaN", b"[" * 100_000, b"\xff\xfe", b'{"output": "\\ud800"}']
 
 

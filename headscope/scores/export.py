@@ -118,7 +118,7 @@ def _write(path: Path, files: Files) -> None:
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         for leftover in (draft, side):
-            if leftover.is_file():
+            if os.path.isfile(leftover):  # False, too, for a name that is too long
                 leftover.unlink()
         raise CannotWrite(f"cannot write '{path}': {error.strerror}. Choose another --out") from error
 

@@ -1,13 +1,13 @@
 """Options, stored tables and synthetic rows of the ablation probe."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from headscope.heads import format_head
+from headscope.heads import head_names
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -33,7 +33,7 @@ class AblationOptions(MultilineOptions):
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
         "induction, needle, or a JSON lines file",
     )
-    heads: list[str] = Field(
+    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
         ["all"],
         min_length=1,
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
@@ -62,14 +62,6 @@ class AblationOptions(MultilineOptions):
     )
     count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
     length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
-
-    @field_validator("heads", mode="before")
-    @classmethod
-    def _accept_head_set(cls, value: Any) -> Any:
-        """A HeadSet is its heads, as in `hs.ablated`; so are pairs (layer, head)."""
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            return value
-        return [format_head(*head) if _is_pair(head) else head for head in value]
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "AblationOptions":
@@ -108,10 +100,6 @@ class AblationOptions(MultilineOptions):
                 "or the kinds zero and mean"
             )
         return self
-
-
-def _is_pair(head: Any) -> bool:
-    return isinstance(head, tuple) and [type(part) for part in head] == [int, int]
 
 
 _KEYS = (
