@@ -29,10 +29,12 @@ paper: .venv/ready  ## measure the paper's claims (about an hour) and rewrite do
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
 	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tables in measures.md and models.md, checkpoints
+docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tables in measures.md, models.md and positions.md, checkpoints
 	$(BIN)/python -m headscope.reference
 	$(BIN)/python -W ignore -m tests.zoo --write docs/models.md
 	$(BIN)/python -W ignore -m tests.zoo --layouts --write docs/checkpoints.md
+	$(BIN)/python -m tests.support.rope_settings
+	$(BIN)/python -m tests.positions_page
 
 site: .venv/ready-dev  ## build the documentation site from docs/ into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

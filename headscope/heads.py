@@ -167,13 +167,17 @@ class HeadSet:
         return head in self.heads
 
     def __or__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet((*self.heads, *(head for head in other if head not in self.heads)))
+        heads = (*self.heads, *(head for head in other if head not in self.heads))
+        digests = {self.model_digest, getattr(other, "model_digest", "")} - {""}
+        if len(digests) > 1:
+            raise BadInput("these heads were measured on two models with other weights. Join heads of one model")
+        return HeadSet(heads, model_digest="".join(digests))
 
     def __and__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet(tuple(head for head in self.heads if head in other))
+        return HeadSet(tuple(head for head in self.heads if head in other), model_digest=self.model_digest)
 
     def __sub__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet(tuple(head for head in self.heads if head not in other))
+        return HeadSet(tuple(head for head in self.heads if head not in other), model_digest=self.model_digest)
 
     def __str__(self) -> str:
         return ",".join(self.identifiers)

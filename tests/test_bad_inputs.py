@@ -110,7 +110,7 @@ WHOLE = {
     "scaling": ("seeds",),
     "detectors": ("sequences",),
     "patterns": ("rows", "keys"),
-    "budget": ("sink", "recent", "draws", "rows", "count"),
+    "budget": ("sink", "recent", "draws", "count"),
     "circuits": ("top",),
     "evaluate": ("documents",),
 }
@@ -172,6 +172,7 @@ def of_options() -> Iterator[Any]:
         yield case(2, "--rows must be an integer", "run", f"--rows={value}")
     for value in ("0", "1", "-3"):
         yield case(2, f"{value} rows are too few", "run", f"--rows={value}")
+        yield case(2, f"{value} rows cannot be sampled", "budget", *BUDGET, f"--rows={value}")
     for phase in ("2048", "²:2", "a:b", "1:2:3:4", "-1:2", "1.5:2", ":"):
         yield case(2, f"invalid phase '{phase}'", "adapt", f"--phase={phase}")
     for phase in ("1:2", "8:0", "8:1:0"):

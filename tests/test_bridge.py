@@ -1,6 +1,8 @@
 """TransformerBridge: records and logits equal those of the wrapped model, and TransformerLens's hooks still fire."""
 
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +13,16 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput
+from headscope.forward.ablation import ablated
 from headscope.forward.capture import capturing
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model, load
+from headscope.streaming import StreamingWindow
 
 FAMILY = pytest.mark.parametrize("family", families.MEASURABLE)
 LENGTH = 24
+MATRIX_HOOKS = ("hook_attn_scores", "hook_pattern")
 IDS = torch.randint(3, families.VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(9))
 
 
@@ -69,7 +75,7 @@ def test_rotary_and_output_hooks_fire_with_transformerlens_shapes(family: str) -
     records: list[AttentionRecord] = []
     with torch.no_grad(), capturing(model) as layers:
         layers.listen(records.append)
-        _, cache = model.bridge.run_with_cache(IDS)
+        _, cache = model.bridge.run_with_cache(IDS, names_filter=lambda name: not name.endswith(MATRIX_HOOKS))
     for layer in range(families.LAYERS):
         q, k, z = (cache[f"blocks.{layer}.attn.{hook}"] for hook in ("hook_rot_q", "hook_rot_k", "hook_z"))
         assert q.shape == (2, LENGTH, families.HEADS, spec.head_dim)
@@ -82,9 +88,87 @@ def test_rotary_and_output_hooks_fire_with_transformerlens_shapes(family: str) -
             heads = z[record.batch_index].reshape(LENGTH, families.HEADS, spec.head_dim)
             assert torch.equal(heads.transpose(0, 1), record.z)
     assert [name for name, value in cache.items() if value.shape[-2:] == (LENGTH, LENGTH)] == []
+
+
+@FAMILY
+def test_scores_and_patterns_are_those_of_transformerlens(family: str) -> None:
+    """Bit for bit, and only where a hook asks for them; the output is then computed from the pattern."""
+    model = bridged(family)
     with torch.no_grad():
-        _, cache = model.bridge.run_with_cache(IDS)
-    assert "blocks.0.attn.hook_pattern" in cache, "without headscope's backend there is an L x L pattern"
+        expected_logits, expected = model.bridge.run_with_cache(IDS)
+        with capturing(model):
+            plain = model.bridge(IDS)
+            logits, cache = model.bridge.run_with_cache(IDS)
+            again = model.bridge(IDS)
+    names = [name for name in expected if name.endswith(MATRIX_HOOKS)]
+    assert len(names) == 2 * families.LAYERS
+    assert all(torch.equal(cache[name], expected[name]) for name in names)
+    assert torch.equal(again, plain)
+    assert difference(logits, plain) <= 1e-4
+    assert difference(logits, expected_logits) <= 1e-4
+
+
+@pytest.mark.parametrize("hook", MATRIX_HOOKS)
+def test_hook_that_edits_scores_or_patterns_has_the_effect_and_the_gradient_of_transformerlens(hook: str) -> None:
+    """Also below an ablation, whose heads stay ablated."""
+
+    def hide_first_key(matrix: Tensor, hook: Any) -> Tensor:
+        matrix = matrix.clone()
+        matrix[..., 1:, 0] = 0 if hook.name.endswith("pattern") else -1e9
+        return matrix
+
+    model, results = bridged("llama-gqa"), []
+    gradients: list[Tensor] = []
+    for context in (nullcontext, partial(capturing, model)):
+        with context():
+            model.bridge.add_hook(f"blocks.1.attn.{hook}", hide_first_key)
+            model.bridge.add_hook(f"blocks.1.attn.{hook}", lambda grad, hook: gradients.append(grad), dir="bwd")
+            logits = model.bridge(IDS)
+            logits.logsumexp(-1).sum().backward()
+            model.bridge.reset_hooks()
+            results.append(logits.detach())
+    assert difference(*results) <= 1e-4
+    assert difference(*gradients) <= 1e-4
+    with torch.no_grad():
+        assert difference(results[0], model.bridge(IDS)) > 1e-2
+        with ablated(model, "L1H2"), capturing(model):
+            expected = model.bridge(IDS)
+            hooked = model.bridge.run_with_hooks(IDS, fwd_hooks=[(f"blocks.1.attn.{hook}", keep)])
+            assert difference(hooked, expected) <= 1e-4
+
+
+def keep(value: Tensor, hook: Any) -> Tensor:
+    return value
+
+
+@pytest.mark.parametrize("hook", MATRIX_HOOKS)
+def test_patterns_of_padded_batches_and_streaming_groups_are_refused(hook: str) -> None:
+    model = bridged("llama-gqa")
+    mask = torch.ones_like(IDS)
+    mask[0, :5] = 0
+    hooks = [(f"blocks.1.attn.{hook}", keep)]
+    with torch.no_grad(), capturing(model) as layers:
+        with pytest.raises(BadInput, match=f"{hook} has no L x L pattern in a padded batch. Pass one sequence"):
+            model.bridge.run_with_hooks(IDS, fwd_hooks=hooks, attention_mask=mask)
+        layers.stream(1, [0], StreamingWindow(2, 4))
+        with pytest.raises(BadInput, match=f"{hook} has no pattern of streaming KV groups"):
+            model.bridge.run_with_hooks(IDS, fwd_hooks=hooks)
+
+
+def test_nested_contexts_run_a_hook_once() -> None:
+    """In whatever order they end: a hook that doubles queries must not double them twice."""
+    model = bridged("llama-gqa")
+    hooks = [("blocks.1.attn.hook_rot_q", lambda q, hook: 2 * q)]
+    first, second = ExitStack(), ExitStack()
+    with torch.no_grad():
+        with capturing(model):
+            expected = model.bridge.run_with_hooks(IDS, fwd_hooks=hooks)
+        for stack in (first, second):
+            stack.enter_context(capturing(model))
+        assert torch.equal(model.bridge.run_with_hooks(IDS, fwd_hooks=hooks), expected)
+        first.close()
+        assert torch.equal(model.bridge.run_with_hooks(IDS, fwd_hooks=hooks), expected)
+        second.close()
 
 
 @FAMILY

@@ -3,6 +3,7 @@
 import json
 import logging
 from contextlib import nullcontext
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,11 +30,19 @@ from headscope.runs.run_tables import validate
 from headscope.streaming import StreamingWindow
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from probes.budget import findings
+from probes.budget import findings, passes
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
 from probes.budget.labels import format_interval
 from probes.budget.schema import order_name
-from probes.budget.streaming_order import cache_bytes, kept_tokens, lowest_groups, rank_groups, streaming_count
+from probes.budget.streaming_order import (
+    cache_bytes,
+    kept_tokens,
+    lowest_groups,
+    measured_scores,
+    rank_groups,
+    set_stability,
+    streaming_count,
+)
 
 OPTIONS: dict[str, Any] = {
     "lengths": [32, 64],
@@ -41,7 +50,7 @@ OPTIONS: dict[str, Any] = {
     "recent": 6,
     "draws": 2,
     "shares": [0.5, 0.25],
-    "rows": 1000,
+    "rows": "exact",
     "prompts": ["induction"],
     "count": 3,
     "cache_lengths": [128],
@@ -187,8 +196,8 @@ def test_effective_length_and_local_mass_are_those_of_measure(run: Run, place: P
         quiet=True,
     ).heads.set_index(["layer", "head"])
     scores = run.budget_scores[run.budget_scores["context_length"] == 64].groupby(["layer", "head"])
-    assert np.exp(scores["log_ess2"].mean()).to_numpy() == pytest.approx(measured["ess2_64"].to_numpy(), rel=0.02)
-    assert scores["local_mass"].mean().to_numpy() == pytest.approx(measured["local_mass"].to_numpy(), rel=0.02)
+    assert np.exp(scores["log_ess2"].mean()).to_numpy() == pytest.approx(measured["ess2_64"].to_numpy(), rel=1e-5)
+    assert scores["local_mass"].mean().to_numpy() == pytest.approx(measured["local_mass"].to_numpy(), rel=1e-5)
 
 
 def test_an_interrupted_study_resumes_to_the_same_bytes(run: Run, place: Path, tmp_path: Path) -> None:
@@ -219,6 +228,67 @@ def test_orders_from_a_run_and_a_file_judge_all_documents(run: Run, place: Path,
     stored = fixed.budget_orders[fixed.budget_orders["order"] == "-local_mass"].sort_values("rank")
     assert stored["layer"].tolist() == expected["layer"].tolist()
     assert "measured 2 of the 4 documents that judge it" in caplog.text
+
+
+# Rows that order the KV groups --------------------------------------------------------------------------------------
+
+
+def scores_by_seed(model: hs.Model, ids: list[int], rows: int | None, seeds: int) -> list[pd.DataFrame]:
+    """Scores and their errors of every head, by seed."""
+    tables = (passes.scores_and_losses(model, ids, StreamingWindow(4, 12), rows, seed)[0] for seed in range(seeds))
+    return [pd.DataFrame(columns) for columns in tables]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_scores_of_sampled_rows_are_unbiased_and_their_errors_are_those_over_seeds(family: str) -> None:
+    model = hs.load(families.MEASURABLE[family]())
+    ids = torch.randint(3, families.VOCAB, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    (exact,), samples = scores_by_seed(model, ids, None, 1), pd.concat(scores_by_seed(model, ids, 16, 40))
+    units = samples.groupby(["layer", "head"])
+    exact = exact.set_index(["layer", "head"])
+    for name in ("log_ess2", "local_mass", "far_mass"):
+        assert (exact[f"{name}_se"] == 0).all()
+        spread = units[name].std()
+        assert ((units[name].mean() - exact[name]).abs() <= 4.5 * spread / np.sqrt(40) + 1e-6).all()
+        # Evenly drawn rows differ by no more than a simple random sample of them, whose error is stated.
+        errors = units[f"{name}_se"].mean()
+        assert 0.6 * errors.mean() <= spread.mean() <= 1.2 * errors.mean()
+
+
+def test_the_stated_stability_is_that_of_the_sets_of_other_seeds() -> None:
+    model = hs.load(families.MEASURABLE["llama"]())
+    ids = torch.randint(3, families.VOCAB, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+    samples = scores_by_seed(model, ids, 12, 30)
+    sets = []
+    for rows in samples:
+        ranks = rank_groups(measured_scores(rows, "far-mass"), "max")
+        sets.append({*ranks.index[ranks["rank"] < streaming_count(0.5, len(ranks))]})
+    pairs = [*combinations(sets, 2)]
+    kept = [len(first & second) / len(first) for first, second in pairs]
+    same = [first == second for first, second in pairs]
+    stated = pd.concat([set_stability(rows, rows, "far-mass", "max", [0.5]) for rows in samples])
+    assert stated["kept"].mean() == pytest.approx(np.mean(kept), abs=0.1)
+    assert stated["same_set"].mean() == pytest.approx(np.mean(same), abs=0.2)
+    assert stated["same_set"].max() < 1
+
+
+def test_all_rows_of_the_octave_give_one_set_and_the_findings_say_so(run: Run) -> None:
+    assert (run.budget_stability[["kept", "same_set"]] == 1).all(axis=None)
+    assert set(run.budget_stability["order"]) == {"effective-length", "local-mass", "far-mass"}
+    assert "the same groups stream whatever query rows of these documents are sampled" in " ".join(
+        run.findings()["text"]
+    )
+
+
+def test_findings_state_the_stability_of_a_set_from_sampled_rows(place: Path) -> None:
+    options = {"lengths": [64], "rows": 8, "orders": ["far-mass"], "shares": [0.5], "prompts": []}
+    content = study(place, **options)
+    del content["budget"]["count"], content["budget"]["draws"]
+    sampled = run_study(build_study(content), place / "runs")
+    kept = sampled.budget_stability["kept"].mean()
+    assert f"{kept:.0%}".replace("%", " %") + " of them would stream as well if other query rows" in " ".join(
+        sampled.findings()["text"]
+    )
 
 
 def test_cache_sizes_of_unequal_layers() -> None:

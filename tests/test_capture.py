@@ -10,6 +10,7 @@ from support import eager_reference, families
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headscope.attention import backend, kernel
 from headscope.attention.masks import DecodedMask
@@ -254,6 +255,31 @@ def test_attention_in_both_directions_is_refused() -> None:
         mask = create_bidirectional_mask(model.module.config, torch.zeros(1, 3, 64), None)
     with pytest.raises(UnsupportedModel, match="mask is not causal"):
         DecodedMask.decode(mask)
+
+
+@pytest.mark.parametrize("arguments", [(0.0,), (0.0, 0.25), (0.0, 0.25, None)], ids=["dropout", "scaling", "is_causal"])
+def test_library_that_wraps_every_attention_function_may_pass_arguments_by_position(
+    arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kvpress does at import, in the order of transformers' own registered functions."""
+    functions = ALL_ATTENTION_FUNCTIONS
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(module: Any, q: Any, k: Any, v: Any, mask: Any, dropout: float, **kwargs: Any) -> Any:
+            named = dict(zip(("scaling", "is_causal"), arguments[1:], strict=False))
+            kwargs = {name: value for name, value in kwargs.items() if name not in named}
+            return function(module, q, k, v, mask, dropout, *arguments[1:], **kwargs)
+
+        return wrapper
+
+    module = families.SPECS["llama"].build()
+    expected = module(IDS[:1]).logits
+    for name in list(functions):
+        monkeypatch.setitem(functions, name, wrap(functions[name]))
+    model = load(module)
+    logits, records = run_captured(model, IDS[:1])
+    assert difference(logits, expected) <= 1e-4
+    assert {record.scaling for record in records} == {0.25}
 
 
 def test_a_window_that_only_the_mask_contains_is_applied() -> None:

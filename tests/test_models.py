@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from support import families
 from support.gguf_files import write_gguf
@@ -19,7 +22,7 @@ import headscope
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, ResourceMissing, UnsupportedModel
 from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
-from headscope.models import loading
+from headscope.models import conversion, loading
 from headscope.positions.model import Model, load
 from headscope.positions.schemes import SCHEMES
 
@@ -76,6 +79,36 @@ def test_opening_a_model_restores_its_mode_hooks_and_attention(family: str) -> N
     assert module.config._attn_implementation == implementation
     assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
     assert not any(m._forward_pre_hooks for m in module.modules())
+
+
+def test_config_without_return_dict_is_refused_with_the_cause() -> None:
+    """transformers itself cannot run such a model: its head reads the backbone's output by name."""
+    module = families.SPECS["llama"].build()
+    module.config.return_dict = False
+    with pytest.raises(AttributeError):
+        module(torch.arange(3)[None])
+    error = message(UnsupportedModel, lambda: load(module))
+    assert error == (
+        "cannot measure 'in-memory llama' (llama): its config has return_dict false, so its parts return tuples "
+        "without names. Set return_dict to true in its config"
+    )
+
+
+@pytest.mark.parametrize(("tokens", "phase"), [(3, "three tokens"), (8, "8 tokens with eager attention")])
+def test_failed_pass_is_refused_with_its_cause_its_place_and_the_versions(tokens: int, phase: str) -> None:
+    """Such as a private name that another version of transformers has renamed."""
+    module = families.SPECS["llama"].build()
+
+    def use_private_name(projection: Any, args: Any) -> None:
+        if args[0].shape[1] == tokens:
+            projection._renamed()
+
+    module.model.layers[2].self_attn.o_proj.register_forward_pre_hook(use_private_name)
+    error = message(UnsupportedModel, lambda: load(module))
+    cause = re.escape("'Linear' object has no attribute '_renamed' (wt/tests/test_models.py, line ").replace("wt", ".*")
+    versions = re.escape(f"torch {torch.__version__}, transformers {transformers.__version__})")
+    start = f"cannot measure this llama model: a forward pass over {phase} failed: AttributeError: "
+    assert re.match(rf"{start}{cause}\d+; {versions}. If the model runs without headscope, install", error)
 
 
 @pytest.mark.model
@@ -214,13 +247,13 @@ def test_gguf_file_is_converted_once_per_content(cache: Path, monkeypatch: pytes
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"")
 
-    monkeypatch.setattr(loading, "_write_converted", convert)
+    monkeypatch.setattr(conversion, "_write_converted", convert)
     gguf = cache.with_name("tiny.gguf")
-    folders = {loading.convert_gguf(gguf) for _ in range(2)}
+    folders = {conversion.convert_gguf(gguf) for _ in range(2)}
     assert len(conversions) == 1
     assert list(cache.iterdir()) == list(folders)
     gguf.write_bytes(b"GGUF, other content")
-    assert loading.convert_gguf(gguf) not in folders
+    assert conversion.convert_gguf(gguf) not in folders
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, RuntimeError])
@@ -231,9 +264,9 @@ def test_failed_conversion_leaves_no_files(
         (folder / "model.safetensors").write_bytes(b"half")
         raise exception("half way")
 
-    monkeypatch.setattr(loading, "_write_converted", convert)
+    monkeypatch.setattr(conversion, "_write_converted", convert)
     with pytest.raises(exception, match="half way"):
-        loading.convert_gguf(cache.with_name("tiny.gguf"))
+        conversion.convert_gguf(cache.with_name("tiny.gguf"))
     assert list(cache.iterdir()) == []
 
 
@@ -242,10 +275,10 @@ def test_an_incomplete_conversion_is_repeated(cache: Path, monkeypatch: pytest.M
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(loading, "_write_converted", convert)
-    folder = loading.convert_gguf(cache.with_name("tiny.gguf"))
+    monkeypatch.setattr(conversion, "_write_converted", convert)
+    folder = conversion.convert_gguf(cache.with_name("tiny.gguf"))
     (folder / "model.safetensors").unlink()
-    assert (loading.convert_gguf(cache.with_name("tiny.gguf")) / "model.safetensors").read_bytes() == b"weights"
+    assert (conversion.convert_gguf(cache.with_name("tiny.gguf")) / "model.safetensors").read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize(
@@ -280,15 +313,15 @@ def test_conversion_killed_by_sigkill_is_repeated(cache: Path, monkeypatch: pyte
     """SIGKILL runs no clean-up: a dot-prefixed folder remains, which the next conversion ignores."""
     gguf = cache.with_name("tiny.gguf")
     script = (
-        "import os, signal, sys; from pathlib import Path; from headscope.models import loading\n"
-        "loading._write_converted = lambda gguf, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "loading.convert_gguf(Path(sys.argv[1]))"
+        "import os, signal, sys; from pathlib import Path; from headscope.models import conversion\n"
+        "conversion._write_converted = lambda gguf, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "conversion.convert_gguf(Path(sys.argv[1]))"
     )
     assert subprocess.run([sys.executable, "-c", script, str(gguf)], check=False).returncode == -9
     (remaining,) = cache.iterdir()
     assert remaining.name.startswith(".")
-    monkeypatch.setattr(loading, "_write_converted", lambda gguf, folder: (folder / "config.json").write_text("{}"))
-    assert (loading.convert_gguf(gguf) / "config.json").is_file()
+    monkeypatch.setattr(conversion, "_write_converted", lambda gguf, folder: (folder / "config.json").write_text("{}"))
+    assert (conversion.convert_gguf(gguf) / "config.json").is_file()
 
 
 def test_conversion_accepts_the_folder_of_a_concurrent_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,8 +330,8 @@ def test_conversion_accepts_the_folder_of_a_concurrent_one(cache: Path, monkeypa
         concurrent.mkdir()
         (concurrent / "config.json").write_text("concurrent")
 
-    monkeypatch.setattr(loading, "_write_converted", convert)
-    converted = loading.convert_gguf(cache.with_name("tiny.gguf"))
+    monkeypatch.setattr(conversion, "_write_converted", convert)
+    converted = conversion.convert_gguf(cache.with_name("tiny.gguf"))
     assert (converted / "config.json").read_text() == "concurrent"
     assert list(cache.iterdir()) == [converted]
 
@@ -309,8 +342,8 @@ def test_conversion_on_a_full_disk_fails_in_one_line_and_leaves_no_files(
     def convert(gguf: Path, folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(loading, "_write_converted", convert)
-    error = message(CannotWrite, lambda: loading.convert_gguf(cache.with_name("tiny.gguf")))
+    monkeypatch.setattr(conversion, "_write_converted", convert)
+    error = message(CannotWrite, lambda: conversion.convert_gguf(cache.with_name("tiny.gguf")))
     assert "No space left on device" in error
     assert "HEADSCOPE_CACHE" in error
     assert list(cache.iterdir()) == []
@@ -490,3 +523,23 @@ def test_a_context_beyond_the_native_one_gives_a_warning(tmp_path: Path, caplog:
     warnings = [record.getMessage() for record in caplog.records if "was trained for 256 tokens" in record.getMessage()]
     assert len(warnings) == 1
     assert "model 'base' was trained for 256 tokens, and contexts of 280 are longer than that" in warnings[0]
+
+
+def test_advice_for_a_long_context_starts_from_the_original_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Llama 3.1: trained far beyond its original length, where no scheme is needed."""
+    save_checkpoint(tmp_path / "tiny")
+    file = tmp_path / "tiny" / "config.json"
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope["original_max_position_embeddings"] = 64
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": rope}))
+    source = save_texts(tmp_path / "texts", words=300)
+    options = {"text": source, "docs": 1, "tables": ["nll"], "device": "cpu", "out": tmp_path / "runs"}
+    headscope.measure({"base": f"{tmp_path}/tiny"}, lengths=[250], **options)
+    assert "was trained for" not in caplog.text
+    run = headscope.measure({"base": f"{tmp_path}/tiny"}, lengths=[280], **options)
+    assert "was trained for 256 tokens, and contexts of 280" in caplog.text
+    assert "@yarn:factor=5" in caplog.text
+    geometry = run.manifest["models"][0]["geometry"]
+    assert (geometry["native_context"], geometry["original_context"]) == (256, 64)

@@ -188,8 +188,8 @@ def test_csv_latex_and_json_hold_the_scores(example: Run, tmp_path: Path) -> Non
 def test_exported_longrope_gives_the_frequencies_of_the_model(small: Run, tmp_path: Path) -> None:
     run = Run.open(small.path)
     for entry in run.manifest["models"]:
-        entry["geometry"]["native_context"] = 512
-    run.scales.loc[:, ["gamma", "logit_scale"]] = [0.0, 1.21]
+        entry["geometry"] |= {"native_context": 512, "head_dim": 16, "pairs": 8}
+    run.scales.loc[:, ["gamma", "attention_factor", "softmax_factor"]] = [0.0, 1.0, 1.21]
     run.positions.loc[:, "theta"] *= 0.5
     parameters = json.loads(run.export("longrope", tmp_path / "rope.json").read_text())["rope_parameters"]
     config = LlamaConfig(

@@ -326,8 +326,9 @@ def test_a_missing_column_is_refused_by_name():
 
 
 def test_infinities_are_stored_as_values():
-    positions = {"model": "m", "layer": 0, "kv_group": 0, "pair": [0], "theta": 0.0, "log_theta": -np.inf}
-    table = to_arrow(all_tables()["positions"], positions | {"log_theta_init": -np.inf, "log_theta_base": 0.0})
+    positions = {"model": "m", "context_length": 0, "layer": 0, "kv_group": 0, "pair": [0], "theta": 0.0}
+    logs = {"log_theta": -np.inf, "log_theta_init": -np.inf, "log_theta_base": 0.0}
+    table = to_arrow(all_tables()["positions"], positions | logs)
     assert table["log_theta"].to_pylist() == [-np.inf]
     assert table.schema.equals(all_tables()["positions"].arrow, check_metadata=True)
 

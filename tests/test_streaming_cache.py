@@ -58,6 +58,41 @@ def test_generation_with_dropped_tokens_equals_the_masked_model() -> None:
         assert generated[0, IDS.shape[1] :].tolist()[: len(masked)] == masked
 
 
+PADDED_LENGTHS = (40, 33, 8, 2)
+
+
+@torch.no_grad()
+def test_a_left_padded_batch_generates_what_each_text_alone_does() -> None:
+    """Each row keeps its own first tokens, also a text that is shorter than the window."""
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    options = {"max_new_tokens": 15, "min_new_tokens": 15, "do_sample": False, "pad_token_id": 0}
+    expected = []
+    for length in PADDED_LENGTHS:
+        with streaming_cache(model, GROUPS, WINDOW) as cache:
+            expected.append(model.module.generate(IDS[:, -length:], past_key_values=cache, **options)[0, length:])
+    padded = [torch.nn.functional.pad(IDS[0, -length:], (40 - length, 0)) for length in PADDED_LENGTHS]
+    mask = torch.stack([torch.arange(40) >= 40 - length for length in PADDED_LENGTHS]).long()
+    with streaming_cache(model, GROUPS, WINDOW) as cache:
+        generated = model.module.generate(
+            torch.stack(padded), attention_mask=mask, past_key_values=cache, output_logits=True,
+            return_dict_in_generate=True, **options,
+        )  # fmt: skip
+    assert torch.stack(generated.logits).isfinite().all()
+    assert torch.equal(generated.sequences[:, 40:], torch.stack(expected))
+    with streaming_cache(model, GROUPS, WINDOW) as cache, pytest.raises(BadInput, match="Pad the texts on the left"):
+        model.module(torch.stack(padded), attention_mask=mask.flip(1), past_key_values=cache, use_cache=True)
+
+
+@torch.no_grad()
+def test_beam_search_with_dropped_tokens_equals_beam_search_of_the_masked_model() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    options = {"num_beams": 3, "max_new_tokens": 15, "min_new_tokens": 15, "do_sample": False, "pad_token_id": 0}
+    with hs.ablated(model, heads_of(model, GROUPS), str(WINDOW)):
+        expected = model.module.generate(IDS, use_cache=False, **options)
+    with streaming_cache(model, GROUPS, WINDOW) as cache:
+        assert torch.equal(model.module.generate(IDS, past_key_values=cache, **options), expected)
+
+
 @torch.no_grad()
 def test_the_cache_stores_what_the_arithmetic_says() -> None:
     from probes.budget.streaming_order import cache_bytes

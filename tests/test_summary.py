@@ -27,7 +27,8 @@ def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **changes):
     edges = visible_bin_edges(length) if edges is None else edges
     rows = np.diff(np.minimum(edges, length), prepend=0)
     values = log_ess2(bin_center(edges, length))
-    frame = pd.DataFrame({"visible": edges, "rows": rows, "log_ess2": values, "ess2": np.exp(values)})
+    counts = dict.fromkeys(("rows", "population", "sink_rows", "sink_population"), rows)
+    frame = pd.DataFrame({"visible": edges, **counts, "log_ess2": values, "ess2": np.exp(values)})
     same = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | changes
     return frame.assign(model=model, context_length=length, doc=doc, layer=0, head=0, kv_group=0, **same)
 

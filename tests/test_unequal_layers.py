@@ -36,7 +36,7 @@ from headscope.forward.interventions import (
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import LayerAttention, patched_outputs
 from headscope.forward.replay import Replay
-from headscope.forward.shared_keys import SharedKeys
+from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.models import checkpoint
 from headscope.plots.heads import plot_matrix
 from headscope.positions import AdaRoPE
@@ -349,11 +349,19 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
         assert checks.relative(logits[layer], expected) <= 1e-5, layer
 
 
-def test_the_checks_notice_keys_that_one_replay_leaves_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: layers write into the recorded dictionary instead of a copy."""
-    monkeypatch.setattr(SharedKeys, "copy_for_batch", lambda self, copies: self.pairs)
-    model = loaded("gemma-4-E2B")
-    assert max(ablation_errors(model, short_text(model))) > 1e-5
+def test_a_model_whose_resumed_passes_read_other_keys_than_full_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: the layers that a resumed pass leaves out hand on keys that are 10 % too large."""
+    outputs = CarriedState.outputs
+
+    def with_larger_keys(self: CarriedState, layer: int, stream: Tensor, copies: int, kwargs: dict[str, Any]) -> Any:
+        returned = outputs(self, layer, stream, copies, kwargs)
+        kwargs[ARGUMENT].update({kind: (1.1 * k, v) for kind, (k, v) in kwargs[ARGUMENT].items()})
+        return returned
+
+    monkeypatch.setattr(CarriedState, "outputs", with_larger_keys)
+    model = hs.load(gemma.LAYOUTS["gemma-4-E2B"]())
+    with replay_of(model, short_text(model)).capturing(), pytest.raises(UnsupportedModel, match="differs from full"):
+        replay_of(model, short_text(model)).record_streams()
 
 
 def test_the_checks_notice_frequencies_of_another_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ This module does not depend on position schemes, measures or files.
 Axes: B batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,6 +19,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from headscope.attention import families
+from headscope.attention.call_checks import (
+    refuse_chosen_keys,
+    refuse_unsupported_keywords,
+    unsupported_model_error,
+)
+from headscope.attention.contexts import entering, with_own_config
 from headscope.attention.kernel import (
     AttentionVariant,
     StreamingGroups,
@@ -27,25 +33,21 @@ from headscope.attention.kernel import (
     attend_partly_streaming,
     streaming_attention,
 )
-from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, OpaqueMask, encode_mask
+from headscope.attention.masks import (
+    QUERY_BIT,
+    REAL_KEY_BIT,
+    DecodedMask,
+    OpaqueMask,
+    encode_mask,
+    encode_opaque_mask,
+)
 from headscope.attention.record import AttentionRecord, RowSums
 from headscope.attention.row_sums import attend_with_row_sums
-from headscope.errors import BadInput, UnsupportedModel
+from headscope.errors import BadInput
 
 BACKEND_NAME = "headscope"
-
-IGNORED_KEYWORDS = frozenset(
-    {"is_causal", "sliding_window", "use_cache", "logits_to_keep"}
-    | {"output_attentions", "output_hidden_states", "output_router_logits"}
-)
-"""Keywords that do not change attention weights. The window is taken from the mask, as in eager attention."""
-UNSUPPORTED_KEYWORDS = {
-    "position_bias": "it adds a bias to its attention logits. Use another model",
-    "sinks": "its softmax has a sink that differs by query. Use another model",
-    "cu_seq_lens_q": "its sequences are packed. Pass one sequence at a time",
-    "cache": "its cache is paged. Use a cache that is not",
-}
-"""Keyword of an attention function -> why headscope cannot measure a model that passes it, and what to do."""
+OPAQUE_MASK_BACKEND_NAME = "headscope_opaque_mask"
+"""The backend for models that compute with their attention mask: only the mask function differs."""
 
 T = TypeVar("T")
 QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -117,16 +119,20 @@ class _RegisteredListener:
     needs_row_sums: bool
 
 
+Registered = dict[object, T]
+"""What contexts have registered, oldest first. Each context has its own key, since they may end in any order."""
+
+
 @dataclass
 class _ModuleHooks:
-    qkv_edits: list[QKVEdit] = field(default_factory=list)
-    output_edits: list[OutputEdit] = field(default_factory=list)
-    listeners: list["_RegisteredListener"] = field(default_factory=list)
-    streaming: list[StreamingGroups] = field(default_factory=list)
+    qkv_edits: Registered[QKVEdit] = field(default_factory=dict)
+    output_edits: Registered[OutputEdit] = field(default_factory=dict)
+    listeners: Registered[_RegisteredListener] = field(default_factory=dict)
+    streaming: Registered[StreamingGroups] = field(default_factory=dict)
+    observers: Registered[Callable[..., None]] = field(default_factory=dict)
 
 
 _hooks_by_module: "WeakKeyDictionary[nn.Module, _ModuleHooks]" = WeakKeyDictionary()
-_call_observers: list[Callable[..., None]] = []
 
 
 def using_backend(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -140,21 +146,18 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
 
     Vision and audio towers keep theirs, since some support no other one.
     """
-    configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
-    previous = [config._attn_implementation_internal for config in configs]
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(entering(model))
+        stack.enter_context(with_own_config(model))
+        if implementation == BACKEND_NAME:
+            stack.enter_context(families.overriding_attention(model, attention_forward))
+            if families.needs_opaque_mask(model):
+                implementation = OPAQUE_MASK_BACKEND_NAME
         if families.has_attention_override(model):
             model.config._attn_implementation_internal = implementation
         else:
             model.set_attn_implementation(text_part_attention(model.config, implementation))
-        if implementation == BACKEND_NAME:
-            with families.overriding_attention(model, attention_forward, BACKEND_NAME):
-                yield
-        else:
-            yield
-    finally:
-        for config, own_implementation in zip(configs, previous, strict=True):
-            config._attn_implementation_internal = own_implementation
+        yield
 
 
 def text_part_attention(config: Any, implementation: str) -> str | dict[str, Any]:
@@ -179,12 +182,12 @@ def _attention_by_part(config: Any, implementation: str) -> dict[str, Any] | Non
 
 def editing_qkv(module: nn.Module, edit: QKVEdit) -> AbstractContextManager[None]:
     """Apply `edit` to every (q, k, v) of one attention module, after the edits already registered."""
-    return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).qkv_edits, edit)
+    return _registering(_hooks_of(module).qkv_edits, edit)
 
 
 def editing_output(module: nn.Module, edit: OutputEdit) -> AbstractContextManager[None]:
     """Apply `edit` to the head outputs z of one attention module, before o_proj and before listeners are called."""
-    return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).output_edits, edit)
+    return _registering(_hooks_of(module).output_edits, edit)
 
 
 def streaming(module: nn.Module, groups: StreamingGroups) -> AbstractContextManager[None]:
@@ -193,7 +196,12 @@ def streaming(module: nn.Module, groups: StreamingGroups) -> AbstractContextMana
     The keys that they do not see are not read, so the cost falls. Listeners are refused: their log-sum-exp would
     belong to all keys.
     """
-    return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).streaming, groups)
+    return _registering(_hooks_of(module).streaming, groups)
+
+
+def has_streaming_groups(module: nn.Module) -> bool:
+    """Whether KV groups of an attention module stream."""
+    return bool(_hooks_of(module).streaming)
 
 
 def listening(
@@ -204,25 +212,33 @@ def listening(
     `layer` is the module's index among the model's attention layers. With `needs_row_sums`, the record has the sums of
     every row where the backend computes them together with the output: on CPU, without gradients.
     """
-    listeners = _hooks_by_module.setdefault(module, _ModuleHooks()).listeners
-    return _temporarily_appended(listeners, _RegisteredListener(layer, listener, needs_row_sums))
-
-
-def observing_calls(observer: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `observer(module, q, k, v=, scaling=, ...)` at every model's calls.
-
-    The other keywords are window, chunk_size, softcap, s_aux and key_bias.
-    """
-    return _temporarily_appended(_call_observers, observer)
+    return _registering(_hooks_of(module).listeners, _RegisteredListener(layer, listener, needs_row_sums))
 
 
 @contextmanager
-def _temporarily_appended(members: list[T], member: T) -> Iterator[None]:
-    members.append(member)
+def observing_calls(modules: Iterable[nn.Module], observer: Callable[..., None]) -> Iterator[None]:
+    """Call `observer(module, q, k, v=, scaling=, ...)` at every call of these modules.
+
+    The other keywords are window, chunk_size, softcap, s_aux and key_bias.
+    """
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_registering(_hooks_of(module).observers, observer))
+        yield
+
+
+def _hooks_of(module: nn.Module) -> _ModuleHooks:
+    return _hooks_by_module.setdefault(module, _ModuleHooks())
+
+
+@contextmanager
+def _registering(registered: Registered[T], value: T) -> Iterator[None]:
+    key = object()
+    registered[key] = value
     try:
         yield
     finally:
-        members.remove(member)
+        del registered[key]
 
 
 def attention_forward(
@@ -231,8 +247,10 @@ def attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | OpaqueMask | None,
-    scaling: float | None = None,
     dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    *,
     position_ids: Tensor | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
@@ -243,22 +261,27 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv].
 
+    The order of the positional arguments is that of transformers' own registered functions: other libraries, such as
+    kvpress, wrap all registered functions and call them in this order.
+
     `key_bias` [1|B, H, Lk] is added to the logits of each key, as by ALiBi. Edits get q and k without it; output edits
     and listeners get q and k with added dimensions that include it. `indices` [B, Lq, n] and `block_indices`
     [B, G, Lq, n] are the keys and blocks of keys that an indexer chose.
 
     Raises UnsupportedModel for keywords and masks that headscope does not support, and if not all keys are chosen.
     """
-    _refuse_unsupported_keywords(module, kwargs)
-    _refuse_chosen_keys(module, key.shape[2], indices, block_indices)
+    refuse_unsupported_keywords(module, {**kwargs, "is_causal": is_causal})
+    refuse_chosen_keys(module, key.shape[2], indices, block_indices)
     mask = DecodedMask.decode(
         attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
     )
     if block_indices is not None and mask.key_roles is not None:
-        raise _unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")
+        raise unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux)
-    for observer in _call_observers:
+    hooks = _hooks_by_module.get(module) or _ModuleHooks()
+    listeners, streaming = [*hooks.listeners.values()], [*hooks.streaming.values()]
+    for observer in [*hooks.observers.values()]:
         observer(
             module,
             query,
@@ -271,7 +294,6 @@ def attention_forward(
             s_aux=s_aux,
             key_bias=key_bias,
         )
-    hooks = _hooks_by_module.get(module) or _ModuleHooks()
     positions = (
         mask.query_positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
     )
@@ -279,7 +301,7 @@ def attention_forward(
     edit_positions = (
         positions if mask.key_roles is None else mask.query_positions(query.shape[2], key.shape[2], query.device)
     )
-    for edit in hooks.qkv_edits:
+    for edit in [*hooks.qkv_edits.values()]:
         query, key, value = edit(query, key, value, edit_positions)
     if key_bias is not None:
         query, key = append_key_bias(query, key, key_bias, scale)
@@ -289,24 +311,24 @@ def attention_forward(
     ) -> None:
         if lse is not None:
             optional = (first, variant.chunk_size, variant.softcap, variant.sink, sums)
-            for listener in list(hooks.listeners):
+            for listener in listeners:
                 listener.call(
                     AttentionRecord(listener.layer, sequence, q, k, v, z, lse, scale, variant.window, *optional)
                 )
 
     def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
-        for edit in hooks.output_edits:
+        for edit in [*hooks.output_edits.values()]:
             z = edit(z, call)
         return z
 
     def run_kernel(
         q: Tensor, k: Tensor, v: Tensor, first_key: int
     ) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
-        if not hooks.streaming:
-            return _attend_for_listeners(q, k, v, module, variant, dropout, hooks.listeners, first_key)
-        if hooks.listeners:
+        if not streaming:
+            return _attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
+        if listeners:
             raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
-        return attend_partly_streaming(q, k, v, variant, hooks.streaming[-1], first_key), None, [None] * len(q)
+        return attend_partly_streaming(q, k, v, variant, streaming[-1], first_key), None, [None] * len(q)
 
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
@@ -349,36 +371,7 @@ def _attend_for_listeners(
     return *attend(q, k, v, module, variant, dropout, bool(listeners), first_key), [None] * len(q)
 
 
-def _refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> None:
-    """Raise UnsupportedModel for keywords that may change attention weights and that the backend does not implement."""
-    for name, value in keywords.items():
-        if name == "is_causal" and value is False:
-            raise _unsupported_model_error(module, "it attends in both directions. Use another model")
-        if name not in IGNORED_KEYWORDS and value is not None:
-            unknown = f"its attention takes '{name}', which headscope does not know. Use another model"
-            raise _unsupported_model_error(module, UNSUPPORTED_KEYWORDS.get(name, unknown))
-
-
-def _refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_indices: Tensor | None) -> None:
-    """Raise UnsupportedModel if an indexer chose fewer than all of the `n_keys` keys."""
-    chosen = n_keys if indices is None else indices.shape[-1]
-    if block_indices is not None:
-        block_size = getattr(getattr(module, "indexer", None), "block_size", None)
-        if block_size is None:
-            reason = "each query attends only to blocks of keys that an indexer chose. Use another model"
-            raise _unsupported_model_error(module, reason)
-        chosen = block_indices.shape[-1] * block_size
-    if chosen < n_keys:
-        raise _unsupported_model_error(
-            module,
-            f"each query attends only to {chosen} keys that an indexer chose. Use texts of at most {chosen} tokens",
-        )
-
-
-def _unsupported_model_error(module: nn.Module, reason: str) -> UnsupportedModel:
-    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
-    return UnsupportedModel(f"cannot measure this {family} model: {reason}")
-
-
 AttentionInterface.register(BACKEND_NAME, attention_forward)
 AttentionMaskInterface.register(BACKEND_NAME, encode_mask)
+AttentionInterface.register(OPAQUE_MASK_BACKEND_NAME, attention_forward)
+AttentionMaskInterface.register(OPAQUE_MASK_BACKEND_NAME, encode_opaque_mask)

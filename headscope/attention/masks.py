@@ -150,6 +150,21 @@ def encode_mask(
     return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + window_code, dropped)
 
 
+def encode_opaque_mask(
+    *,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    allow_is_causal_skip: bool = True,
+    **kwargs: Any,
+) -> OpaqueMask:
+    """transformers' mask function of models that compute with their causal mask: an encoded mask that they cannot read.
+
+    Such a model forbids the skip of a causal mask, which headscope encodes all the same.
+    """
+    allow_is_causal_skip |= mask_function is causal_mask_function
+    encoded = encode_mask(mask_function=mask_function, allow_is_causal_skip=allow_is_causal_skip, **kwargs)
+    return OpaqueMask(encoded)
+
+
 def with_window(encoded_mask: Tensor | None, window: int, device: torch.device | str) -> Tensor:
     """An encoded mask that has no window, restricted to a window of the last keys of each query."""
     if encoded_mask is None:

@@ -29,6 +29,9 @@ class Geometry:
     `heads`, `kv_groups`, `head_dim` and `pairs` are the largest of all layers; `layer_heads`, `layer_kv_groups`,
     `layer_head_dims` and `layer_pairs` are those of each layer (by default, all layers are alike). With growing
     position a pair rotates from its first dimension to its second, or back (`rotation_direction` -1).
+
+    `native_context` is the length in tokens that the checkpoint was trained or declared for, `original_context` the
+    length before RoPE scaling, by default the same.
     """
 
     layer_numbers: tuple[int, ...]
@@ -46,8 +49,11 @@ class Geometry:
     layer_heads: tuple[int, ...] = ()
     layer_head_dims: tuple[int, ...] = ()
     layer_pairs: tuple[int, ...] = ()
+    original_context: int = 0
 
     def __post_init__(self) -> None:
+        if not self.original_context:
+            object.__setattr__(self, "original_context", self.native_context)
         for by_layer, value in (
             ("layer_heads", self.heads),
             ("layer_head_dims", self.head_dim),

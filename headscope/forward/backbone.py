@@ -22,13 +22,15 @@ def backbone(model: LoadedModel) -> Any:
 def decoder_layers(model: LoadedModel) -> list[nn.Module]:
     """The modules that the backbone runs in sequence, with one attention module inside or, in hybrid models, none.
 
-    Empty if the layers are not one `ModuleList`.
+    Empty if the layers are not one `ModuleList`. A text does not use the cross-attention layers of Mllama, which are
+    left out.
     """
+    unused = getattr(model.module.config.get_text_config(), "cross_attention_layers", ())
     for stack in backbone(model).modules():
         if isinstance(stack, nn.ModuleList):
             counts = [sum(inner in model.attention_modules for inner in layer.modules()) for layer in stack]
             if sum(counts) == len(model.attention_modules) and max(counts) == 1:
-                return list(stack)
+                return [layer for number, layer in enumerate(stack) if number not in unused]
     return []
 
 

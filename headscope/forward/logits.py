@@ -1,5 +1,6 @@
 """Next-token logits and losses from the last hidden states, in chunks: memory O(chunk x vocabulary)."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from headscope.attention.contexts import replacing
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.backbone import backbone, check_input_ids, refuse_non_finite
 from headscope.measures.binned_means import LossByPosition
@@ -120,11 +122,11 @@ def compute_loss_by_position(
 
 @contextmanager
 def replacing_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's forward; restore the previous one on exit."""
-    before = {key: value for key, value in vars(module).items() if key == "forward"}
-    module.__dict__["forward"] = forward
-    try:
+    """Replace a module's forward in the calls of the calling thread, inside the `with`."""
+    thread, own_forward = threading.get_ident(), module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (forward if threading.get_ident() == thread else own_forward)(*args, **kwargs)
+
+    with replacing(module, "forward", run):
         yield
-    finally:
-        del module.__dict__["forward"]
-        module.__dict__.update(before)

@@ -1,5 +1,6 @@
 """Calls of modules in a forward pass: their hidden states, and which call reads the output of which."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,15 +31,16 @@ def is_same_tensor(first: Tensor, second: Tensor) -> bool:
 
 @contextmanager
 def recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[ModuleCall]]:
-    """Record every call of these modules, in the order in which they return.
+    """Record every call of these modules in the calling thread, in the order in which they return.
 
     The tensors are kept, so that memory addresses stay unique.
     """
     calls: list[ModuleCall] = []
+    thread = threading.get_ident()
 
     def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         inputs = [state for value in (*args, *kwargs.values()) if (state := _as_hidden_states(value)) is not None]
-        if (state := extract_hidden_states(output)) is not None:
+        if threading.get_ident() == thread and (state := extract_hidden_states(output)) is not None:
             calls.append(ModuleCall(module, inputs, state, state.clone()))
 
     with ExitStack() as stack:

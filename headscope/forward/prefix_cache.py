@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from headscope.attention import backend
 from headscope.forward.backbone import check_input_ids, refuse_non_finite
 from headscope.forward.capture import capturing
-from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

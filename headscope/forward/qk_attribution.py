@@ -29,7 +29,7 @@ from headscope.measures.top_keys import MIN_FAR_DISTANCE, find_top_keys
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.positions.rope_scaling import own_schedule_at_length
+from headscope.positions.rope_scaling import schedule_at_length
 from headscope.positions.schedule import Schedule
 
 BIAS = 1
@@ -216,8 +216,7 @@ def _attribute(
     layer_index = {number: index for index, number in enumerate(model.geometry.layer_numbers)}
     recorder = _StreamRecorder(model, weights, positions, {layer_index[at.layer] for at in rows_and_keys})
     with attached(model) as schedule, evaluating(model), capturing(model) as layers:
-        if not schedule.replaces_rotation:
-            schedule = own_schedule_at_length(model, len(ids))
+        schedule = schedule_at_length(model, schedule, len(ids))
         recorder.listen(layers)
         try:
             finite_hidden_states(model, ids.to(model.device)[None])

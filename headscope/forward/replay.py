@@ -1,9 +1,10 @@
 """Run a document once, store the input of every decoder layer, and resume the forward pass from any layer.
 
 Works for families whose decoder layers take the residual stream as first argument; hybrid models have decoder layers
-without attention among them. A resumed pass calls the model's own layers with the arguments of the recorded pass, and
-the model's own code for everything after them. Where layers share keys, a resumed pass starts with the recorded ones,
-and layers that it runs replace them.
+without attention among them. A resumed pass is a pass of the model's own code over as many copies of the document as
+it has edits, in which the layers before the resumed one return what they returned in the recorded pass: their residual
+stream, and whatever else they hand to later layers. When a model is first replayed, a resumed pass is compared with
+full ones (`replay_check`).
 """
 
 import tempfile
@@ -15,12 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import KVSharingDict
 
 from headscope.attention import backend
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.carried_state import (
+    CarriedGradients,
+    CarriedState,
+    batch_axis,
+    expand_batch,
+    shares_keys_across_layers,
+)
 from headscope.forward.logits import (
     logits_and_targets,
     predicting_position_slices,
@@ -28,12 +35,7 @@ from headscope.forward.logits import (
     replacing_forward,
     token_losses,
 )
-from headscope.forward.shared_keys import (
-    SharedKeyGradients,
-    SharedKeys,
-    shares_keys_across_layers,
-    with_shared_keys,
-)
+from headscope.forward.replay_check import check_once
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -93,9 +95,8 @@ class Replay:
         self.layers = _single_layer_list(model)
         self._attention_layers = attention_layer_indices(model, self.layers)
         self.streams = ResidualStreamStore(memory_bytes)
-        self._layer_arguments: list[tuple[Any, Any]] = []
-        self._shared_keys = SharedKeys()
-        self._further_outputs: tuple[Any, ...] | None = None  # of the last layer; None if it returns a tensor
+        self._carried = CarriedState()
+        self._batch_axis = 0
 
     @contextmanager
     def capturing(self) -> Iterator[CapturedLayers]:
@@ -103,26 +104,31 @@ class Replay:
         with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
             yield layers
 
-    def record_streams(self) -> None:
-        """Run the full pass and store the input of every layer and the output of the last."""
+    def record_streams(self) -> Tensor:
+        """Run the full pass and store the input of every layer and the output of the last.
+
+        Returns the backbone's last hidden states [1, L, D]. Raises UnsupportedModel if resumed passes of this model differ from full ones.
+        """
+        check_once(self.model, lambda ids: Replay(self.model, self.schedule, ids, memory_bytes=1e9))
 
         def record_input(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._batch_axis = batch_axis(args[0]) or 0
             self.streams.append(args[0])
-            self._layer_arguments.append((args[1:], kwargs))
-            self._shared_keys.record(kwargs)
+            self._carried.record_arguments(args[1:], kwargs)
 
-        def record_last_output(module: nn.Module, args: Any, output: Any) -> None:
-            self._further_outputs = None if isinstance(output, Tensor) else tuple(output[1:])
-            self.streams.append(residual_stream(output))
+        def record_output(module: nn.Module, args: Any, output: Any) -> None:
+            self._carried.record_outputs(output)
+            if module is self.layers[-1]:
+                self.streams.append(residual_stream(output))
 
         with ExitStack() as stack:
             for layer in self.layers:
                 stack.callback(layer.register_forward_pre_hook(record_input, with_kwargs=True).remove)
-            stack.callback(self.layers[-1].register_forward_hook(record_last_output).remove)
+                stack.callback(layer.register_forward_hook(record_output).remove)
             check_input_ids(self.model, self.ids)
-            hidden = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
-        self._shared_keys.record(self._layer_arguments[-1][1])
+            hidden: Tensor = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         refuse_non_finite(self.model, self.ids, hidden)
+        return hidden
 
     def residual_stream_before(self, layer: int) -> Tensor:
         """The residual stream [1, L, D] before a decoder layer; for the index after the last layer, its output."""
@@ -132,14 +138,9 @@ class Replay:
         """The decoder layer with this attention layer."""
         return self._attention_layers.index(attention_layer)
 
-    def run_layer(self, layer: int, stream: Tensor, shared_keys: KVSharingDict | None = None) -> Tensor:
-        """The output of one decoder layer for a residual stream.
-
-        The layer reads keys that layers share from `shared_keys`, by default those of the recorded pass, and writes its
-        own there if it is the one that others use.
-        """
-        args, kwargs = self._layer_arguments[layer]
-        kwargs = with_shared_keys(kwargs, self._shared_keys.copy_for_batch(1) if shared_keys is None else shared_keys)
+    def run_layer(self, layer: int, stream: Tensor) -> Tensor:
+        """The output [1, L, D] of one decoder layer for a residual stream, and else the arguments of the recorded pass."""
+        args, kwargs = self._carried.arguments(layer, self._carried.tensors)
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
     def attention(self, layer: int, streams: Tensor | None = None) -> tuple[Tensor, backend.AttentionCall]:
@@ -155,9 +156,7 @@ class Replay:
         decoder_layer = self.decoder_layer_of(layer)
         with backend.editing_output(self.model.attention_modules[layer], stop):
             try:
-                self.run_layer(
-                    decoder_layer, self.residual_stream_before(decoder_layer) if streams is None else streams
-                )
+                self._resume(decoder_layer, self.residual_stream_before(decoder_layer) if streams is None else streams)
             except _AttentionFinished as finished:
                 return finished.z, finished.call
         raise AssertionError(f"layer {layer} did not call its attention")
@@ -187,7 +186,7 @@ class Replay:
 
         The B runs are one batch, resumed at this layer.
         """
-        return self._batch_logits(self._hidden_states({layer: lambda z, call: outputs}, len(outputs)))
+        return self._batch_logits(self.hidden_states({layer: lambda z, call: outputs}, len(outputs)))
 
     def target_logits_after(self, streams: Tensor) -> Tensor:
         """The same logits [B, L - first_target, vocabulary] for each of B outputs [B, L, D] of the last layer."""
@@ -209,23 +208,45 @@ class Replay:
 
     def _logits_and_targets(self, output_edits: Mapping[int, backend.OutputEdit]) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [n, vocabulary], float32, and their target tokens [n], in chunks."""
-        hidden = self._hidden_states(output_edits)
+        hidden = self.hidden_states(output_edits)
         for positions in self._predicting_position_slices():
             logits, tokens = logits_and_targets(self.model, self.ids, hidden[:, positions], positions)
             yield logits.float(), tokens
 
-    def _hidden_states(self, output_edits: Mapping[int, backend.OutputEdit], copies: int = 1) -> Tensor:
-        """The backbone's last hidden states [copies, L, D], resumed at the lowest edited layer."""
+    def hidden_states(self, output_edits: Mapping[int, backend.OutputEdit], copies: int = 1) -> Tensor:
+        """The backbone's last hidden states [copies, L, D] with edited head outputs in some attention layers.
+
+        Resumes at the lowest edited layer; without edits, after the last layer. An edit receives and returns head
+        outputs [copies, H, L, d].
+        """
         lowest = self.decoder_layer_of(min(output_edits)) if output_edits else len(self.layers)
-        stream = self.residual_stream_before(lowest)
-        stream = stream.expand(*stream.shape[:-3], copies, -1, -1)  # Gemma 3n has four streams
-        shared_keys = self._shared_keys.copy_for_batch(copies)
         with ExitStack() as stack:
             for layer, edit in output_edits.items():
                 stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))
-            for layer in range(lowest, len(self.layers)):
-                stream = self.run_layer(layer, stream, shared_keys)
-        return self.final_hidden_states(stream)
+            return self._resume(lowest, expand_batch(self.residual_stream_before(lowest), copies))
+
+    def final_hidden_states(self, stream: Tensor) -> Tensor:
+        """The backbone's last hidden states [B, L, D] from the output of its last layer."""
+        return self._resume(len(self.layers), stream)
+
+    def _resume(self, layer: int, streams: Tensor) -> Tensor:
+        """The backbone's last hidden states [B, L, D] of B passes with these residual streams before a decoder layer."""
+        copies = streams.shape[self._batch_axis]
+
+        def outputs_of(number: int) -> Callable[..., Any]:
+            return lambda *_, **kwargs: self._carried.outputs(number, streams, copies, kwargs)
+
+        def replace_input(module: nn.Module, args: Any) -> Any:
+            return (streams, *args[1:])
+
+        with ExitStack() as stack:
+            for number, module in enumerate(self.layers[:layer]):
+                stack.enter_context(replacing_forward(module, outputs_of(number)))
+            for module in self.layers[layer : layer + 1]:
+                stack.callback(module.register_forward_pre_hook(replace_input).remove)
+            ids = self.ids.expand(copies, -1)
+            hidden: Tensor = backbone(self.model)(ids, use_cache=False).last_hidden_state
+        return hidden
 
     def _predicting_position_slices(self) -> Iterator[slice]:
         """The predicting positions, in chunks."""
@@ -250,13 +271,16 @@ class Replay:
                     [hidden] * len(objectives), [stream], self.hidden_gradients(hidden.detach(), objectives)
                 )
             ]
-            shared = SharedKeyGradients(self._shared_keys, len(objectives))
+            carried = CarriedGradients(self._carried, len(objectives))
             for layer, attention_layer in reversed([*enumerate(self._attention_layers)]):
                 stream = self.residual_stream_before(layer).detach().requires_grad_()
                 attention = () if attention_layer is None else (self.model.attention_modules[attention_layer],)
+                args, kwargs = self._carried.arguments(layer, carried.leaves)
                 with _collecting_outputs(attention) as calls:
-                    output = self.run_layer(layer, stream, keys := KVSharingDict(shared.leaves))
-                gradients = shared.pull_back(layer, output, keys, [stream, *(z for z, _ in calls)], seeds)
+                    output = self.layers[layer](stream, *args, **kwargs)
+                written = self._carried.written(layer, output, kwargs)
+                inputs = [stream, *(z for z, _ in calls)]
+                gradients = carried.pull_back(residual_stream(output), written, inputs, seeds)
                 seeds = [by_input[0] for by_input in gradients]
                 for z, call in calls:
                     assert attention_layer is not None
@@ -276,15 +300,6 @@ class Replay:
             for total, (gradient,) in zip(totals, _gradients(values, [chunk], [None] * len(values)), strict=True):
                 total[:, positions] = gradient
         return totals
-
-    def final_hidden_states(self, stream: Tensor) -> Tensor:
-        """The backbone's last hidden states [B, L, D] from the output of its last layer."""
-        output = stream if self._further_outputs is None else (stream, *self._further_outputs)
-        with ExitStack() as stack:
-            for layer in self.layers:
-                stack.enter_context(replacing_forward(layer, lambda *_, **__: output))
-            hidden: Tensor = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
-        return hidden
 
 
 def separately_runnable_layers(model: LoadedModel) -> list[nn.Module]:

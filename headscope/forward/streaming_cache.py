@@ -6,6 +6,7 @@
 Keys are cached after rotation, so dropping some of them leaves the positions of the others unchanged. The groups of one
 layer keep different numbers of tokens, but the model needs one tensor: each call gets the keys of one layer with NaN in
 the dropped places, which the attention backend never reads. Any other attention function gives NaN, not a wrong token.
+In a left-padded batch each row keeps its own first tokens. Beam search reorders the rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
 
@@ -27,7 +28,8 @@ from headscope.streaming import StreamingWindow
 class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer: all tokens of its full KV groups, the first and last tokens of the streaming ones.
 
-    `full` and `streaming` are pairs (keys, values) [B, groups, tokens, d] of what is stored.
+    `full` and `streaming` are pairs (keys, values) [B, groups, tokens, d] of what is stored. `padding` [B] is the
+    number of padding tokens before each row, None if there are none.
     """
 
     is_sliding = False
@@ -39,6 +41,7 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
         self._length = 0
         self.full: list[Tensor] = []
         self.streaming: list[Tensor] = []
+        self.padding: Tensor | None = None
 
     @property
     def stored(self) -> list[Tensor]:
@@ -58,23 +61,42 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         before, self._length = self._length, self._length + key_states.shape[2]
-        visible = self._kept_tokens(before).to(key_states.device)
         complete = []
         for index, new in enumerate((key_states, value_states)):
             whole = new.new_full((*new.shape[:2], self._length, new.shape[-1]), torch.nan)
             whole[:, :, before:] = new
             whole[:, ~self._streams, :before] = self.full[index]
-            place = self._streams.nonzero()[:, 0]
-            whole[:, place[:, None], visible] = self.streaming[index]
+            streams = whole[:, self._streams]
+            streams.scatter_(2, self._kept_tokens(streams, before), self.streaming[index])
+            whole[:, self._streams] = streams
             self.full[index] = whole[:, ~self._streams]
-            self.streaming[index] = whole[:, place[:, None], self._kept_tokens(self._length).to(new.device)]
+            self.streaming[index] = streams.gather(2, self._kept_tokens(streams, self._length))
             complete.append(whole)
         return complete[0], complete[1]
 
-    def _kept_tokens(self, length: int) -> Tensor:
-        """The tokens, of the first `length`, that streaming groups keep: those that the next query sees."""
+    def _kept_tokens(self, streams: Tensor, length: int) -> Tensor:
+        """The tokens, of the first `length`, that streaming groups keep: those that the next query sees.
+
+        They are an index [B, groups, kept, d] into the tokens of `streams` [B, groups, tokens, d].
+        """
         first_recent = max(0, length - (self.window.recent - 1))
-        return torch.cat((torch.arange(min(self.window.sink, first_recent)), torch.arange(first_recent, length)))
+        sinks = torch.arange(min(self.window.sink, first_recent), device=streams.device).expand(len(streams), -1)
+        if self.padding is not None:
+            sinks = (sinks + self.padding.to(streams.device)[:, None]).clamp(max=length - 1)
+        recent = torch.arange(first_recent, length, device=streams.device).expand(len(streams), -1)
+        kept = torch.cat((sinks, recent), 1)
+        return kept[:, None, :, None].expand(-1, streams.shape[1], -1, streams.shape[-1])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the rows for beam search."""
+        for part in (self.full, self.streaming):
+            part[:] = [tensor.index_select(0, beam_idx.to(tensor.device)) for tensor in part]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise UnsupportedModel(
+            "assisted generation takes back tokens, whose dropped predecessors streaming_cache no longer has. "
+            "Generate without an assistant"
+        )
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._length + query_length, 0
@@ -102,6 +124,21 @@ class StreamingCache(Cache):  # type: ignore[misc]
         """Bytes of the storages of all stored tensors."""
         return sum(part.untyped_storage().nbytes() for layer in self.layers for part in layer.stored)
 
+    def read_padding(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A forward pre-hook that reads from the attention mask how many padding tokens are before each row.
+
+        Raises BadInput for padding between or after the tokens of a row.
+        """
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            return
+        padding = (mask == 0).sum(-1)
+        is_left = torch.arange(mask.shape[1], device=mask.device) < padding[:, None]
+        if not torch.equal(is_left, mask == 0):
+            raise BadInput("streaming_cache: padding after the first token of a text. Pad the texts on the left")
+        for layer in self.layers:
+            layer.padding = padding if bool(padding.any()) else None
+
 
 @contextmanager
 def streaming_cache(
@@ -122,4 +159,6 @@ def streaming_cache(
         for layer, number in enumerate(geometry.layer_numbers):
             layers.stream(layer, groups_by_layer.get(number, ()), window)
         layer_count = model.module.config.get_text_config().num_hidden_layers
-        yield StreamingCache(groups_by_layer, layer_count, window)
+        cache = StreamingCache(groups_by_layer, layer_count, window)
+        layers.hook_inputs(model.module, cache.read_padding)
+        yield cache

@@ -123,6 +123,7 @@ class AttentionRows(BinnedRowMeans):
 
     name = "attention"
     statistic_names = ROW_STATISTICS
+    sink_statistics = frozenset({"sink_mass"})
 
     def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor:
         return row_statistics(record, rows)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -10,32 +11,29 @@ from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import position_bin_edges, visible_bin_edges
-from headscope.measures.row_sampling import (
-    IntArray,
-    count_visible_keys,
-    items_per_tile,
-    log_spaced_rows,
-    query_range,
-    rows_in_chunk,
-)
+from headscope.measures.row_sampling import IntArray, items_per_tile, query_range, rows_in_chunk, select_rows
 
 
 class BinnedRowMeans(ABC):
     """Accumulates row statistics into bins of visible keys, per layer and head, in float64.
 
-    `n_rows` is the number of log-spaced rows to sample, None for every row; `seed` jitters the sample.
+    `n_rows` is the number of rows to sample, None for every row; `seed` jitters the sample (`select_rows`). Every bin
+    has two cells, for the rows that see key 0 and for the others. Its mean weights them by the rows of the document in
+    them, so that a sample and all rows estimate the same mean. Statistics of key 0 are means over the first cell.
     """
 
     name: ClassVar[str]
     statistic_names: ClassVar[tuple[str, ...]]
+    sink_statistics: ClassVar[frozenset[str]] = frozenset()
+    """The statistics of key 0. If there are any, the table counts the rows that see it."""
 
     def __init__(self, geometry: Geometry, length: int, n_rows: int | None, seed: int):
         self.geometry = geometry
         self.edges = visible_bin_edges(length)
-        self.selected_rows = np.arange(length) if n_rows is None else log_spaced_rows(length, n_rows, seed).numpy()
-        bins = (geometry.layers, len(self.edges))
-        self.counts = torch.zeros(bins, dtype=torch.int64)
-        self.sums = torch.zeros(len(self.statistic_names), geometry.heads, *bins, dtype=torch.float64)
+        self.select_rows = cache(partial(select_rows, length, n_rows, seed))
+        cells = (geometry.layers, 2 * len(self.edges))
+        self.counts, self.populations = torch.zeros(2, *cells, dtype=torch.int64)
+        self.sums = torch.zeros(len(self.statistic_names), geometry.heads, *cells, dtype=torch.float64)
 
     @abstractmethod
     def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor | None:
@@ -46,36 +44,47 @@ class BinnedRowMeans(ABC):
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        rows = rows_in_chunk(self.selected_rows, record)
+        selection, queries = self.select_rows(record.window, record.chunk_size), query_range(record)
+        self.populations[record.layer] += torch.from_numpy(selection.count_cells(queries))
+        rows = rows_in_chunk(selection.rows, record)
         values = self.row_values(record, rows) if len(rows) else None
         if values is None:
             return
-        visible = count_visible_keys(record, rows + query_range(record).start)
-        bins = torch.from_numpy(np.searchsorted(self.edges, visible))
-        self.counts[record.layer].index_add_(0, bins, torch.ones_like(bins))
-        self.sums[:, : values.shape[1], record.layer].index_add_(-1, bins, values.double().cpu())
+        self.counts[record.layer] += torch.from_numpy(selection.count_cells(rows + queries.start))
+        cells = torch.from_numpy(selection.cell_of_row[rows + queries.start])
+        self.sums[:, : values.shape[1], record.layer].index_add_(-1, cells, values.double().cpu())
 
     def merge(self, other: "BinnedRowMeans") -> None:
         """Add the sums of another accumulator of the same shape."""
         self.counts += other.counts
+        self.populations += other.populations
         self.sums += other.sums
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the table without model, length and doc. Empty bins are left out."""
-        layer, bin_ = self.counts.nonzero(as_tuple=True)
+        counts, populations, sums = (
+            cells.unflatten(-1, (-1, 2)) for cells in (self.counts, self.populations, self.sums)
+        )
+        layer, bin_ = counts.any(-1).nonzero(as_tuple=True)
+        counts, populations, sums = counts[layer, bin_], populations[layer, bin_], sums[:, :, layer, bin_]
+        populations = populations * (counts > 0)
         heads = self.geometry.heads
-        rows = self.counts[layer, bin_]
-        means = self.sums[:, :, layer, bin_] / rows
         head, head_layer = torch.arange(heads).repeat(len(layer)), layer.repeat_interleave(heads)
         exists = head < torch.tensor(self.geometry.layer_heads)[head_layer]
+        of_bins = {"rows": counts.sum(-1), "population": populations.sum(-1)}
+        if self.sink_statistics:
+            of_bins |= {"sink_rows": counts[:, 0], "sink_population": populations[:, 0]}
+        cell_means = sums / counts.clamp(min=1)
+        means = (cell_means * (populations / populations.sum(-1, keepdim=True))).sum(-1)
         columns = {
             "layer": torch.tensor(self.geometry.layer_numbers)[head_layer],
             "head": head,
             "kv_group": self.geometry.kv_group(head_layer, head),
             "visible": torch.from_numpy(self.edges)[bin_].repeat_interleave(heads),
-            "rows": rows.repeat_interleave(heads),
-            **{name: mean.T.reshape(-1) for name, mean in zip(self.statistic_names, means, strict=True)},
+            **{name: values.repeat_interleave(heads) for name, values in of_bins.items()},
         }
+        for name, mean, of_cells in zip(self.statistic_names, means, cell_means, strict=True):
+            columns[name] = (of_cells[..., 0] if name in self.sink_statistics else mean).T.reshape(-1)
         return {name: column[exists].numpy() for name, column in columns.items()}
 
 

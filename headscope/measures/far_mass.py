@@ -1,12 +1,23 @@
 """Far mass: attention weight outside a streaming window, lost by a head that sees only the first and last tokens."""
 
+from collections.abc import Mapping
+from functools import cache, partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
-from headscope.measures.binned_means import BinnedRowMeans
-from headscope.measures.row_sampling import IntArray, count_visible_keys, items_per_tile, query_range, to_device
+from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
+from headscope.measures.row_sampling import (
+    IntArray,
+    count_visible_keys,
+    items_per_tile,
+    query_range,
+    rows_in_chunk,
+    select_last_octave,
+    to_device,
+)
 from headscope.streaming import StreamingWindow
 
 ROW_TILE = 16
@@ -46,15 +57,52 @@ def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWin
     return (1 - seen).clamp(0, 1)
 
 
-class FarMass(BinnedRowMeans):
-    """Means of `far_mass` by visible keys."""
+class StreamingScores:
+    """Accumulates what orders KV groups by how little streaming would take from them, for one document.
 
-    name = "far_mass"
-    statistic_names = ("far_mass",)
+    Statistics are ln ESS_2, the weight on the last 32 keys and `far_mass`: plain means over `n_rows` query rows, drawn
+    evenly from the last octave of visible keys of each layer, or over all of these if `n_rows` is None.
+    """
+
+    statistic_names = ("log_ess2", "local_mass", "far_mass")
 
     def __init__(self, geometry: Geometry, length: int, n_rows: int | None, seed: int, window: StreamingWindow):
-        super().__init__(geometry, length, n_rows, seed)
-        self.window = window
+        self.geometry, self.window = geometry, window
+        self._select = cache(partial(select_last_octave, length, n_rows, seed))
+        self._select_all = cache(partial(select_last_octave, length, None, 0))
+        self._counts = torch.zeros(geometry.layers, dtype=torch.int64)
+        self._populations = self._counts.clone()
+        self._sums = torch.zeros(2, 3, geometry.heads, geometry.layers, dtype=torch.float64)
 
-    def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor:
-        return far_mass(record, rows, self.window)[None]
+    def update(self, record: AttentionRecord) -> None:
+        """Add the record of one layer for a document, or for the next chunk of its queries."""
+        limits = record.window, record.chunk_size
+        self._populations[record.layer] = len(self._select_all(*limits))
+        rows = rows_in_chunk(self._select(*limits), record)
+        if not len(rows):
+            return
+        of_rows = dict(zip(ROW_STATISTICS, row_statistics(record, rows), strict=True))
+        of_rows["far_mass"] = far_mass(record, rows, self.window)
+        values = torch.stack([of_rows[name] for name in self.statistic_names]).double().cpu()
+        self._counts[record.layer] += len(rows)
+        self._sums[:, :, : values.shape[1], record.layer] += torch.stack([values.sum(-1), values.square().sum(-1)])
+
+    def compute(self) -> Mapping[str, np.ndarray]:
+        """Columns layer, head, kv_group and the mean of each statistic, with its standard error `<statistic>_se`.
+
+        The error is that of a simple random sample of so many rows, 0 if all rows were used.
+        """
+        geometry, count = self.geometry, self._counts.double()
+        layer, head = torch.meshgrid(torch.arange(geometry.layers), torch.arange(geometry.heads), indexing="ij")
+        exists = head < torch.tensor(geometry.layer_heads)[layer]
+        mean, mean_square = self._sums / count
+        variance = (mean_square - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
+        error = (variance * (1 - count / self._populations).clamp(min=0)).sqrt()
+        columns = {
+            "layer": torch.tensor(geometry.layer_numbers)[layer],
+            "head": head,
+            "kv_group": geometry.kv_group(layer, head),
+            **{name: of_heads.T for name, of_heads in zip(self.statistic_names, mean, strict=True)},
+            **{f"{name}_se": of_heads.T for name, of_heads in zip(self.statistic_names, error, strict=True)},
+        }
+        return {name: column[exists].numpy() for name, column in columns.items()}

@@ -5,6 +5,7 @@ the CPU, so that no measure waits for the device.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
+from headscope.bins import in_last_octave, visible_bin_edges
 
 IntArray = npt.NDArray[np.int64]
 
@@ -30,6 +32,77 @@ def log_spaced_rows(length: int, count: int, seed: int) -> Tensor:
     visible = torch.exp(_stratified_quantiles(count, seed) * math.log(length / low)) * low
     rows: Tensor = torch.unique(visible.round().long().clamp(1, length) - 1)
     return rows
+
+
+@dataclass(frozen=True, eq=False)
+class RowSelection:
+    """Query rows of a document that a measure visits in the layers of one window and chunk size.
+
+    `rows` are sorted; a row may repeat. The document's rows fall into cells, two for each of the bins with upper edges
+    `edges`: 2 b has the rows of bin b that see key 0, 2 b + 1 those from which the window or chunk hides it.
+    `cell_of_row` [length] is the cell of every row of the document.
+    """
+
+    rows: IntArray
+    cell_of_row: IntArray
+    edges: IntArray
+
+    def count_cells(self, rows: IntArray | slice) -> IntArray:
+        """Number of these rows of the document in every cell."""
+        return np.bincount(self.cell_of_row[rows], minlength=2 * len(self.edges))
+
+
+def select_rows(
+    length: int, n_rows: int | None, seed: int, window: int | None = None, chunk_size: int | None = None
+) -> RowSelection:
+    """About `n_rows` query rows of a document, or all if `n_rows` is None, for layers with this window and chunk size.
+
+    Where every row sees key 0, the rows are log-spaced in visible keys. A window or chunk lets many rows see equally
+    many keys, and log-spaced rows would over-weight the early ones. There, every cell keeps its number of log-spaced
+    rows, at least one if its bin has any, but they are drawn uniformly from all rows of the cell. So cell means are
+    unbiased estimates of those over all rows.
+    """
+    all_rows = np.arange(length)
+    visible = visible_keys(all_rows, window, chunk_size)
+    edges = visible_bin_edges(length)
+    cells = 2 * np.searchsorted(edges, visible) + (visible <= all_rows)
+    selection = RowSelection(all_rows, cells, edges)
+    if n_rows is None:
+        return selection
+    log_spaced = log_spaced_rows(length, n_rows, seed).numpy()
+    if (visible > all_rows).all():
+        return RowSelection(log_spaced, cells, edges)
+    counts, populations = selection.count_cells(log_spaced), selection.count_cells(all_rows)
+    has_rows = np.repeat(counts.reshape(-1, 2).any(1), 2)
+    counts = np.maximum(counts, has_rows & (populations > 0))
+    rng = np.random.default_rng([seed, 1])  # apart from the jitter of the log-spaced rows, on which the counts depend
+    drawn = [draw_evenly(np.flatnonzero(cells == cell), counts[cell], rng) for cell in np.flatnonzero(counts)]
+    return RowSelection(np.sort(np.concatenate(drawn)), cells, edges)
+
+
+def select_last_octave(
+    length: int, n_rows: int | None, seed: int, window: int | None = None, chunk_size: int | None = None
+) -> IntArray:
+    """`n_rows` query rows of a document, evenly from the last octave of visible keys, or all of these. Sorted.
+
+    The last octave are the rows of the last four bins that layers with this window and chunk size fill.
+    """
+    visible = visible_keys(np.arange(length), window, chunk_size)
+    edges = visible_bin_edges(int(visible.max()))
+    octave = np.flatnonzero(in_last_octave(edges[np.searchsorted(edges, visible)], edges[-1]))
+    return octave if n_rows is None else draw_evenly(octave, n_rows, np.random.default_rng([seed, 2]))
+
+
+def draw_evenly(rows: IntArray, count: int, rng: np.random.Generator) -> IntArray:
+    """`count` of these rows, one from each of `count` equal parts, or all if there are no more. A row may repeat.
+
+    Every row is drawn equally often on average, so that the plain mean over the drawn rows is unbiased.
+    """
+    if count >= len(rows):
+        return rows
+    quantiles = (np.arange(count) + rng.random(count)) / count
+    drawn: IntArray = rows[(quantiles * len(rows)).astype(np.int64).clip(max=len(rows) - 1)]
+    return drawn
 
 
 def stratified_pair_quantiles(count: int, seed: int) -> npt.NDArray[np.float64]:
@@ -70,10 +143,15 @@ def rows_in_chunk(rows: IntArray, record: AttentionRecord) -> IntArray:
 
 def count_visible_keys(record: AttentionRecord, rows: IntArray) -> IntArray:
     """Number of keys that rows of the document see in the record's layer, whether or not they are its queries."""
+    return visible_keys(rows, record.window, record.chunk_size)
+
+
+def visible_keys(rows: IntArray, window: int | None, chunk_size: int | None) -> IntArray:
+    """Number of keys that rows of a document see in layers with this window and chunk size."""
     counts: IntArray = rows + 1
-    if record.chunk_size is not None:
-        counts = np.minimum(counts, rows % record.chunk_size + 1)
-    return counts if record.window is None else np.minimum(counts, record.window)
+    if chunk_size is not None:
+        counts = np.minimum(counts, rows % chunk_size + 1)
+    return counts if window is None else np.minimum(counts, window)
 
 
 def items_per_tile(device: torch.device, cpu_items: int, elements_per_item: int) -> int:

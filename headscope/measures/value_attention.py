@@ -25,6 +25,7 @@ class ValueWeightedRows(BinnedRowMeans):
 
     name = "values"
     statistic_names = ("log_ess2", "sink_share", "value_log_ess2", "value_sink_share")
+    sink_statistics = frozenset({"sink_share", "value_sink_share"})
 
     def __init__(
         self,

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from headscope.attention.contexts import replacing
+
 
 def is_bridge(model: Any) -> bool:
     """Whether `model` is a TransformerBridge, judged by its module's name: transformer-lens may not be installed."""
@@ -17,11 +19,7 @@ def delegating_attention(bridge: Any) -> Iterator[None]:
     """Let the attention of a TransformerBridge (or None) run the wrapped module's forward, which uses the backend."""
     with ExitStack() as stack:
         for block in bridge.blocks if bridge is not None else ():
-            attn = block.attn
-            # The bridge forwards attribute writes to the wrapped module, so this writes to its own __dict__.
-            previous = attn.__dict__.get("forward")
-            attn.__dict__["forward"] = _Delegate(attn.original_component)
-            stack.callback(_restore_forward, attn, previous)
+            stack.enter_context(replacing(block.attn, "forward", _Delegate(block.attn.original_component)))
         yield
 
 
@@ -33,10 +31,3 @@ class _Delegate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.wrapped(*args, **kwargs)
-
-
-def _restore_forward(attn: nn.Module, previous: Any) -> None:
-    if previous is None:
-        attn.__dict__.pop("forward", None)
-    else:
-        attn.__dict__["forward"] = previous

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend, families
+from headscope.attention.contexts import with_own_config
 from headscope.errors import HeadscopeError
-from headscope.models.inspection import evaluation_mode, name_model_type, unsupported_model_error
+from headscope.models.inspection import (
+    evaluation_mode,
+    failed_pass_error,
+    name_model_type,
+    unsupported_model_error,
+)
 
 TOKENS = 8
 SHORT_WINDOW = 3
@@ -43,7 +49,8 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
     """
     eager, backend_run = ModuleIO(), ModuleIO()
     reference = families.reference_implementation(model)
-    with _shortened_windows(model.config.get_text_config()):
+    with with_own_config(model):
+        _shorten_windows(model.config.get_text_config())
         for implementation, recorded, replayed in (
             (reference, eager, None),
             (backend.BACKEND_NAME, backend_run, eager),
@@ -58,8 +65,8 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
             except HeadscopeError as error:
                 raise name_model_type(model, error) from error
             except Exception as error:
-                reason = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
-                raise unsupported_model_error(model, reason) from error
+                problem = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
+                raise failed_pass_error(model, problem, error) from error
     for number, module in zip(layer_numbers, modules, strict=True):
         expected, output = eager.outputs[module].float(), backend_run.outputs[module].float()
         tolerance = TOLERANCE if eager.outputs[module].dtype.itemsize >= 4 else HALF_PRECISION_TOLERANCE
@@ -70,18 +77,12 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
             raise unsupported_model_error(model, reason)
 
 
-@contextmanager
-def _shortened_windows(config: Any) -> Iterator[None]:
-    """Shorten windows and chunks to SHORT_WINDOW keys; leaving restores them."""
-    original = {name: getattr(config, name, None) for name in WINDOW_OPTIONS}
-    longer = {name: size for name, size in original.items() if isinstance(size, int) and size > SHORT_WINDOW}
-    try:
-        for name in longer:
+def _shorten_windows(config: Any) -> None:
+    """Shorten the windows and chunks of a config to SHORT_WINDOW keys."""
+    for name in WINDOW_OPTIONS:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size > SHORT_WINDOW:
             setattr(config, name, SHORT_WINDOW)
-        yield
-    finally:
-        for name, size in longer.items():
-            setattr(config, name, size)
 
 
 @contextmanager

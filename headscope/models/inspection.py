@@ -6,35 +6,48 @@ frequencies. It ignores modules that no text reaches, such as a vision tower.
 """
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend
 from headscope.attention.masks import UnsupportedMask
 from headscope.attention.record import RotaryLayout
-from headscope.errors import HeadscopeError, UnsupportedModel
-from headscope.models.rotation import (
-    MeasuredRotation,
-    RotationCall,
-    TableLayout,
-    intercepting_rotations,
-    measure_rotation,
-    rope_types,
-)
-from headscope.models.unsupported import has_attention, native_context
+from headscope.errors import BadInput, HeadscopeError, UnsupportedModel, first_line
+from headscope.models.context_lengths import frequency_change_length
+from headscope.models.interception import intercepting_rotations
+from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation
+from headscope.models.unsupported import has_attention
 
 TOKENS = 3
 
 
+def refuse_autocast() -> None:
+    """Raise BadInput inside `torch.autocast`: it changes numbers, and runs would record the model's own dtype."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            raise BadInput(
+                f"torch.autocast is active ({device}, {dtype}), which changes what is measured. Leave it, or load the "
+                "model in another dtype, e.g. dtype='bf16'"
+            )
+
+
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Run the module without dropout or gradients; leaving restores the mode of each submodule."""
+    """Run the module without dropout or gradients; leaving restores the mode of each submodule.
+
+    Raises BadInput inside `torch.autocast`.
+    """
+    refuse_autocast()
     training = [submodule for submodule in module.modules() if submodule.training]
     if training:
         module.eval()
@@ -150,7 +163,7 @@ def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
     calls: list[_AttentionCall] = []
     rotations: list[_RotationResult] = []
 
-    def record_rotation(call: RotationCall) -> Any:
+    def record_rotation(_: nn.Module, call: RotationCall) -> Any:
         result = call.run()
         vectors = result if isinstance(result, Tensor) else result[0]
         rotations.append(_RotationResult(call, vectors if call.heads_axis == 1 else vectors.transpose(1, 2)))
@@ -167,7 +180,7 @@ def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
         calls.append(_AttentionCall(module, q.detach(), k.shape[1], window, rotations.copy(), has_bias))
         rotations.clear()
 
-    with backend.observing_calls(record_attention), intercepting_rotations(model.modules(), record_rotation):
+    with backend.observing_calls(model.modules(), record_attention), intercepting_rotations([model], record_rotation):
         _run_three_tokens(model)
     if not calls:
         raise unsupported_model_error(model, "none of its layers uses the attention interface of transformers")
@@ -245,7 +258,7 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         direction=first.direction,
         factor_scales_logits=scales,
         rotary_modules=modules,
-        frequency_change_length=min(filter(None, map(_frequency_change_length, modules)), default=None),
+        frequency_change_length=min(filter(None, map(frequency_change_length, modules)), default=None),
         shares_keys=len({_single_vector_rotations(calls[index]) for index in rotations}) > 1,
     )
 
@@ -293,14 +306,13 @@ def _factor_scales_logits(model: PreTrainedModel, call: _AttentionCall) -> bool:
     """Whether doubled cos and sin double q at the kernel; a norm after the rotation would undo the factor."""
     ratios: list[float] = []
 
-    def run_doubled(rotation: RotationCall) -> Any:
+    def run_doubled(_: nn.Module, rotation: RotationCall) -> Any:
         return rotation.run(tuple(2 * table for table in rotation.tables))
 
     def record_ratio(module: nn.Module, q: Tensor, k: Tensor, **kwargs: Any) -> None:
-        if module is call.module:
-            ratios.append(float(q.norm() / call.q.norm()))
+        ratios.append(float(q.norm() / call.q.norm()))
 
-    with backend.observing_calls(record_ratio), intercepting_rotations(model.modules(), run_doubled):
+    with backend.observing_calls([call.module], record_ratio), intercepting_rotations([model], run_doubled):
         _run_three_tokens(model)
     return ratios[0] > 1.5
 
@@ -349,11 +361,6 @@ def _closest_frequencies(
     return best
 
 
-def _frequency_change_length(module: nn.Module) -> int | None:
-    """The text length beyond which a module computes cos and sin from other frequencies."""
-    return native_context(module.config) if rope_types(module) & {"dynamic", "longrope"} else None
-
-
 def _run_three_tokens(model: PreTrainedModel) -> None:
     try:
         with evaluation_mode(model), backend.using_backend(model):
@@ -363,12 +370,29 @@ def _run_three_tokens(model: PreTrainedModel) -> None:
     except HeadscopeError as error:
         raise name_model_type(model, error) from error
     except Exception as error:  # the model's own code may fail in any way on an odd config
-        raise unsupported_model_error(model, "a forward pass over three tokens failed") from error
+        raise failed_pass_error(model, "a forward pass over three tokens failed", error) from error
 
 
 def unsupported_model_error(model: PreTrainedModel, reason: str) -> UnsupportedModel:
     """The error for a model that headscope would measure wrongly, with its type."""
     return UnsupportedModel(f"cannot measure this {model.config.model_type} model: {reason}. Use another model")
+
+
+def failed_pass_error(model: PreTrainedModel, problem: str, error: Exception) -> UnsupportedModel:
+    """The error for a model whose pass failed, with the cause, its place and the versions of the libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # Torch's own frames, such as that of a missing attribute, say less than the last one outside.
+    frame = next(
+        (f for f in reversed(frames) if Path(torch.__file__).parent not in Path(f.filename).parents), frames[-1]
+    )
+    place = f"{'/'.join(Path(frame.filename).parts[-3:])}, line {frame.lineno}"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    cause = f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+    return UnsupportedModel(
+        f"cannot measure this {model.config.model_type} model: {problem}: {cause} ({place}; {versions}). If the model "
+        "runs without headscope, install the versions of these packages that headscope requires; otherwise repair it, "
+        "or use another model"
+    )
 
 
 def name_model_type(model: PreTrainedModel, error: HeadscopeError) -> UnsupportedModel:

@@ -1,27 +1,19 @@
 """Load a checkpoint: an alias, a folder, a .gguf file or a hub id, with an optional LoRA as BASE+ADAPTER.
 
-Only safetensors weights are opened, and no remote code is run. A GGUF file is converted once, atomically, to a
-safetensors folder in the cache (HEADSCOPE_CACHE, by default ~/.cache/headscope), and opened from there afterwards.
+Only safetensors weights are opened, and no remote code is run. A GGUF file is converted once to a safetensors folder in
+the cache, and opened from there.
 """
 
-import hashlib
 import importlib.util
-import io
 import json
 import logging
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable
-from contextlib import redirect_stderr
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFReader
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,23 +26,20 @@ from headscope import user_input
 from headscope.attention.backend import text_part_attention
 from headscope.errors import (
     BadInput,
-    CannotWrite,
     HeadscopeError,
     ResourceMissing,
     UnsupportedModel,
     did_you_mean,
-    first_line,
     missing_package,
 )
 from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
+from headscope.models.conversion import convert_gguf
 from headscope.models.hub import fetch, snapshot_commit
+from headscope.models.rope_settings import refuse_rope_settings
 from headscope.models.unsupported import refuse_by_config
 
 log = logging.getLogger("headscope")
-
-CONVERSION_VERSION = 2
-"""Part of a converted folder's name; conversions of version 1 could hold random numbers for missing weights."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +74,7 @@ def load_module(
     folder, identity = locate(base)
     _refuse_unsafe_weights(Path(folder), base)
     _refuse_adapter(Path(folder), base)
+    refuse_rope_settings(Path(folder), base)
     quantization_method = ""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -253,107 +243,6 @@ def locate(name: str) -> tuple[str, str]:
     )
 
 
-def cache_folder() -> Path:
-    """The folder of converted checkpoints: HEADSCOPE_CACHE, else a folder in the user's cache."""
-    base = os.environ.get("HEADSCOPE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "headscope"
-    return Path(base).expanduser()
-
-
-def file_digest(file: Path) -> bytes:
-    """SHA-256 of a file. A process reads a file once, and again only after it has changed."""
-    status = file.stat()
-    return _digest_unchanged(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@cache
-def _digest_unchanged(file: Path, *_status: int) -> bytes:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
-
-
-def convert_gguf(gguf: Path) -> Path:
-    """The safetensors folder of a GGUF file, named by the file's digest and converted on first use, atomically."""
-    target = cache_folder() / f"{gguf.stem}-{file_digest(gguf).hex()[:12]}-{CONVERSION_VERSION}"
-    if (target / "config.json").is_file() and any(target.glob("*.safetensors")):
-        return target
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise CannotWrite(
-            f"cannot make the cache folder '{target.parent}' ({error.strerror}). "
-            "Set HEADSCOPE_CACHE to a writable folder"
-        ) from error
-    log.info("converting %s to safetensors (once)", gguf.name)
-    try:
-        _write_converted(gguf, scratch)
-        try:
-            scratch.rename(target)
-        except OSError:
-            # Another process may have finished the same conversion first.
-            if not target.is_dir():
-                raise
-    except OSError as error:
-        raise CannotWrite(
-            f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}). "
-            "Free disk space, or set HEADSCOPE_CACHE"
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
-
-
-def _write_converted(gguf: Path, folder: Path) -> None:
-    try:
-        _check_gguf_layers(gguf)
-        with redirect_stderr(io.StringIO()):  # a progress bar per tensor, which no setting of transformers disables
-            module, loading = AutoModelForCausalLM.from_pretrained(
-                gguf.parent,
-                gguf_file=gguf.name,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        if missing := sorted(loading["missing_keys"]):
-            raise BadInput(
-                f"GGUF file '{gguf}' lacks weights, e.g. {', '.join(missing[:3])} ({len(missing)} in all). Download it "
-                "again"
-            )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-    except HeadscopeError:
-        raise
-    except Exception as error:  # the gguf reader raises many kinds of errors for a broken file
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadInput(f"cannot read GGUF file '{gguf}' ({reason}). It may be truncated. Download it again") from error
-    # transformers marks the model as quantized although its weights are dequantized.
-    if hasattr(module, "hf_quantizer"):
-        del module.hf_quantizer
-    if hasattr(module.config, "quantization_config"):
-        del module.config.quantization_config
-    module.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _check_gguf_layers(gguf: Path) -> None:
-    """Raise BadInput if a GGUF file has no weights for some layers.
-
-    transformers would allocate the whole model and fill it with random numbers.
-    """
-    reader = GGUFReader(gguf)
-    names = {tensor.name for tensor in reader.tensors}
-    if not names:
-        raise BadInput(f"GGUF file '{gguf}' has no weights. Download the file with the weights")
-    layers = reader.fields[f"{reader.fields['general.architecture'].contents()}.block_count"].contents()
-    present = {int(name.split(".")[1]) for name in names if name.startswith("blk.")}
-    if missing := sorted({*range(layers)} - present):
-        listed = ", ".join(map(str, missing[:3]))
-        raise BadInput(
-            f"GGUF file '{gguf}' lacks the weights of {len(missing)} of {layers} layers, e.g. {listed}. Download it "
-            "again"
-        )
-
-
 def _opening_error(error: Exception, name: str) -> HeadscopeError:
     """A one-line error for the many ways in which transformers fails to open a folder."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -361,7 +250,10 @@ def _opening_error(error: Exception, name: str) -> HeadscopeError:
     if "ignore_mismatched_sizes" in reason:
         reason = "the shapes of its weights do not match its config"
     if isinstance(error, KeyError):
-        reason = f"its config names {reason}, which transformers does not know"
+        return BadInput(
+            f"cannot open checkpoint '{name}': its config names {reason}, which transformers does not know. Correct "
+            "its config.json"
+        )
     if isinstance(error, ImportError):
         return ResourceMissing(f"checkpoint '{name}' needs {missing_package(error)}. Install it with pip")
     if "custom code" in reason:

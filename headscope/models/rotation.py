@@ -1,24 +1,21 @@
-"""The rotation function of a model family: intercept its calls, rerun it on other tables, measure what it does.
+"""The rotation function of a model family: rerun its calls on other tables, measure what it does.
 
 Families differ in the name and signature of this function. It takes q and k together or one tensor per call. Heads come
 before or after positions. cos and sin hold one entry per dimension, one per pair, or are one complex table.
 """
 
-import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
-from types import ModuleType
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from headscope.attention.contexts import undoing
 from headscope.attention.record import RotaryLayout
 
-ROTATION_FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")
 VECTOR_ARGUMENTS = ("q", "k", "x", "xq", "xk", "tensor")
 """Argument names of the tensors that a rotation function rotates."""
 
@@ -104,44 +101,6 @@ def _complex_heads_axis(function: Callable[..., Any]) -> int:
     return 1
 
 
-@contextmanager
-def intercepting_rotations(modules: Iterable[nn.Module], replacement: Callable[[RotationCall], Any]) -> Iterator[None]:
-    """Pass every rotation call in the Python modules that define `modules` to `replacement`.
-
-    Its result replaces that of the function; None keeps the original result. Of nested interceptions the innermost is
-    called first. Leaving the `with` restores the functions.
-    """
-    namespaces: dict[str, ModuleType] = {}
-    for module in modules:
-        name = type(module).__module__
-        namespaces.setdefault(name, sys.modules[name])
-    with ExitStack() as stack:
-        for namespace in namespaces.values():
-            for name in ROTATION_FUNCTIONS:
-                if hasattr(namespace, name):
-                    original = getattr(namespace, name)
-                    stack.callback(setattr, namespace, name, original)
-                    setattr(namespace, name, _intercept(original, replacement))
-        yield
-
-
-def _intercept(original: Callable[..., Any], replacement: Callable[[RotationCall], Any]) -> Callable[..., Any]:
-    function = inspect.unwrap(original)
-    names = _parameter_names(function)
-
-    @wraps(function)
-    def intercepted(*args: Any, **kwargs: Any) -> Any:
-        result = replacement(RotationCall(function, dict(zip(names, args, strict=False)) | kwargs))
-        return original(*args, **kwargs) if result is None else result
-
-    return intercepted
-
-
-@cache
-def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
-
-
 @dataclass(frozen=True, eq=False)
 class MeasuredRotation:
     """The rotation that one call applies to a head at one position.
@@ -203,24 +162,30 @@ def _table_layout(tables: tuple[Tensor, ...]) -> tuple[int, TableLayout]:
 @contextmanager
 def preserving_frequencies(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the modules' frequencies on leaving: some modules keep those of the longest text so far."""
-    modules = tuple(modules)
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(undoing((id(module), "frequencies"), partial(_frequency_restorer, module)))
+        yield
+
+
+def _frequency_restorer(module: nn.Module) -> Callable[[], None]:
+    """A function that restores the frequencies that a module has now."""
     saved = [
-        (module, name, value, value.clone() if isinstance(value, Tensor) else value)
-        for module in modules
+        (name, value, value.clone() if isinstance(value, Tensor) else value)
         for name, value in [*module.named_buffers(recurse=False), *vars(module).items()]
         if name.endswith(("inv_freq", "max_seq_len_cached"))
     ]
-    try:
-        yield
-    finally:
-        for module, name, value, copy in saved:
+
+    def restore() -> None:
+        for name, value, copy in saved:
             if isinstance(value, Tensor):  # some modules replace the tensor, others write into it
                 value[...] = copy
             setattr(module, name, value if isinstance(value, Tensor) else copy)
-        kept = {(module, name) for module, name, _, _ in saved}
-        for module in modules:
-            for name in [name for name in vars(module) if name.endswith("inv_freq") and (module, name) not in kept]:
-                delattr(module, name)
+        names = {name for name, _, _ in saved}
+        for name in [name for name in vars(module) if name.endswith("inv_freq") and name not in names]:
+            delattr(module, name)
+
+    return restore
 
 
 def cos_sin_tables(

@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from headscope import user_input
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, ResourceMissing
+from headscope.model_identity import WeightDigests
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
 from headscope.positions.adapter_validation import parse_metadata, validate_metadata, validate_parameter
@@ -91,8 +93,9 @@ class AdaRoPE(nn.Module):
     def from_schedule(cls, checkpoint: LoadedModel, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
         """Initial parameters under which the model behaves exactly as under `start` (usually YaRN).
 
-        1/tau = m^2 with the attention factor m of `start`, gamma = 0, L_ref the native context (paper, context
-        extension). Raises UnsupportedModel for a checkpoint without rotation or with layers that share keys.
+        1/tau is the constant factor on all logits under `start` (m^2 with the attention factor m of YaRN, unless it
+        stays in `rotary_factor`), gamma = 0, L_ref the native context (paper, context extension). Raises
+        UnsupportedModel for a checkpoint without rotation or with layers that share keys.
         """
         require_rotation(checkpoint, "adarope")
         require_own_keys(checkpoint)
@@ -104,10 +107,12 @@ class AdaRoPE(nn.Module):
         tau, gamma = start.tau_and_gamma()
         is_partial = any(2 * n < dim for n, dim in zip(geometry.layer_pairs, geometry.layer_head_dims, strict=True))
         if is_partial or any(f != 1 for f in checkpoint.rotation.factors):
-            tau = torch.ones_like(tau)
+            ratios = torch.tensor([start.softmax_ratio(layer) for layer in range(geometry.layers)])
+            tau = (1 / ratios)[:, None].expand_as(tau)
         else:
             factors = torch.ones_like(factors)
-        metadata = {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.weights_sha256}
+        weights = checkpoint.identity.weights
+        metadata = {"checkpoint": checkpoint.name, "weights_sha256": weights.bfloat16, "weights": weights.to_dict()}
         adarope = cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
         adarope.geometry = geometry
         return adarope
@@ -126,6 +131,9 @@ class AdaRoPE(nn.Module):
 
     def attention_factor(self, layer: int) -> float:
         return float(torch.as_tensor(self.rotary_factor)[layer])
+
+    def softmax_ratio(self, layer: int) -> float:
+        return 1.0  # tau includes it
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
         """lambda(n) by head: n [B, Lq] -> [B, H, Lq]; with `uses_sequence_length` n is the longest of the sequence."""
@@ -214,11 +222,12 @@ class AdaRoPE(nn.Module):
         for name in expected:
             validate_parameter(tensors[name], name, source, tensors["theta_init"])
         validate_metadata(metadata, source)
-        training_digest = metadata.get("weights_sha256")
-        if training_digest not in (None, checkpoint.weights_sha256) and not any_weights:
+        own, trained = checkpoint.identity.weights, WeightDigests.from_dict(metadata.get("weights_sha256"))
+        trained = replace(WeightDigests.from_dict(metadata.get("weights", {})), bfloat16=trained.bfloat16)
+        if not trained.matches(own) and not any_weights:
             raise BadInput(
                 f"{source} was trained on other weights ('{metadata.get('checkpoint')}', sha256 "
-                f"{training_digest[:12]}) than those of '{checkpoint.name}' ({checkpoint.weights_sha256[:12]}). Train "
+                f"{trained.bfloat16[:12]}) than those of '{checkpoint.name}' ({own.bfloat16[:12]}). Train "
                 "one on these weights, or use it anyway with adarope:adapter=PATH,weights=any"
             )
         initial_values = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])

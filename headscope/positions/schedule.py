@@ -1,12 +1,13 @@
 """The positions of one checkpoint under a scheme: frequencies, attention factors and query scales by layer, slopes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from headscope.attention.record import Geometry
 from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import LoadedModel
 
@@ -37,6 +38,9 @@ class Schedule(Protocol):
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor: ...
 
+    def softmax_ratio(self, layer: int) -> float:
+        """Constant factor on all logits relative to the checkpoint's own, included in the query scale."""
+
     @property
     def slopes(self) -> Tensor | None:
         """Decrease of each head's logits per token of distance, [H]; None without such a decrease."""
@@ -50,7 +54,12 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FixedSchedule:
-    """A schedule without trained parameters; `thetas` [1, P] by layer, equal layers share one tensor."""
+    """A schedule without trained parameters; `thetas` [1, P] by layer, equal layers share one tensor.
+
+    `softmax_ratios` by layer (by default 1) are factors on all logits, for families whose attention modules multiply
+    the softmax scale by a factor of their own. `rope_parameters`, by layer type, are those of a transformers config
+    that gives the same model; None if there is no such config.
+    """
 
     checkpoint: LoadedModel
     thetas: tuple[Tensor, ...]
@@ -59,6 +68,8 @@ class FixedSchedule:
     query_scale_function: QueryScale | None = None
     scale_reference_length: int | None = None
     slopes: Tensor | None = None
+    softmax_ratios: tuple[float, ...] = ()
+    rope_parameters: Mapping[str | None, Mapping[str, Any]] | None = None
 
     @classmethod
     def of_checkpoint(
@@ -83,21 +94,39 @@ class FixedSchedule:
 
     @property
     def scales_queries(self) -> bool:
-        return self.query_scale_function is not None
+        return self.query_scale_function is not None or any(ratio != 1 for ratio in self.softmax_ratios)
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
-        assert self.query_scale_function is not None
-        return self.query_scale_function(layer, visible)
+        ratio = self.softmax_ratio(layer)
+        if self.query_scale_function is None:
+            return torch.full((1, 1, visible.shape[-1]), ratio, device=visible.device)
+        return self.query_scale_function(layer, visible) * ratio
+
+    def softmax_ratio(self, layer: int) -> float:
+        return self.softmax_ratios[layer] if self.softmax_ratios else 1.0
 
     def log_theta_init(self, layer: int) -> Tensor:
         return self.thetas[layer].log()
 
     def tau_and_gamma(self) -> tuple[Tensor, Tensor]:
-        """tau = 1 / factor^2, relative to the checkpoint's own (the factor multiplies both q and k); gamma = 0."""
+        """tau = 1 / the constant factor on all logits, relative to the checkpoint's own; gamma = 0.
+
+        The factor on cos and sin multiplies both q and k. It counts where it scales all logits: if the whole head
+        rotates.
+        """
         geometry = self.checkpoint.geometry
-        relative_factors = torch.tensor(self.attention_factors) / torch.tensor(self.checkpoint.rotation.factors)
-        tau = (relative_factors**-2)[:, None].expand(geometry.layers, geometry.heads)
+        tau = torch.ones(geometry.layers, geometry.heads)
+        for layer, own_factor in enumerate(self.checkpoint.rotation.factors):
+            scale = self.softmax_ratio(layer)
+            if rotates_whole_head(geometry, layer):
+                scale *= (self.attention_factors[layer] / own_factor) ** 2
+            tau[layer] /= scale
         return tau, torch.zeros_like(tau)
+
+
+def rotates_whole_head(geometry: Geometry, layer: int) -> bool:
+    """Whether a layer rotates all dimensions of its heads, so that a factor on cos and sin scales all logits."""
+    return geometry.layer_rotates[layer] and 2 * geometry.layer_pairs[layer] == geometry.layer_head_dims[layer]
 
 
 def unsupported_scheme_error(

@@ -3,6 +3,10 @@
 Frequencies come from transformers (`ROPE_INIT_FUNCTIONS`) for every method that it has. In a checkpoint with separate
 frequencies for its sliding-window layers, a scheme changes only the full-attention layers: a window does not grow with
 the context.
+
+What a scheme does to the temperature: yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE scaling with its
+factors on cos and sin and on the softmax scale; of these only yarn has a temperature. logn multiplies the checkpoint's
+temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
 """
 
 import math
@@ -48,7 +52,9 @@ class Base:
 class Yarn:
     """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits multiplied by `attention_factor`².
 
-    The default of `attention_factor` is 0.1 ln(`factor`) + 1; with 1, only the frequencies change.
+    The default of `attention_factor` is 0.1 ln(`factor`) + 1; with 1, only the frequencies change. A checkpoint with
+    YaRN keeps how its family applies it (beta_fast, beta_slow, truncate, mscale, mscale_all_dim), so its own factor
+    changes nothing, unless its config states an attention factor.
     """
 
     factor: float
@@ -127,7 +133,10 @@ class Llama3:
 
 @dataclass(frozen=True)
 class LogN:
-    """Log-n scaling: with n > `length` visible keys the query is multiplied by ln(n) / ln(length)."""
+    """Log-n scaling: with n > `length` visible keys the query is multiplied by ln(n) / ln(length).
+
+    The default of `length` is the native context.
+    """
 
     length: int | None = None
 

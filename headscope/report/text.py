@@ -14,6 +14,8 @@ from headscope.runs.column_metadata import format_number, is_statistic, parse_co
 from headscope.runs.run import Run
 from headscope.runs.summary import latest_checkpoints, training_checkpoints
 
+WINDOWED = " of the sliding-window layers"
+"""Text after "heads" for those of layers whose window is shorter than the context."""
 MAX_TRAININGS = 10
 """Maximum number of training runs in one comparison."""
 MAX_LISTED_MODELS = 4
@@ -76,6 +78,40 @@ def heads_by_model(heads: pd.DataFrame, statistic_name: str) -> Iterator[tuple[s
     if statistic_name in heads:
         for label, rows in heads.dropna(subset=[statistic_name]).groupby("model", observed=True):
             yield str(label), rows
+
+
+def layer_windows(run: Run, label: str) -> dict[int, int | None]:
+    """The sliding window of every layer of a model by layer number, None without one."""
+    geometry = next(model["geometry"] for model in run.manifest["models"] if model["label"] == label)
+    return dict(zip(geometry["numbers"], geometry["windows"], strict=True))
+
+
+def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:
+    """Heads of one model apart by what they can see in contexts of `length` tokens: everything, or a sliding window.
+
+    Without a length every window counts. Each part has a text that follows "heads", "" if no layer has a window.
+    """
+    (label,) = rows["model"].unique()
+    windows = layer_windows(run, label)
+    is_short = {
+        number: window is not None and (length is None or window < length) for number, window in windows.items()
+    }
+    is_windowed = rows["layer"].map(is_short)
+    if not is_windowed.any():
+        return [("", rows)]
+    if is_windowed.all():
+        return [(WINDOWED, rows)]
+    return [(" of the global layers", rows[~is_windowed]), (WINDOWED, rows[is_windowed])]
+
+
+def describe_sink_rows(bins: pd.DataFrame, heads: pd.DataFrame) -> str:
+    """Over which rows the weight on the first token of windowed heads of one model is averaged, from binned rows.
+
+    Runs of earlier versions averaged over all rows.
+    """
+    of_heads = bins[bins["model"].isin(heads["model"]) & bins["layer"].isin(heads["layer"])]
+    counts_them = (of_heads["sink_population"] < of_heads["population"]).any()
+    return "in the rows that see it" if counts_them else "over all rows, also those that cannot see it"
 
 
 def format_head_count(mask: pd.Series) -> str:

@@ -94,13 +94,17 @@ def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) 
     return frame[frame["context_length"] == frame.groupby([*by])["context_length"].transform("max")]
 
 
-def last_octave_means(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Means of binned row means over the last octave of visible keys, by head, length and document."""
+def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str = "population") -> pd.DataFrame:
+    """Means of binned row means over the last octave of visible keys, by head, length and document.
+
+    The last octave are the last four bins that the head's layer fills. Bins are weighted by the column `weight`, by
+    default their number of query rows in the document, so that every row of the octave counts once.
+    """
     top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
     last_rows = frame[in_last_octave(frame["visible"], top)]
     unit = [*HEAD_KEYS, "context_length", "doc"]
-    total = last_rows[unit].join(last_rows[[*columns]].mul(last_rows["rows"], axis=0)).groupby(unit).sum()
-    return total.div(last_rows.groupby(unit)["rows"].sum(), axis=0)
+    total = last_rows[unit].join(last_rows[[*columns]].mul(last_rows[weight], axis=0)).groupby(unit).sum()
+    return total.div(last_rows.groupby(unit)[weight].sum(), axis=0)
 
 
 def mean_losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:

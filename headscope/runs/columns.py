@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headscope import plugins
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Major version of the run directory. Readers refuse a newer one by name."""
 
 Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text", "bytes"]
@@ -102,6 +102,20 @@ VISIBLE = key(
     "bin of query rows by the number of keys they see (i+1, at most the window), named by its upper edge; "
     "4 bins per octave from 16 [ours]",
     16,
+)
+ROW_COUNTS = (
+    Column("rows", "count", "rows", "query rows that were averaged", 1),
+    Column(
+        "population",
+        "count",
+        "rows",
+        "query rows of the document in the bin; means over several bins weight a bin with it",
+        1,
+    ),
+)
+SINK_COUNTS = (
+    Column("sink_rows", "count", "rows", "averaged query rows that see key 0, over which its weight is averaged", 1),
+    Column("sink_population", "count", "rows", "query rows of the document in the bin that see key 0", 1),
 )
 TASK = key("task", "label", "", "name of the task in the harness", None)
 METRIC = key(

@@ -32,6 +32,18 @@ COLUMNS = {
     "needle_ablated_heads": {"how": "ablation"},
 }
 """Old column -> new column, by new table name."""
+ABSENT_COLUMNS: Mapping[str, Mapping[str, float]] = {
+    "needles": {"achieved_depth": -1.0},  # until format 2
+    "positions": {"context_length": 0},  # until format 3
+    "scales": {"context_length": 0, "attention_factor": 0.0, "softmax_factor": 0.0},  # until format 3
+}
+"""Values by column and table, in the order of the columns, for runs that were stored before the column existed."""
+ADDED_COLUMNS = {
+    "attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
+    "learned_sink": {"population": "rows"},
+    "value_attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
+}
+"""Column that earlier versions did not store, by table -> the column that says what they averaged, of the same type."""
 COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}
 BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""
@@ -152,12 +164,13 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
     """A stored table of an older run with present column names and values; `name` is its present name."""
     import pyarrow as pa  # the command line reads this module for old command names and must start fast
 
-    if name == "needles" and "achieved_depth" not in table.column_names:  # until format 2
-        from headscope.runs.columns import all_tables
+    from headscope.runs.columns import all_tables
 
-        field = all_tables()[name].arrow.field("achieved_depth")
-        index = table.schema.get_field_index("span_start")
-        table = table.add_column(index, field, pa.array([-1.0] * table.num_rows, field.type))
+    for column, value in ABSENT_COLUMNS.get(name, {}).items():
+        if column not in table.column_names:
+            declared = all_tables()[name].arrow
+            values = pa.array([value] * table.num_rows, declared.field(column).type)
+            table = table.add_column(declared.get_field_index(column), declared.field(column), values)
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)
@@ -171,6 +184,17 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
         ]
         field = table.schema.field(index)
         table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def add_missing_columns(name: str, table: "pa.Table") -> "pa.Table":
+    """A stored table with the columns that earlier versions of the same format did not store."""
+    from headscope.runs.columns import all_tables
+
+    for column, source in ADDED_COLUMNS.get(name, {}).items():
+        if column not in table.column_names and source in table.column_names:
+            index = all_tables()[name].arrow.get_field_index(column)
+            table = table.add_column(index, all_tables()[name].arrow.field(index), table[source])
     return table
 
 

@@ -1,7 +1,6 @@
 """Finished runs, and several of them combined into one."""
 
 import importlib
-import json
 import os
 import re
 import time
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
+from headscope.model_identity import ModelIdentity, recorded_configuration
 from headscope.runs import hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
@@ -124,7 +125,11 @@ class CombinedRun(Run):
     def __init__(self, runs: Sequence[Run]) -> None:
         self._labels = _combined_labels(runs)
         models = [
-            {**model, "label": new_labels[model["label"]]}
+            {
+                **model,
+                "label": new_labels[model["label"]],
+                "configuration_digest": recorded_configuration(model, run.manifest.get("inputs", {})),
+            }
             for run, new_labels in zip(runs, self._labels, strict=True)
             for model in run.manifest["models"]
         ]
@@ -223,21 +228,17 @@ def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
-    """Whether the runs measured the same model without measuring any table twice."""
-    facts = [_model_facts(run, model) for run, model in entries]
-    has_same_facts = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
+    """Whether the runs measured the same model without measuring any table twice.
+
+    What a run does not record, such as the tokenizer of runs of early versions, does not tell models apart.
+    """
+    identities = [ModelIdentity.from_manifest(model, run.manifest.get("inputs")) for run, model in entries]
+    is_same = not any(first.compare(second).differences for first, second in combinations(identities, 2))
+    tokenizers = {model.get("tokenizer_sha256") for _, model in entries} - {None}
     documents = {item for _, model in entries for item in (model.get("documents_sha256") or {}).items()}
-    has_same_texts = len(documents) == len({name for name, _ in documents})
+    has_same_texts = len(tokenizers) < 2 and len(documents) == len({name for name, _ in documents})
     measured = [name for run, _ in entries for name in run.tables if name not in shareable_table_names()]
-    return has_same_facts and has_same_texts and len(measured) == len(set(measured))
-
-
-def _model_facts(run: Run, model: Mapping[str, Any]) -> list[str | None]:
-    """What must be equal in two measurements of one model; None where a run does not record it."""
-    names = ("weights_sha256", "scheme", "adapter_sha256", "lora", "dtype", "geometry")
-    configuration = run.manifest.get("inputs", {}).get(f"the configuration of '{model['label']}'")
-    identity = json.dumps([model.get(name) for name in names], sort_keys=True)
-    return [identity, model.get("tokenizer_sha256"), configuration]
+    return is_same and has_same_texts and len(measured) == len(set(measured))
 
 
 def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:

@@ -13,7 +13,7 @@ from headscope.runs import arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.io import printable_name, read_bytes, sha256
 from headscope.runs.manifest import read_manifest
-from headscope.runs.old_names import translate_table
+from headscope.runs.old_names import add_missing_columns, translate_table
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -79,6 +79,7 @@ class RunTables:
         table = arrow.read(file, digest)
         if self.manifest.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
             table = translate_table(name, table)
+        table = add_missing_columns(name, table)
         return arrow.select_declared(all_tables()[name], table, file) if name in all_tables() else table
 
     def _file(self, name: str) -> tuple[Path, str]:
@@ -121,6 +122,7 @@ def validate(run: RunTables) -> list[str]:
         try:
             if run.manifest["format_version"] < FORMAT_VERSION:
                 stored = translate_table(name, stored)
+            stored = add_missing_columns(name, stored)
             problems += arrow.table_problems(all_tables()[name], stored)
         except (pa.ArrowException, ValueError) as error:
             problems.append(f"{name}: its values cannot be read: {' '.join(str(error).split())[:200]}")

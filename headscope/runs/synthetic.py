@@ -120,6 +120,7 @@ def _position_parameters(model: str, heads: pd.DataFrame, pairs: int, shift: flo
     shared = heads[["layer", "kv_group"]].drop_duplicates()
     planes = pd.DataFrame({"pair": np.arange(pairs), "theta": rope_frequencies(pairs, shift)})
     positions = shared.merge(planes, how="cross")
+    positions["context_length"] = 0
     positions["log_theta"] = np.log(positions["theta"])
     positions["log_theta_init"] = positions["log_theta_base"] = np.log(rope_frequencies(pairs))[positions["pair"]]
     mean = float(np.log(rope_frequencies(pairs, shift)).mean())
@@ -128,6 +129,9 @@ def _position_parameters(model: str, heads: pd.DataFrame, pairs: int, shift: flo
         gamma=0.02 * heads["growth"],
         reference_length=512,
         logit_scale=1 / (1.0 + 0.05 * heads["growth"]),
+        context_length=0,
+        attention_factor=1.0,
+        softmax_factor=1 / (1.0 + 0.05 * heads["growth"]),
         effective_base=np.exp(-4 * mean * pairs / (2 * pairs - 2)),
         mean_log_theta=mean,
     )

@@ -5,6 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ DUO_FILE = "full_attention_heads.tsv"
 MAX_INDEX = 2**15
 """Numbers of layers and heads are stored in 16 bits."""
 
+ORIGIN_FILE = "headscope.json"
+"""The file that says where exported scores come from: in their folder, or beside them with their name before it."""
+
 
 def read(path: Path | str) -> HeadScores:
     """Read a score per head, or per KV group (`per_group`), from a file that `headscope export` can write.
@@ -27,9 +31,26 @@ def read(path: Path | str) -> HeadScores:
     Recognised by content: a folder of DuoAttention or its .tsv, JSON of Retrieval_Head and HeadKV (the mean of each
     list), YAML of QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context),
     CSV with columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without
-    the file, BadInput for content that is none of these.
+    the file, BadInput for content that is none of these. The model is known from the file that headscope exports beside
+    the scores, from a head set, from a CSV column `model`, or from QRHead's model_name_or_path.
     """
     file = expand_path(check_path(path, "path"), "scores")
+    scores = _read_scores(file)
+    origin = _read_origin(file)
+    digest = str(origin.get("weights_sha256") or scores.model_digest)
+    return replace(scores, model=str(origin.get("model") or scores.model), model_digest=digest)
+
+
+def _read_origin(file: Path) -> Mapping[str, Any]:
+    """What headscope's export wrote about the origin of a file; empty without it."""
+    origin_file = file / ORIGIN_FILE if file.is_dir() else file.with_name(f"{file.name}.{ORIGIN_FILE}")
+    if not os.path.isfile(origin_file):  # False, too, for a name that is too long
+        return {}
+    origin = _read_json(origin_file)
+    return origin if isinstance(origin, Mapping) else {}
+
+
+def _read_scores(file: Path) -> HeadScores:
     if file.is_dir():
         if not (file / DUO_FILE).is_file():
             raise ResourceMissing(f"no {DUO_FILE} in '{file}'. Give the folder of a DuoAttention pattern")
@@ -81,11 +102,13 @@ def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
         return _scores(rows, "headwise_config", file)
     if "attn_head_set" in content:
         names = str(content["attn_head_set"]).split(",")
-        return _scores([(*map(int, name.split("-")), 1.0) for name in names], "attn_head_set", file)
+        scores = _scores([(*map(int, name.split("-")), 1.0) for name in names], "attn_head_set", file)
+        return replace(scores, model=str(content.get("model_name_or_path") or ""))
     if "heads" in content:
         heads = HeadSet.read(file)
         weights = heads.weights or (1.0,) * len(heads)
-        return _scores([(*head, weight) for head, weight in zip(heads, weights, strict=True)], heads.source, file)
+        rows = [(*head, weight) for head, weight in zip(heads, weights, strict=True)]
+        return replace(_scores(rows, heads.source, file), model_digest=heads.model_digest)
     rows = []
     for key, values in content.items():
         layer, dash, head = str(key).partition("-")
@@ -119,7 +142,12 @@ def _read_csv(file: Path) -> HeadScores:
             f"scores '{file}' cannot be read ({' '.join(str(error).split())[:200]}). The file needs the columns layer, "
             "head and score, separated by commas, with numbers"
         ) from error
-    return _scores(rows, file.stem, file)
+    models = {line.get("model") or "" for line in lines}
+    if len(models) > 1:
+        raise BadInput(
+            f"scores '{file}' belong to several models: {', '.join(sorted(models))}. Keep the rows of one model"
+        )
+    return replace(_scores(rows, file.stem, file), model="".join(models))
 
 
 def _scores(rows: list[Any], name: str, source: Path, per_group: bool = False) -> HeadScores:

@@ -9,6 +9,12 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.heads import HeadSet, format_head
+from headscope.model_identity import (
+    AcceptedWeights,
+    ModelIdentity,
+    belong_to_other_weights,
+    belongs_to_other_name,
+)
 from headscope.runs.run_tables import RunTables
 
 if TYPE_CHECKING:
@@ -23,9 +29,9 @@ Matrix = npt.NDArray[np.float64]
 class HeadScores:
     """A finite score for each head, in a table of columns layer, head, kv_group (-1 if unknown) and score.
 
-    `name` is the statistic, `model` the label of the model, `source` the run or file that the scores come from, and
-    `model_digest` the SHA-256 of the weights, or "". `per_group` says that `head` counts KV groups, as in files that
-    have one score per KV group.
+    `name` is the statistic, `model` the label or name of the model, `source` the run or file that the scores come from,
+    and `model_digest` the SHA-256 of the weights, or "". `per_group` says that `head` counts KV groups, as in files
+    that have one score per KV group.
     """
 
     table: pd.DataFrame
@@ -104,6 +110,20 @@ def choose_model(run: RunTables, model: str | None) -> str:
     if model is not None and model not in run.models:
         raise BadInput(f"no model '{model}' in {run.name}. Use one of: {', '.join(run.models)}")
     return run.models[0] if model is None else model
+
+
+def belong_to_other_model(
+    scores: HeadScores, identity: ModelIdentity, label: str, checkpoint: str, weights: AcceptedWeights
+) -> bool:
+    """Whether scores belong to another model than `label`: by the digest of its weights, else by the name in their
+    file.
+
+    Raises BadInput for another model unless `weights` is "any".
+    """
+    source = f"'{scores.source}'"
+    if scores.model_digest:
+        return belong_to_other_weights(source, scores.model_digest, identity, label, weights)
+    return belongs_to_other_name(source, scores.model, label, [checkpoint], weights)
 
 
 def match_heads(scores: HeadScores, geometry: "Geometry", label: str) -> pd.DataFrame:

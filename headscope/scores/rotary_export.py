@@ -1,9 +1,12 @@
 """Rotary pairs and frequencies of a model in the terms of other tools."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.runs.run_tables import RunTables
@@ -46,38 +49,41 @@ def rotary_pair_ranks(run: RunTables, score: str, model: str | None) -> tuple[np
 
 
 def longrope_parameters(run: RunTables, model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`rope_parameters` of type longrope with the frequencies of the model, and where they come from.
+    """`rope_parameters` of type longrope with the frequencies and temperature of the model, and where they come from.
 
-    The factor of a pair is theta of the checkpoint's own scheme over theta of the model. Raises BadInput if heads
-    differ in frequencies or temperature, or the temperature depends on the length: the type has one set for all heads.
+    In a config.json they replace the checkpoint's own `rope_parameters`. The factor of a pair is the frequency of
+    plain RoPE over that of the model. Raises BadInput if heads differ in frequencies or temperature, or if these depend
+    on the length: the type has one set for all heads.
     """
     label = choose_model(run, model)
+    entry = next(entry for entry in run.manifest["models"] if entry["label"] == label)
     positions, scales = (rows[rows["model"] == label] for rows in (run.table("positions"), run.table("scales")))
+    if (positions["context_length"] != 0).any():
+        raise BadInput(
+            f"the frequencies of {label} depend on the length of the text, and its config.json already says how. "
+            "Export it under a position scheme"
+        )
+    pairs = _rotary_pairs(entry["geometry"], label)
     thetas = positions.pivot(index=["layer", "kv_group"], columns="pair", values="theta").to_numpy(dtype=np.float64)
     if not np.isclose(thetas, thetas[0], rtol=1e-6, atol=0).all():
         raise BadInput(f"the heads of {label} differ in their frequencies; longrope has one set. Export another model")
-    if (scales["gamma"] != 0).any() or np.ptp(scales["logit_scale"].to_numpy()) > 1e-6:
-        raise BadInput(f"the temperature of {label} differs by head or length; longrope has one. Export another model")
-    if (thetas[0] <= 0).any():
+    theta = thetas[0, :pairs]
+    if (theta <= 0).any():
         raise BadInput(f"some rotary pairs of {label} do not rotate, which longrope cannot hold. Export another model")
-    log_base = positions.pivot(index=["layer", "kv_group"], columns="pair", values="log_theta_base").to_numpy()[0]
-    pairs = np.arange(len(log_base))
-    if not np.allclose(log_base, log_base[1] * pairs, rtol=1e-5, atol=1e-6):
-        raise BadInput(
-            f"the checkpoint of {label} has frequencies of no single base, which longrope needs. Export another model"
-        )
-    factors = [float(factor) for factor in np.exp(log_base) / thetas[0]]
-    entry = next(entry for entry in run.manifest["models"] if entry["label"] == label)
+    attention_factor = _attention_factor(scales, entry, label)
+    base = _rope_base(positions)
+    factors = [float(factor) for factor in base ** (-np.arange(pairs) / pairs) / theta]
     native = entry["geometry"].get("native_context")
     if not native:
         raise BadInput(f"{run.name} does not record the native context of {label}. Measure it again")
     parameters = {
         "rope_type": "longrope",
-        "rope_theta": float(np.exp(-log_base[1] * len(pairs))),
+        "rope_theta": base,
         "short_factor": factors,
         "long_factor": factors,
-        "original_max_position_embeddings": int(native),
-        "attention_factor": float(np.sqrt(scales["logit_scale"].iloc[0])),
+        "original_max_position_embeddings": int(entry["geometry"].get("original_context", native)),
+        "attention_factor": attention_factor,
+        **_partial_rotation(entry["geometry"], pairs),
     }
     return parameters, {
         "model": label,
@@ -85,3 +91,53 @@ def longrope_parameters(run: RunTables, model: str | None) -> tuple[dict[str, An
         "weights_sha256": entry["weights_sha256"],
         "scheme": entry["scheme"],
     }
+
+
+def _rotary_pairs(geometry: Mapping[str, Any], label: str) -> int:
+    """The number of rotary pairs of every head. Raises BadInput if layers differ in it."""
+    if "layer_pairs" in geometry or "layer_head_dims" in geometry:
+        raise BadInput(
+            f"the layers of {label} differ in their heads; longrope has one set of frequencies. Export another model"
+        )
+    return int(geometry["pairs"])
+
+
+def _attention_factor(scales: pd.DataFrame, entry: Mapping[str, Any], label: str) -> float:
+    """The factor on cos and sin that gives the model's temperature.
+
+    Raises BadInput if the temperature is not recorded, differs by head or length, or scales other dimensions than the
+    rotated ones.
+    """
+    factors, multipliers = (scales[name].to_numpy(dtype=np.float64) for name in ("attention_factor", "softmax_factor"))
+    if (factors == 0).any():
+        raise BadInput(f"the run of {label} does not record the factor on cos and sin. Measure it again")
+    depends_on_length = (scales["gamma"] != 0).any() or entry["scheme_name"] == "logn"
+    if depends_on_length or np.ptp(factors) > 1e-6 or np.ptp(multipliers) > 1e-6:
+        raise BadInput(f"the temperature of {label} differs by head or length; longrope has one. Export another model")
+    factor, multiplier = float(factors[0]), float(multipliers[0])
+    if abs(multiplier - 1) < 1e-6:
+        return factor
+    if 2 * entry["geometry"]["pairs"] != entry["geometry"]["head_dim"]:
+        raise BadInput(
+            f"the temperature of {label} scales all dimensions of a head; longrope scales those that rotate. "
+            "Export another model"
+        )
+    return factor * math.sqrt(multiplier)
+
+
+def _rope_base(positions: pd.DataFrame) -> float:
+    """The base of the checkpoint's own frequencies; where they have none, that of its two fastest pairs.
+
+    Any base would do, because the factors are relative to it.
+    """
+    log_theta = positions.pivot(index=["layer", "kv_group"], columns="pair", values="log_theta_base").to_numpy()[0]
+    log_theta = log_theta[np.isfinite(log_theta)]
+    return float(np.exp((log_theta[0] - log_theta[1]) * len(log_theta))) if len(log_theta) > 1 else 10_000.0
+
+
+def _partial_rotation(geometry: Mapping[str, Any], pairs: int) -> dict[str, float]:
+    """The share of a head that rotates, where the rotary dimensions come first. In latent attention they are last, and
+    config.json gives their number."""
+    if geometry.get("rotary_start", 0) or 2 * pairs == geometry["head_dim"]:
+        return {}
+    return {"partial_rotary_factor": 2 * pairs / geometry["head_dim"]}

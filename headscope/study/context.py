@@ -19,6 +19,9 @@ from headscope.study import digests
 from headscope.study.config import Study
 from headscope.study.progress import NoProgress, Progress
 
+OTHER_WEIGHTS = "other weights of"
+"""Beginning of the names of inputs that belong to a model with other weights."""
+
 
 @dataclass
 class StudyContext:
@@ -28,7 +31,7 @@ class StudyContext:
     the part of the running job's cost that was reported as progress. `read_stored(job_id, table)` reads a table of
     a finished job, and `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all
     models) and input: an unfinished run continues only from the same inputs. `document_digests` are those of the
-    documents' texts by label and document.
+    documents' texts by label and document. `measured_lengths` are the context lengths of the planned jobs by label.
     """
 
     study: Study
@@ -38,6 +41,7 @@ class StudyContext:
     completed_cost: float = 0.0
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    measured_lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
     specs: Mapping[str, ModelSpec] = field(init=False)
     schemes: Mapping[str, Scheme] = field(init=False)
     read_stored: Callable[[str, str], pd.DataFrame] = field(init=False)
@@ -101,6 +105,10 @@ class StudyContext:
     def record_input(self, name: str, content: digests.DigestParts) -> None:
         """Record the digest of another input that a probe reads; `name` appears in messages."""
         self.input_digests[None][name] = digests.compute_digest(content)
+
+    def record_other_weights(self, label: str, source: str, digest: str) -> None:
+        """Record that a model is measured with heads or scores of other weights, as the user allowed."""
+        self.input_digests[label][f"{OTHER_WEIGHTS} {source}"] = digest
 
     def advance(self, cost: float, description: str) -> None:
         """Report progress within a long job: a share of its cost, and what is being done."""

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headscope import user_input
 from headscope.model_spec import ModelSpec
 from headscope.models import loading
+from headscope.models.conversion import DIGESTS_FILE, file_digest
 from headscope.positions.adarope import find_adapter_file, lora_folder_of
 from headscope.positions.model import Model
 from headscope.positions.schemes import AdaRoPEScheme, Scheme
@@ -26,7 +25,7 @@ DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
 
 WEIGHTS_AND_TRAINING_STATE = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json"),
-    *("trainer_state.json", "generation_config.json", "README.md"),
+    *("trainer_state.json", "generation_config.json", "README.md", DIGESTS_FILE),
 )
 """Patterns of the files of a checkpoint folder that no tokenizer reads."""
 
@@ -45,7 +44,7 @@ def digest_files(files: Iterable[Path]) -> str:
     """Digest of files and their names."""
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(f"{file.name} ".encode() + loading.file_digest(file))
+        digest.update(f"{file.name} ".encode() + file_digest(file))
     return digest.hexdigest()
 
 
@@ -88,18 +87,20 @@ def digest_adarope_adapter(name: str) -> str:
 
 
 def digest_model(model: Model) -> dict[str, str]:
-    """Digests of an opened model by input. Its positions are digested by value, since no spec may describe them."""
-    positions, geometry = model.schedule, model.geometry
-    visible = torch.tensor([[1, positions.reference_length, 8 * positions.reference_length]], device=model.device)
-    tensors: list[Tensor] = [] if positions.slopes is None else [positions.slopes]
-    for layer in range(geometry.layers):
-        tensors += [positions.theta(layer), torch.tensor(positions.attention_factor(layer))]
-        tensors += [positions.query_scale(layer, visible)] if positions.scales_queries else []
+    """The identity of an opened model by input. A file need not describe it, so all of it is digested by value."""
+    identity = model.identity
+    described = {
+        "configuration": identity.configuration,
+        "constants of modules": identity.constants,
+        "hooks": identity.hooks,
+        "headscope contexts": identity.contexts,
+        "quantization": identity.quantization,
+    }
     return {
-        "configuration": compute_digest([model.module.config.to_json_string()]),
-        "weights": model.weights_sha256,
-        "dtype": str(model.module.dtype),
-        "positions": compute_digest(tensor.detach().cpu().numpy().tobytes() for tensor in tensors),
+        "weights": identity.weights.exact,
+        "dtype": str(identity.dtype),
+        "positions": str(identity.positions),
+        **{name: compute_digest([json.dumps(value, sort_keys=True)]) for name, value in described.items()},
     }
 
 

@@ -18,7 +18,8 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
-from headscope.study.context import StudyContext
+from headscope.study.context import OTHER_WEIGHTS, StudyContext
+from headscope.study.versions import library_versions
 
 log = logging.getLogger("headscope")
 
@@ -38,7 +39,7 @@ class JobResult:
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
     cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
     `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of
-    the process.
+    the process; `versions` of the libraries there.
     """
 
     rows: Mapping[str, Rows]
@@ -48,6 +49,7 @@ class JobResult:
     seconds: float = 0.0
     opening_seconds: float = 0.0
     peak_bytes: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 Results = Generator[tuple[Job, JobResult], None, None]
@@ -75,6 +77,10 @@ class JobExecutor:
         for label in self.used_labels:
             if label in self.context.specs:
                 _ = self.context.specs[label].step  # reports an unreadable step before any work
+        jobs = group_by_pass(cells, self.context.labels)
+        for label in self.used_labels:
+            lengths = {context_length(job) for job in jobs if job.model == label}
+            self.context.measured_lengths[label] = tuple(sorted(lengths - {0}))
         always = [
             Job(((name, cell),))
             for name, runner in self.runners.items()
@@ -82,7 +88,7 @@ class JobExecutor:
             for cell in runner.cells()
             if cell.model in self.used_labels
         ]
-        return always + group_by_pass(cells, self.context.labels)
+        return always + jobs
 
     def execute(self, job: Job) -> JobResult:
         """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
@@ -108,6 +114,7 @@ class JobExecutor:
             seconds=finished - ready,
             opening_seconds=ready - began,
             peak_bytes=peak_bytes(),
+            versions=dict(library_versions()),
         )
 
     @cached_property
@@ -120,13 +127,13 @@ class JobExecutor:
 
     def _warn_beyond_native(self, job: Job, model: Model) -> None:
         """Warn once per model of a context that is longer than the one it was trained for, without a scheme."""
-        native, length = model.geometry.native_context, context_length(job)
+        native, original, length = model.geometry.native_context, model.geometry.original_context, context_length(job)
         if 0 < native < length and model.scheme == "base" and job.model not in self._warned_labels:
             self._warned_labels.add(job.model)
             log.warning(
                 "model '%s' was trained for %s tokens, and %s are longer than that. Without a position scheme it may "
                 "fail there for that reason alone; add one, e.g. @yarn:factor=%d",
-                *(job.model, f"{native:,}", f"contexts of {length:,}", math.ceil(length / native)),
+                *(job.model, f"{native:,}", f"contexts of {length:,}", math.ceil(length / original)),
             )
 
     def _rows(self, job: Job, model: Model | None) -> Mapping[str, Rows]:
@@ -156,6 +163,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
     """The entry of one model in run.json, without the digests of its tokenizer and texts."""
     model, spec = context.model(label), context.specs.get(label)
     adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
+    identity = model.identity
     step = adapter.step if adapter is not None else spec.step if spec is not None else None
     return {
         "label": label,
@@ -163,35 +171,41 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "checkpoint": model.name,
         "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
-        "weights_sha256": model.weights_sha256,
+        "weights_sha256": identity.weights.bfloat16,
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
-        "adapter_sha256": None if adapter is None else adapter.sha256,
+        "adapter_sha256": identity.adapter,
         "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training_run,
         "step": step,
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": describe_geometry(model),
-        "dtype": str(model.module.dtype).removeprefix("torch."),
+        "dtype": identity.dtype,
+        "identity": identity.to_dict(),
         "vocabulary": model.module.get_input_embeddings().weight.shape[0],
     }
 
 
 def describe_geometry(model: Model) -> dict[str, Any]:
     """The geometry in run.json. Equal geometries of older runs do not have all fields with an entry per layer, so each
-    is left out if all layers are alike."""
+    is left out if all layers are alike, and the original context if it is the native one."""
     geometry = model.geometry
     fields = {GEOMETRY_KEYS.get(name, name): value for name, value in asdict(geometry).items()}
     for name in ("layer_kv_groups", "layer_heads", "layer_head_dims", "layer_pairs"):
         if len(set(fields[name])) == 1:
             del fields[name]
+    if geometry.original_context == geometry.native_context:
+        del fields["original_context"]
     return {"layers": geometry.layers, **fields}
 
 
 def text_digests(inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The part of a model's entry in run.json about its tokenizer and texts, from the digests of its inputs by name."""
+    """The part of a model's entry in run.json about its tokenizer, texts, and heads of other models, from the digests
+    of its inputs by name."""
     texts = {name: digest for name, digest in inputs.items() if name.startswith("texts of ")}
-    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts}
+    prefix = f"{OTHER_WEIGHTS} "
+    other_weights = {name.removeprefix(prefix): inputs[name] for name in inputs if name.startswith(prefix)}
+    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts, "other_weights": other_weights}
 
 
 def peak_bytes() -> float:

@@ -7,7 +7,11 @@ import numpy as np
 import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
 
+<<<<<<< HEAD
 from headscope.heads import head_names
+=======
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+>>>>>>> main
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -39,6 +43,7 @@ class AblationOptions(MultilineOptions):
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
         "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run. Named heads are also ablated together",
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     kinds: list[Literal["zero", "mean", "resample", "streaming"]] = Field(
         ["zero"],
         min_length=1,

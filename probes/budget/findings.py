@@ -21,7 +21,7 @@ from probes.budget.analysis import (
     task_scores,
 )
 from probes.budget.labels import describe_window, format_bytes, format_interval, order_label
-from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS, TASKS
+from probes.budget.schema import ANSWERS, LOSS, RANDOM, SETTINGS, STABILITY, TASKS
 
 GLOSSARY = (
     Term(
@@ -51,6 +51,7 @@ def findings(run: Run) -> Iterator[Finding]:
             yield _comparison_finding(model, length, best)
         if length == table.loc[table["model"] == model, "context_length"].max():
             yield from _memory_finding(run, model, best, settings.loc[model])
+            yield from _stability_finding(run, model, best)
     if ANSWERS.name in run.tables:
         yield from _answer_findings(run)
     if TASKS.name in run.tables:
@@ -129,6 +130,31 @@ def _memory_finding(run: Run, model: str, best: pd.Series, settings: pd.Series) 
         f"{format_bytes(row['full_bytes'])} (computed)."
     )
     yield Finding(PROBE.title, text, model, data=FindingData(row["cache_bytes"]))
+
+
+def _stability_finding(run: Run, model: str, best: pd.Series) -> Iterator[Finding]:
+    """Whether the streaming KV groups depend on the sampled query rows, at the share nearest to the largest one."""
+    if STABILITY.name not in run.tables:
+        return
+    rows = plain_types(run.table(STABILITY.name))
+    rows = rows[(rows["model"] == model) & (rows["order"] == best["order"])]
+    if rows.empty:
+        return
+    means = rows.groupby("share")[["kept", "same_set"]].mean()
+    share = min(means.index, key=lambda measured: abs(measured - best["largest_share"]))
+    kept, same = means.loc[share]
+    text = (
+        f"{model}: where {format_percent(share)} of the KV groups stream in the order by {order_label(best['order'])}, "
+        f"{format_percent(kept)} of them would stream as well if other query rows of the same documents had been "
+        f"sampled, and the set would be exactly the same in {format_percent(same)} of the samples (simulated from the "
+        "errors of the scores). Use more --rows, or --rows exact, for a more stable set."
+    )
+    if kept == 1:
+        text = (
+            f"{model}: where {format_percent(share)} of the KV groups stream in the order by "
+            f"{order_label(best['order'])}, the same groups stream whatever query rows of these documents are sampled."
+        )
+    yield Finding(PROBE.title, text, model, data=FindingData(kept))
 
 
 def _answer_findings(run: Run) -> Iterator[Finding]:

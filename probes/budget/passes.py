@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.bins import in_last_octave
 from headscope.forward.backbone import refuse_non_finite
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.logits import (
@@ -21,8 +20,7 @@ from headscope.forward.logits import (
     token_losses,
 )
 from headscope.forward.observe import FinishedPass, observe
-from headscope.measures import AttentionRows
-from headscope.measures.far_mass import FarMass
+from headscope.measures.far_mass import StreamingScores
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -40,9 +38,12 @@ def losses(model: Model, ids: Sequence[int], groups: GroupsByLayer, window: Stre
 
 
 def scores_and_losses(
-    model: Model, ids: Sequence[int], window: StreamingWindow, rows: int, seed: int
+    model: Model, ids: Sequence[int], window: StreamingWindow, rows: int | None, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Scores of every head on ids [L] (layer, head, kv_group, log_ess2, local_mass, far_mass), and loss by position."""
+    """Scores of every head on ids [L], the columns of `StreamingScores`, and loss by position.
+
+    `rows` is the number of query rows that are sampled with `seed`, None for all.
+    """
     (tables,) = observe(model, torch.tensor(ids), [partial(_ScoringPass, model, window, rows, seed)])
     return dict(tables["scores"]), dict(tables["nll"])
 
@@ -107,34 +108,15 @@ class _ScoringPass:
 
     needs_whole_text = False
 
-    def __init__(self, model: Model, window: StreamingWindow, rows: int, seed: int, ids: torch.Tensor):
-        sizes = (model.geometry, ids.shape[1], rows, seed)
-        self.attention, self.far_mass = AttentionRows(*sizes), FarMass(*sizes, window)
+    def __init__(self, model: Model, window: StreamingWindow, rows: int | None, seed: int, ids: torch.Tensor):
+        self.scores = StreamingScores(model.geometry, ids.shape[1], rows, seed, window)
+        self.needs_row_sums = rows is None
 
     def listen(self, layers: CapturedLayers) -> None:
-        layers.listen(self.attention.update)
-        layers.listen(self.far_mass.update)
+        layers.listen(self.scores.update, needs_row_sums=self.needs_row_sums)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Any]:
-        columns = dict(self.attention.compute())
-        columns["far_mass"] = self.far_mass.compute()["far_mass"]
-        return {"scores": last_octave_means(columns), "nll": _loss_columns(finished_pass)}
-
-
-def last_octave_means(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Mean scores of each head over its rows in the last octave of visible keys, from columns by (head, bin)."""
-    unit = np.stack([columns["layer"], columns["head"]], 1)
-    heads, index = np.unique(unit, axis=0, return_inverse=True)
-    top = np.zeros(len(heads), np.int64)
-    np.maximum.at(top, index, columns["visible"])
-    weight = columns["rows"] * in_last_octave(columns["visible"], top[index])
-    total = np.bincount(index, weight)
-    group = np.zeros(len(heads), np.int64)
-    group[index] = columns["kv_group"]
-    means = {
-        name: np.bincount(index, weight * columns[name]) / total for name in ("log_ess2", "local_mass", "far_mass")
-    }
-    return {"layer": heads[:, 0], "head": heads[:, 1], "kv_group": group, **means}
+        return {"scores": dict(self.scores.compute()), "nll": _loss_columns(finished_pass)}
 
 
 def _loss_columns(finished_pass: FinishedPass) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.shared_keys import shares_keys_across_layers
+from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
@@ -26,8 +26,10 @@ from probes.budget.schema import (
     LOSS,
     ORDERS,
     RANDOM,
+    SCORE_ERRORS,
     SCORES,
     SETTINGS,
+    STABILITY,
     TASKS,
     BudgetOptions,
     order_name,
@@ -41,6 +43,7 @@ from probes.budget.streaming_order import (
     measured_scores,
     random_ranks,
     rank_groups,
+    set_stability,
     streaming_count,
 )
 
@@ -108,8 +111,11 @@ class BudgetRunner:
             self._warn_of_measured_documents(label)
             check_set_names([self._pair_set(label, source) for source in self.options.prompts])
         for label in self.context.labels:
-            for scores in self._fixed.values():
-                scores.by_head(label, self.context.model(label).geometry)  # refuses the scores of another model
+            for name, scores in self._fixed.items():
+                model = self.context.model(label)
+                scores.by_head(label, model.geometry)  # refuses the scores of a model with other heads
+                if origin := scores.check_model(label, model, self.options.weights):
+                    self.context.record_other_weights(label, f"the scores of the order '{name}'", origin)
             cells += self._model_cells(label)
         return cells
 
@@ -182,21 +188,30 @@ class BudgetRunner:
             )
         document = self._documents(label)[work.document]
         ids, seed = document.ids[: work.length], self.context.seed + work.document
-        scores, losses = passes.scores_and_losses(model, ids, self.options.window, self.options.rows, seed)
+        rows = None if self.options.rows == "exact" else self.options.rows
+        columns, losses = passes.scores_and_losses(model, ids, self.options.window, rows, seed)
         keys: dict[str, Any] = {"model": label, "context_length": work.length, "doc": document.name}
-        return {SCORES.name: {**keys, **scores}, LOSS.name: {**keys, "order": EVERY_ORDER, "draw": 0, "share": 0.0,
-                                                             **losses}}  # fmt: skip
+        tables = {
+            table.name: {**keys, **{name: columns[name] for name in columns if name in {*table.keys, *table.values}}}
+            for table in (SCORES, SCORE_ERRORS)
+        }
+        return {**tables, LOSS.name: {**keys, "order": EVERY_ORDER, "draw": 0, "share": 0.0, **losses}}
 
     def _order_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """Every order for a half of the documents, with the size of the KV cache; and the settings, once."""
         keys: dict[str, Any] = {"model": label, "half": work.half}
-        stored = [self.context.read_stored(f"budget/{cell}", SCORES.name) for cell in work.prerequisites]
-        ranks, sizes = [], []
+        stored, errors = (self._read_scores(work, table.name) for table in (SCORES, SCORE_ERRORS))
+        ranks, sizes, stabilities = [], [], []
         for order, draw in self._orders():
             table = self._ranks(label, order, draw, model, stored)
             ranks.append(table.assign(**keys, order=order, draw=draw))
             sizes.append(self._cache_rows(table, model).assign(**keys, order=order, draw=draw))
+            if order in SIGNS_AND_COLUMNS:
+                stability = set_stability(stored, errors, order, self.options.reduction, self._shares)
+                stabilities.append(stability.assign(**keys, order=order))
         rows: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(sizes)}
+        if stabilities:
+            rows[STABILITY.name] = pd.concat(stabilities)
         if work.half <= 0:
             options, window = self.options, self.options.window
             settings: dict[str, Any] = {"sink": window.sink, "recent": window.recent}
@@ -204,6 +219,11 @@ class BudgetRunner:
             groups = sum(model.geometry.layer_kv_groups)
             rows[SETTINGS.name] = {"model": label, **settings, "groups": [groups], "reduction": options.reduction}
         return rows
+
+    def _read_scores(self, work: BudgetWork, table: str) -> pd.DataFrame:
+        """The rows of a table from the documents that a half's orders are measured on; empty if none is measured."""
+        parts = [self.context.read_stored(f"budget/{cell}", table) for cell in work.prerequisites]
+        return pd.concat(parts) if parts else pd.DataFrame()
 
     def _loss_rows(self, label: str, work: BudgetWork, model: Model) -> Mapping[str, Rows]:
         """The loss of a document at every share of an order, or with all KV groups streaming."""
@@ -262,14 +282,14 @@ class BudgetRunner:
         """Shares at which orders differ."""
         return [share for share in self.options.shares if 0 < share < 1]
 
-    def _ranks(self, label: str, order: str, draw: int, model: Model, stored: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    def _ranks(self, label: str, order: str, draw: int, model: Model, stored: pd.DataFrame) -> pd.DataFrame:
         if order == RANDOM:
             units = [(number, group) for number, groups in zip(
                 model.geometry.layer_numbers, model.geometry.layer_kv_groups, strict=True) for group in range(groups)
             ]  # fmt: skip
             return random_ranks(pd.DataFrame(units, columns=UNIT), self.context.seed, draw)
         if order in SIGNS_AND_COLUMNS:
-            scores = measured_scores(pd.concat(stored), order)
+            scores = measured_scores(stored, order)
         else:
             scores = self._fixed[order].by_head(label, model.geometry)
         return rank_groups(scores, self.options.reduction)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.runs.columns import DOC, FILTER, GROUP, HEAD, LAYER, LENGTH, METRIC, MODEL, TASK, Column, Table, key
 from headscope.streaming import StreamingWindow
 from headscope.study.config import Lengths, Options
@@ -14,6 +15,8 @@ MEASURED_ORDERS = ("effective-length", "local-mass", "far-mass")
 RANDOM = "random"
 EVERY_ORDER = "every"
 """Value of `order` where all orders agree: no KV group streams, or all do."""
+MIN_ROWS, MAX_ROWS = 8, 1_000_000
+"""Fewest and most query rows that are sampled per document."""
 RUN_PATTERN = re.compile(r"run:(?P<folder>.+?):(?P<reversed>-?)(?P<column>\w+)(?::(?P<model>[^:]+))?")
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -44,8 +47,13 @@ class BudgetOptions(Options):
     reduction: Literal["max", "mean"] = Field(
         "max", description="how the scores of the query heads of a KV group become one"
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     draws: int = Field(5, ge=1, le=1000, description="number of random orders")
-    rows: int = Field(256, ge=8, le=1_000_000, description="query rows per document that measure the scores")
+    rows: int | Literal["exact"] = Field(
+        256,
+        description="query rows per document that measure the scores, drawn evenly from the last octave of visible "
+        "keys; exact: all rows of the octave",
+    )
     prompts: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
         description="also score the answers to prompts: needle (a fact hidden in the documents), induction, ioi, "
@@ -80,6 +88,13 @@ class BudgetOptions(Options):
         if repeated := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two orders are named '{repeated[0]}'. Name each order once, or rename the file")
         return value
+
+    @field_validator("rows")
+    @classmethod
+    def _check_row_count(cls, rows: int | str) -> int | str:
+        if isinstance(rows, int) and not MIN_ROWS <= rows <= MAX_ROWS:
+            raise ValueError(f"{rows} rows cannot be sampled. Give {MIN_ROWS} to {MAX_ROWS}, or exact")
+        return rows
 
     @field_validator("shares")
     @classmethod
@@ -143,7 +158,8 @@ SHARE = key("share", "value", "", "share of the KV groups that stream, rounded t
 
 SCORES = Table(
     "budget_scores",
-    "scores of heads that order the KV groups: means over query rows in the last octave of visible keys",
+    "scores of heads that order the KV groups: means over query rows in the last octave of visible keys, which are the "
+    "last four bins that the layer fills",
     (
         MODEL,
         LENGTH,
@@ -154,6 +170,36 @@ SCORES = Table(
         Column("log_ess2", "value", "ln tokens", "mean ln ESS2", 0),
         Column("local_mass", "value", "", "mean weight on the last 32 keys", 0, 1),
         Column("far_mass", "value", "", "mean weight on keys that a streaming KV group does not see", 0, 1),
+    ),
+)
+SCORE_ERRORS = Table(
+    "budget_score_errors",
+    "standard errors of the scores over the sampled query rows of a document; 0 if all rows of the octave were used",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column("log_ess2_se", "value", "ln tokens", "standard error of mean ln ESS2", 0),
+        Column("local_mass_se", "value", "", "standard error of the mean weight on the last 32 keys", 0),
+        Column("far_mass_se", "value", "", "standard error of the mean weight that streaming hides", 0),
+    ),
+)
+STABILITY = Table(
+    "budget_stability",
+    "how far the streaming KV groups of a measured order depend on the query rows that were sampled, from 200 orders "
+    "with scores moved by the errors that another sample of rows has against this one [ours]",
+    (
+        MODEL,
+        ORDER,
+        HALF,
+        SHARE,
+        Column(
+            "kept", "value", "", "mean share of the streaming KV groups that stream in another sample as well", 0, 1
+        ),
+        Column("same_set", "value", "", "share of the samples with exactly the same streaming KV groups", 0, 1),
     ),
 )
 ORDERS = Table(
@@ -244,4 +290,4 @@ SETTINGS = Table(
         Column("reduction", "label", "", "how the scores of the query heads of a KV group became one: max or mean"),
     ),
 )
-TABLES = (SCORES, ORDERS, LOSS, ANSWERS, TASKS, CACHE, SETTINGS)
+TABLES = (SCORES, SCORE_ERRORS, STABILITY, ORDERS, LOSS, ANSWERS, TASKS, CACHE, SETTINGS)

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.model_identity import AcceptedWeights
 from headscope.runs.run import Run
-from headscope.scores import HeadScores, match_heads, model_heads, read
+from headscope.scores import HeadScores, belong_to_other_model, match_heads, model_heads, read
 from headscope.streaming import StreamingWindow
 from probes.budget.schema import RUN_PATTERN
 
@@ -19,6 +20,8 @@ SIGNS_AND_COLUMNS: Mapping[str, tuple[int, str]] = {
 }
 """Measured order -> sign and column of its score in the table `budget_scores`."""
 UNIT = ["layer", "kv_group"]
+STABILITY_SAMPLES = 200
+"""Simulated samples of query rows in the stability of an order."""
 
 
 class Geometry(Protocol):
@@ -63,6 +66,16 @@ class FixedScores:
         """The scores as digest parts: `--resume` refuses scores that changed."""
         return [scores.table.to_csv(index=False) for scores in self._scores.values()]
 
+    def check_model(self, label: str, model: Any, weights: AcceptedWeights) -> str:
+        """The digest or name of the model that the scores belong to, if it is another one; "" otherwise.
+
+        Raises BadInput for another model unless `weights` is "any".
+        """
+        scores = self._scores[label]
+        if not belong_to_other_model(scores, model.identity, label, model.name, weights):
+            return ""
+        return scores.model_digest or scores.model
+
     def by_head(self, label: str, geometry: Any) -> pd.DataFrame:
         """Layer, head, kv_group and score of every head; heads without a score come before all others."""
         rows = match_heads(self._scores[label], geometry, label)
@@ -82,6 +95,40 @@ def rank_groups(scores: pd.DataFrame, reduction: str) -> pd.DataFrame:
     """One row per KV group: layer, kv_group, score and rank, 0 for the lowest; equal scores by layer and group."""
     groups = scores.groupby(UNIT)["score"].agg(reduction).reset_index().sort_values(UNIT, ignore_index=True)
     return groups.assign(rank=groups["score"].rank(method="first").astype(int) - 1)
+
+
+def set_stability(
+    scores: pd.DataFrame, errors: pd.DataFrame, order: str, reduction: str, shares: Sequence[float]
+) -> pd.DataFrame:
+    """Columns share, kept and same_set of the table `budget_stability` for a measured order.
+
+    `scores` and `errors` are rows of the tables `budget_scores` and `budget_score_errors` of the same documents. Given
+    these, the scores of another sample of query rows are drawn from a normal model of heads and errors (empirical
+    Bayes): errors make the scores of this sample look farther apart than they are.
+    """
+    _, column = SIGNS_AND_COLUMNS[order]
+    heads = measured_scores(scores, order)
+    squares = errors.assign(square=errors[f"{column}_se"].astype("float64") ** 2)
+    of_heads = squares.groupby(["layer", "head", "kv_group"])["square"].agg(["sum", "count"])
+    variance = (of_heads["sum"] / of_heads["count"] ** 2).to_numpy()
+    score = heads["score"].to_numpy()
+    spread = max(score.var(ddof=1) - variance.mean(), 0.0) if len(score) > 1 else 0.0  # of the heads, without errors
+    shrink = np.where(variance > 0, spread / np.maximum(spread + variance, np.finfo(float).tiny), 1.0)
+    noise = np.random.default_rng(0).standard_normal((STABILITY_SAMPLES, len(heads)))
+    others = score.mean() + shrink * (score - score.mean()) + np.sqrt((1 + shrink) * variance) * noise
+    samples = np.vstack([score, others])
+    starts = np.flatnonzero((heads[UNIT] != heads[UNIT].shift()).any(axis=1))  # the heads of a group are neighbours
+    groups = (np.maximum if reduction == "max" else np.add).reduceat(samples, starts, axis=1)
+    if reduction == "mean":
+        groups = groups / np.diff(starts, append=len(heads))
+    ranks = groups.argsort(axis=1, kind="stable").argsort(axis=1)
+    rows = []
+    for share in shares:
+        streams = ranks < (count := streaming_count(share, ranks.shape[1]))
+        common = (streams[1:] & streams[0]).sum(1)
+        kept = common.mean() / count if count else 1.0
+        rows.append({"share": share, "kept": kept, "same_set": (common == count).mean()})
+    return pd.DataFrame(rows)
 
 
 def random_ranks(groups: pd.DataFrame, seed: int, draw: int) -> pd.DataFrame:

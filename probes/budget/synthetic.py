@@ -18,8 +18,10 @@ from probes.budget.schema import (
     MEASURED_ORDERS,
     ORDERS,
     RANDOM,
+    SCORE_ERRORS,
     SCORES,
     SETTINGS,
+    STABILITY,
     TASKS,
 )
 from probes.budget.streaming_order import UNIT, rank_groups, streaming_count
@@ -46,7 +48,12 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
         scores = sizes.heads.assign(log_ess2=4 * sizes.heads["growth"], far_mass=sizes.heads["growth"])
         scores["local_mass"] = 1 - scores["far_mass"]
         keys: dict[str, Any] = {"model": model, "context_length": max(sizes.lengths), "doc": f"text/{doc}"}
-        yield f"scores {doc}", {SCORES.name: scores.drop(columns="growth").assign(**keys)}
+        errors = sizes.heads.assign(log_ess2_se=0.05, local_mass_se=0.01, far_mass_se=0.01)
+        tables: dict[str, Rows] = {
+            SCORES.name: scores.drop(columns="growth").assign(**keys),
+            SCORE_ERRORS.name: errors.drop(columns="growth").assign(**keys),
+        }
+        yield f"scores {doc}", tables
     scores = sizes.heads.rename(columns={"growth": "score"})
     ranks, cache = [], []
     for (order, draw), half in product(orders, (0, 1)):
@@ -61,8 +68,19 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
         "groups": [len(groups)],
         "reduction": "max",
     }
-    tables: dict[str, Rows] = {ORDERS.name: pd.concat(ranks), CACHE.name: pd.concat(cache), SETTINGS.name: settings}
-    yield "orders", tables
+    stability = [
+        {"order": order, "half": half, "share": share, "kept": 0.95, "same_set": 0.6}
+        for order, half, share in product(MEASURED_ORDERS, (0, 1), SHARES[1:-1])
+    ]
+    yield (
+        "orders",
+        {
+            ORDERS.name: pd.concat(ranks),
+            CACHE.name: pd.concat(cache),
+            SETTINGS.name: settings,
+            STABILITY.name: pd.DataFrame(stability).assign(model=model),
+        },
+    )
     rows = [
         {"order": order, "draw": draw, "share": share, "pair": f"induction {pair}"}
         for (order, draw, share), pair in product(_curve_points(orders), range(6))

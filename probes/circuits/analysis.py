@@ -93,14 +93,14 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "key_sink_mass": Statistic(
             "weight of the first key in the same rows",
             "",
-            "mean plain weight of the first key, over the same rows as the value-weighted one",
+            "mean plain weight of the first key, over the same rows as the value-weighted one, those that see it",
             formula="αᵢ₀",
         ),
         "value_sink_mass": Statistic(
             "value-weighted weight of the first key",
             "",
-            "mean weight of the first key, with weights times the norms of what the keys' values add to the residual "
-            "stream: near 0 for a sink whose value adds almost nothing",
+            "mean weight of the first key over the rows that see it, with weights times the norms of what the keys' "
+            "values add to the residual stream: near 0 for a sink whose value adds almost nothing",
             formula="wᵢ₀, wᵢⱼ ∝ αᵢⱼ ‖W_O vⱼ‖",
         ),
         "positional_spread": Statistic(
@@ -132,7 +132,11 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         ]
     if "value_attention" in run.tables:
         rows = rows_at_longest_length(plain_types(run.table("value_attention")))
-        means = last_octave_means(rows, [*VALUE_COLUMNS]).droplevel("context_length")
+        names = [*VALUE_COLUMNS]
+        sinks = [name for name in names if name.endswith("sink_share")]
+        means = last_octave_means(rows, names)
+        means[sinks] = last_octave_means(rows, sinks, "sink_population")
+        means = means.droplevel("context_length")
         for name, column in VALUE_COLUMNS.items():
             is_log = name.endswith("ess2")
             block = mean_with_interval(means[name], column, 0, np.inf if is_log else 1)
@@ -193,10 +197,23 @@ def attributed_heads(rows: pd.DataFrame) -> list[tuple[str, int, int]]:
     return [*plain_types(rows)[["model", "layer", "head"]].drop_duplicates().itertuples(index=False, name=None)]
 
 
-def strongest_paths(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The rows of the largest excess over random matrices of one model's `head_composition`, largest first."""
+def strongest_paths(rows: pd.DataFrame, count: int, chance: float | None = None) -> pd.DataFrame:
+    """The rows of the largest excess over random matrices of one model's `head_composition`, largest first.
+
+    Only rows that exceed chance: a score, or the mean of random matrices if it is None.
+    """
     rows = rows.assign(excess=rows["score"] - rows["baseline"])
-    return rows.nlargest(count, "excess")
+    is_above = rows["excess"] > 0 if chance is None else rows["score"] > chance
+    return rows[is_above].nlargest(count, "excess")
+
+
+def chance_score(run: RunTables, model: str, kind: str) -> float | None:
+    """The bound of composition scores of a model by chance, from `composition_null`; None in runs without it."""
+    if "composition_null" not in run.tables:
+        return None
+    rows = run.table("composition_null")
+    values = rows.loc[(rows["model"] == model) & (rows["input"] == kind), "bound"]
+    return None if values.empty else float(values.iloc[0])
 
 
 def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:

@@ -5,7 +5,22 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headscope.heads import format_head, head_names, parse_head
-from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
+from headscope.runs.columns import (
+    DISTANCE,
+    DOC,
+    GROUP,
+    HEAD,
+    LAYER,
+    LENGTH,
+    MODEL,
+    PAIR,
+    ROW_COUNTS,
+    SINK_COUNTS,
+    VISIBLE,
+    Column,
+    Table,
+    key,
+)
 from headscope.study.config import Lengths, PromptOptions
 
 Part = Literal["weights", "composition", "distance", "values"]
@@ -176,6 +191,26 @@ HEAD_COMPOSITION = Table(
     ),
 )
 
+COMPOSITION_NULL = Table(
+    "composition_null",
+    "composition scores by chance: those of all pairs of heads with a random sign for each dimension of the residual "
+    "stream that the earlier head writes to, which keeps all norms [ours]",
+    (
+        MODEL,
+        key("input", "label", "", "input of the later head: q, k or v", None),
+        Column("pairs", "count", "pairs", "pairs of heads", 1),
+        Column("mean", "value", "", "mean score of these pairs by chance", 0, 1.001),
+        Column(
+            "bound",
+            "value",
+            "",
+            "score that the largest of these pairs exceeds by chance in 5 % of draws of the signs, from the largest "
+            "scores of one draw and an exponential tail",
+            0,
+        ),
+    ),
+)
+
 POSITIONAL_PREFERENCE = Table(
     "positional_preference",
     "logit of each head's mean query with its mean key by distance, under the model's position scheme",
@@ -253,11 +288,14 @@ VALUE_ATTENTION = Table(
         HEAD,
         GROUP,
         VISIBLE,
-        Column("rows", "count", "rows", "sampled query rows that were averaged", 1),
+        *ROW_COUNTS,
+        *SINK_COUNTS,
         Column("log_ess2", "value", "nats", "mean ln ESS_2 of the plain weights", 0),
-        Column("sink_share", "value", "", "mean plain weight of key 0", 0, 1.001),
+        Column("sink_share", "value", "", "mean plain weight of key 0, over the rows that see it", 0, 1.001),
         Column("value_log_ess2", "value", "nats", "mean ln ESS_2 of the value-weighted weights", 0),
-        Column("value_sink_share", "value", "", "mean value-weighted weight of key 0", 0, 1.001),
+        Column(
+            "value_sink_share", "value", "", "mean value-weighted weight of key 0, over the rows that see it", 0, 1.001
+        ),
     ),
 )
 
@@ -322,6 +360,7 @@ TABLES = (
     HEAD_CIRCUITS,
     OV_TOKENS,
     HEAD_COMPOSITION,
+    COMPOSITION_NULL,
     POSITIONAL_PREFERENCE,
     POSITIONAL_SUMMARY,
     TOKEN_PAIRS,

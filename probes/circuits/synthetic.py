@@ -49,7 +49,15 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             "token_pairs": pairs.assign(model=model, query_token=SOURCES[0], key_token=SOURCES[1]),
         },
     )
-    yield "composition", {"head_composition": _composition(sizes, model, rng)}
+    composition = _composition(sizes, model, rng)
+    null: Rows = {
+        "model": model,
+        "input": [*INPUTS],
+        "pairs": len(composition) // len(INPUTS),
+        "mean": 0.1,
+        "bound": 0.12,
+    }
+    yield "composition", {"head_composition": composition, "composition_null": null}
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         yield f"{length}/{doc}", _positional_rows(sizes, model, length, doc)
 
@@ -78,7 +86,7 @@ def _positional_rows(sizes: Sizes, model: str, length: int, doc: int) -> Mapping
         "value_attention": units.assign(
             **keys,
             visible=length,
-            rows=8,
+            **dict.fromkeys(("rows", "population", "sink_rows", "sink_population"), 8),
             log_ess2=units["growth"] * np.log(length),
             sink_share=0.9 * (1 - units["growth"]),
             value_log_ess2=0.5 * (1 + units["growth"]) * np.log(length),

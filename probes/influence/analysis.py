@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr
 
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, rows_at_longest_length
 from headscope.runs.column_metadata import statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
@@ -92,7 +92,7 @@ def band_wavelengths(run: RunTables, label: str, components: Iterable[str]) -> d
     """
     if "positions" not in run.tables:
         return {}
-    pairs = run.table("positions")
+    pairs = rows_at_longest_length(run.table("positions"))
     pairs = pairs[(pairs["model"] == label) & np.isfinite(pairs["log_theta_base"])]
     wavelengths = 2 * np.pi * np.exp(-pairs["log_theta_base"].astype("float64"))
     by_pair = wavelengths.groupby(pairs["pair"]).agg(["min", "max"])

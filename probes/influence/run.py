@@ -148,12 +148,12 @@ class InfluenceRunner:
             if work.step == "sets" and sweep.named_sets:
                 return {sets: _rows_to_columns(keys, sweep.evaluate_named_sets(replay))}
             stored = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in work.prerequisites])
-            stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
             if work.step == "exact":
                 selected = select_units_to_verify(sweep, stored, self.options, seed)
                 return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, selected))}
             ranked = {
-                key: _rank_units(stored, key, candidates) for key, candidates in self._units_for_sets(sweep).items()
+                key: _rank_units(sweep, stored, key, candidates)
+                for key, candidates in self._units_for_sets(sweep).items()
             }
             return {sets: _rows_to_columns(keys, sweep.evaluate_ranked_sets(replay, ranked, self.options.draws, seed))}
 
@@ -245,7 +245,7 @@ def select_units_to_verify(
     """By (component, target): the units of largest |mean estimate| over texts, random others, named units."""
     selected, estimates = {}, add_damped_estimates(estimates)
     for number, (key, units) in enumerate(sweep.units.items()):
-        means = _mean_influence(estimates, key, "damped" if options.estimate_order == 2 else "estimate")
+        means = _mean_influence(sweep, estimates, key, "damped" if options.estimate_order == 2 else "estimate")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
         top, others = order[: options.verify_top], order[options.verify_top :]
         random_indices = np.random.default_rng([seed, number]).permutation(len(others))[: options.verify_random]
@@ -255,20 +255,24 @@ def select_units_to_verify(
     return selected
 
 
-def _rank_units(measured: pd.DataFrame, key: ComponentKey, units: Sequence[Unit]) -> list[Unit]:
+def _rank_units(sweep: Sweep, measured: pd.DataFrame, key: ComponentKey, units: Sequence[Unit]) -> list[Unit]:
     """Units by mean influence over texts in descending order, each by its most accurate method."""
     means: dict[Unit, float] = {}
     measured = add_damped_estimates(measured)
     for method in reversed(METHODS_BY_ACCURACY):
-        means |= _mean_influence(measured, key, method)
+        means |= _mean_influence(sweep, measured, key, method)
     return sorted(units, key=lambda unit: -means[unit])
 
 
-def _mean_influence(rows: pd.DataFrame, key: ComponentKey, method: str) -> dict[Unit, float]:
-    """Mean of delta_nll over texts, by unit."""
+def _mean_influence(sweep: Sweep, rows: pd.DataFrame, key: ComponentKey, method: str) -> dict[Unit, float]:
+    """Mean of delta_nll over texts, by unit. The rows have layer numbers, units have indices of attention layers."""
     rows = rows[(rows["component"] == key[0]) & (rows["target"] == key[1]) & (rows["method"] == method)]
     means = rows.astype({"delta_nll": "float64"}).groupby(UNIT_COLUMNS)["delta_nll"].mean()
-    return {Unit(*map(int, unit)): float(mean) for unit, mean in means.items()}  # type: ignore[call-overload]
+    index = sweep.model.geometry.layer_numbers.index
+    return {
+        Unit(index(layer), int(group), int(head)): float(mean)
+        for (layer, group, head), mean in means.items()  # type: ignore[misc]
+    }
 
 
 def _rows_to_columns(keys: Mapping[str, Any], rows: Iterator[Row]) -> Rows:

@@ -1,7 +1,7 @@
 """Statistics of the probe `measure`: columns of the per-head and per-model tables, and roles of heads.
 
-Effective lengths are exp(mean ln ESS2) over query rows in the last octave of visible keys, which are the rows that see
-more than about half of the context [ours].
+Effective lengths are exp(mean ln ESS2) over the query rows in the last octave of visible keys: the last four bins that
+the head's layer fills [ours]. Every row counts once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,12 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "its heads",
             formula="max over i ≥ j of sᵢⱼ",
         ),
-        "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys", formula="αᵢ₀"),
+        "sink_mass": Statistic(
+            "sink mass",
+            "",
+            "mean weight on key 0 over the rows that see it, last octave of visible keys",
+            formula="αᵢ₀",
+        ),
         "learned_sink": Statistic(
             "learned sink",
             "",
@@ -118,7 +123,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         ),
         "gamma": Statistic("logit growth gamma", "", "exponent of ln(1 + n/L_ref) in the logit factor lambda(n)"),
         "logit_scale": Statistic(
-            "logit multiplier", "", "factor on the logits up to L_ref, beyond the checkpoint's own"
+            "logit multiplier", "", "factor on all logits up to L_ref, relative to the checkpoint's own"
         ),
         "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", number_format=".3f"),
     }
@@ -143,7 +148,9 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             "growth",
         ),
         "sink": Role(
-            "more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK_MASS, "sink_mass"
+            "more than half of the weight on the first token, in the rows that see it",
+            lambda h: h["sink_mass"] > SINK_MASS,
+            "sink_mass",
         ),
     }
 )
@@ -211,6 +218,7 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
     means = last_octave_means(frame, names)
+    means["sink_mass"] = last_octave_means(frame, ["sink_mass"], "sink_population")
     columns: list[pd.DataFrame] = [
         mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
@@ -259,7 +267,8 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.set_index(HEAD_KEYS)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
+    columns = ["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]
+    return rows_at_longest_length(frame).set_index(HEAD_KEYS)[columns]
 
 
 def _loss_statistics(frame: pd.DataFrame, reference_model: str, comparable: Sequence[str]) -> pd.DataFrame:

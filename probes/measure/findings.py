@@ -12,15 +12,19 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import (
+    WINDOWED,
     default_models,
     default_models_with,
     describe_ranks,
+    describe_sink_rows,
     format_head_count,
     format_percent,
     head_mask,
     head_name,
     heads_by_model,
+    heads_by_window,
     join_words,
+    layer_windows,
 )
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
@@ -42,8 +46,9 @@ GLOSSARY = (
     Term(
         "Effective length, ESS₂",
         "The effective number of tokens that a head attends to. All weight on one token gives 1; equal weight on n "
-        "tokens gives n. The value of a head is the exponential of the mean logarithm over tokens that see more than "
-        "half of the context.",
+        "tokens gives n. The value of a head is the exponential of the mean logarithm over the last octave of visible "
+        "keys: the query tokens in the last four bins that the head's layer fills, each once. They see more than half "
+        "of the context or window where its length is the edge of a bin, as 512, 1,024 or 2,048 is.",
         "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
         ("attention",),
     ),
@@ -102,7 +107,7 @@ def findings(run: Run) -> Iterator[Finding]:
     heads = run.heads[run.heads["model"].isin(labels)]
     topics: Mapping[str, Callable[[], Iterator[Sentence]]] = {
         "Effective length": lambda: _length_findings(heads, run),
-        "Growth with context": lambda: _growth_findings(heads),
+        "Growth with context": lambda: _growth_findings(heads, run),
         "Change against the first model": lambda: _change_findings(heads, run),
         "Largest logits": lambda: _logit_findings(run, labels),
         "Loss": lambda: _loss_findings(run, labels),
@@ -123,30 +128,16 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     head_roles = [role for role in ROLES if heads_with_role(rows, role).any()]
     role_text = f"is {join_words(head_roles)}" if head_roles else f"has none of the roles {', '.join(ROLES)}"
     growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
+    length, window = parse_column(name).length, layer_windows(run, model)[layer]
+    assert length is not None
+    is_windowed = window is not None and window < length
+    seeing = f" {describe_sink_rows(run.attention, rows)} (window {window:,})" if is_windowed else ""
     yield (
         f"In {model} the head {role_text}. Its effective length is {format_number(row[name])} of "
-        f"{parse_column(name).length:,} tokens{growth}, with {format_percent(row['sink_mass'])} of its weight on the "
-        f"first token and {format_percent(row['local_mass'])} on the last 32."
+        f"{length:,} tokens{growth}, with {format_percent(row['sink_mass'])} of its weight on the first token{seeing} "
+        f"and {format_percent(row['local_mass'])} on the last 32."
     )
     yield f"Rank by effective length: {describe_ranks(run, name, layer, head, default_models_with(run, model))}."
-
-
-def _heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:
-    """Heads of one model apart by what they can see in contexts of `length` tokens: everything, or a sliding window.
-
-    Without a length every window counts.
-
-    Each part has a text that follows "heads", "" if there is only one part.
-    """
-    (label,) = rows["model"].unique()
-    geometry = next(model["geometry"] for model in run.manifest["models"] if model["label"] == label)
-    windows = dict(zip(geometry["numbers"], geometry["windows"], strict=True))
-    is_windowed = rows["layer"].map(
-        lambda layer: windows[layer] is not None and (length is None or windows[layer] < length)
-    )
-    if not is_windowed.any() or is_windowed.all():
-        return [("", rows)]
-    return [(" of the global layers", rows[~is_windowed]), (" of the sliding-window layers", rows[is_windowed])]
 
 
 def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
@@ -157,7 +148,7 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     parts = [
         (label, window_label, rows)
         for label, model_rows in heads_by_model(heads, name)
-        for window_label, rows in _heads_by_window(run, model_rows, length)
+        for window_label, rows in heads_by_window(run, model_rows, length)
     ]
     for index, (label, window_label, rows) in enumerate(parts):
         context = f" at a context length of {length:,} tokens" if index == 0 else ""
@@ -177,33 +168,44 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         label,
         _head_data(high, name, run),
     )
-    yield Sentence(
-        f"On text, {format_head_count(rows['sink_mass'] > SINK_MASS)} of {label} put more than half of their weight on "
-        "the first token.",
-        label,
-        FindingData(float((rows["sink_mass"] > SINK_MASS).mean()), n=len(rows)),
-    )
+    for window_label, part in heads_by_window(run, rows, length):
+        is_sink = part["sink_mass"] > SINK_MASS
+        seeing = f", {describe_sink_rows(run.attention, part)}" if window_label == WINDOWED else ""
+        yield Sentence(
+            f"On text, {format_head_count(is_sink)}{window_label} of {label} put more than half of their weight on the "
+            f"first token{seeing}.",
+            label,
+            FindingData(float(is_sink.mean()), n=len(part)),
+        )
 
 
-def _growth_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
-    for index, (label, rows) in enumerate(heads_by_model(heads, "growth")):
+def _growth_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
+    name = longest_ess_column(heads)
+    length = None if name is None else parse_column(name).length
+    parts = [
+        (label, window_label, part)
+        for label, rows in heads_by_model(heads, "growth")
+        for window_label, part in heads_by_window(run, rows, length)
+    ]
+    for index, (label, window_label, rows) in enumerate(parts):
         constant = format_head_count(rows["growth"] < RETRIEVAL_GROWTH)
         widening = format_head_count(rows["growth"] > AGGREGATION_GROWTH)
         median = f"{rows['growth'].median():.2f}"
         data = FindingData(rows["growth"].median(), n=len(rows))
         if index == 0:
             yield Sentence(
-                f"In {label}, the effective length stays nearly constant as the context grows in {constant} (exponent "
-                f"below {RETRIEVAL_GROWTH}, as expected of retrieval heads) and grows almost in proportion in "
-                f"{widening} (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the median exponent is "
-                f"{median}.",
+                f"In {label}, the effective length stays nearly constant as the context grows in {constant}"
+                f"{window_label} (exponent below {RETRIEVAL_GROWTH}, as expected of retrieval heads) and grows almost "
+                f"in proportion in {widening} (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the "
+                f"median exponent is {median}.",
                 label,
                 data,
             )
         else:
+            grows = ", as far as the window," if window_label == WINDOWED else ""
             yield Sentence(
-                f"In {label}, the effective length stays nearly constant in {constant} and grows almost in proportion "
-                f"in {widening}; the median exponent is {median}.",
+                f"In {label}, the effective length stays nearly constant in {constant}{window_label} and grows{grows} "
+                f"almost in proportion in {widening}; the median exponent is {median}.",
                 label,
                 data,
             )
@@ -214,7 +216,7 @@ def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     if name is None:
         return
     (first, first_rows), *other_models = heads_by_model(heads, name)
-    for window_label, part in _heads_by_window(run, first_rows, parse_column(name).length):
+    for window_label, part in heads_by_window(run, first_rows, parse_column(name).length):
         for label, _ in other_models:
             log_ratios = log_ratio_to_first(heads, name, label)
             log_ratios = log_ratios[log_ratios.index.isin([*part["layer"]], level="layer")]
@@ -335,8 +337,11 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
 
 
 def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
-    positions = run.positions if "positions" in run.tables else pd.DataFrame({"model": []})
+    positions = rows_at_longest_length(run.positions) if "positions" in run.tables else pd.DataFrame({"model": []})
     frequencies = {str(label): rows for label, rows in positions.groupby("model", observed=True)}
+    yield from _unchanged_layer_findings(
+        run, {label: frequencies[label] for label in heads["model"].unique() if label in frequencies}
+    )
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
@@ -366,6 +371,21 @@ def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
                 f"In {label}, gamma is positive in {format_head_count(rows['gamma'] > 0)}, with median {median}.",
                 label,
                 FindingData(rows["gamma"].median(), n=len(rows)),
+            )
+
+
+def _unchanged_layer_findings(run: Run, frequencies: Mapping[str, pd.DataFrame]) -> Iterator[Sentence]:
+    """Models whose scheme changes the frequencies of other layers, but not those of the sliding-window layers."""
+    for label, rows in frequencies.items():
+        is_equal = rows["log_theta"].eq(rows["log_theta_base"]).groupby(rows["layer"]).all()
+        windowed = [number for number, window in layer_windows(run, label).items() if window is not None]
+        windowed = [number for number in windowed if number in is_equal.index]
+        if windowed and is_equal[windowed].all() and not is_equal.all():
+            yield Sentence(
+                f"The position scheme of {label} leaves the frequencies of its {len(windowed)} sliding-window layers "
+                "unchanged: a window does not grow with the context.",
+                label,
+                FindingData(n=len(windowed)),
             )
 
 

@@ -15,7 +15,7 @@ from headscope.forward.observe import FinishedPass, observe
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, MaxLogit, RotaryPairs
 from headscope.measures.attention_rows import with_row_sums
 from headscope.positions.model import Model
-from headscope.positions.rope_scaling import own_schedule_at_length
+from headscope.positions.rope_scaling import schedule_at_length
 from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
@@ -128,11 +128,7 @@ class MeasureObserver:
             columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished_pass.hidden, at_once).compute())
             logits.refuse_non_finite_losses(model, columns["nll"]["nll"])
         if "pairs" in columns:
-            schedule = (
-                finished_pass.schedule
-                if finished_pass.schedule.replaces_rotation
-                else own_schedule_at_length(model, ids.shape[1])
-            )
+            schedule = schedule_at_length(model, finished_pass.schedule, ids.shape[1])
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
         of_document = {**self.keys, **self.document}
         return {

@@ -4,7 +4,22 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
+from headscope.runs.columns import (
+    DISTANCE,
+    DOC,
+    GROUP,
+    HEAD,
+    LAYER,
+    LENGTH,
+    MODEL,
+    PAIR,
+    ROW_COUNTS,
+    SINK_COUNTS,
+    VISIBLE,
+    Column,
+    Table,
+    key,
+)
 from headscope.study.config import Lengths, PromptOptions
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
@@ -37,16 +52,14 @@ class MeasureOptions(PromptOptions):
         return rows
 
 
-BIN_COLUMNS = (
-    *(MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, VISIBLE),
-    Column("rows", "count", "rows", "query rows that were averaged", 1),
-)
+BIN_COLUMNS = (*(MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, VISIBLE), *ROW_COUNTS)
 
 ATTENTION = Table(
     "attention",
     "statistics of each head's attention rows, binned by the number of visible keys",
     (
         *BIN_COLUMNS,
+        *SINK_COUNTS,
         Column(
             "ess2",
             "value",
@@ -58,7 +71,14 @@ ATTENTION = Table(
         Column("log_ess2", "value", "nats", "mean of ln ESS_2; its exp is the typical effective length", 0),
         Column("ess1", "value", "tokens", "mean ESS_1 = exp(entropy of the row)", 1),
         Column("max_weight", "value", "", "mean of the row's largest weight", 0, 1),
-        Column("sink_mass", "value", "", "mean weight on key 0; 0 where key 0 is outside the window", 0, 1),
+        Column(
+            "sink_mass",
+            "value",
+            "",
+            "mean weight on key 0, over the rows that see it; runs of earlier versions averaged it over all rows",
+            0,
+            1,
+        ),
         Column("local_mass", "value", "", "mean weight on the last 32 keys, own position included", 0, 1),
         Column("mean_distance", "value", "tokens", "mean of sum_j alpha_ij (i - j)", 0),
     ),

@@ -33,7 +33,8 @@ def _synthetic_attention(
 ) -> pd.DataFrame:
     edges = visible_bin_edges(length)
     lower = np.concatenate([[0], edges[:-1]])
-    bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
+    counts = dict.fromkeys(("rows", "population", "sink_rows", "sink_population"), np.minimum(edges, length) - lower)
+    bins = pd.DataFrame({"visible": edges, **counts})
     bins["n"] = bin_center(edges, length)
     rows = units.merge(bins, how="cross")
     noise = rng.normal(0, 0.05, len(rows))

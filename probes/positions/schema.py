@@ -1,12 +1,20 @@
 """Tables of position parameters."""
 
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, PAIR, Column, Table
+from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, PAIR, Column, Table, key
+
+LENGTH = key(
+    "context_length",
+    "index32",
+    "tokens",
+    "length of the texts that the row is about, where the checkpoint's frequencies depend on it; else 0",
+)
 
 POSITIONS = Table(
     "positions",
     "rotary frequencies of each model",
     (
         MODEL,
+        LENGTH,
         LAYER,
         GROUP,
         PAIR,
@@ -18,7 +26,12 @@ POSITIONS = Table(
             "ln rad/token",
             "ln theta at the start of learning (log_theta for schemes that learn nothing)",
         ),
-        Column("log_theta_base", "value", "ln rad/token", "ln theta of the checkpoint's own scheme"),
+        Column(
+            "log_theta_base",
+            "value",
+            "ln rad/token",
+            "ln theta of the checkpoint's own scheme; of short texts in rows of no length",
+        ),
     ),
 )
 
@@ -27,6 +40,7 @@ SCALES = Table(
     "logit temperature of each head and summaries of its frequencies",
     (
         MODEL,
+        LENGTH,
         LAYER,
         HEAD,
         GROUP,
@@ -37,7 +51,24 @@ SCALES = Table(
             "logit_scale",
             "value",
             "",
-            "factor on the logits at n <= L_ref, beyond the checkpoint's own scaling",
+            "factor on all logits at n <= L_ref, relative to the checkpoint's own; without the factor on cos and sin "
+            "where only a part of the head rotates, because that scales only the rotated part of the logits",
+            0,
+        ),
+        Column(
+            "attention_factor",
+            "value",
+            "",
+            "factor on cos and sin: logits of the rotated dimensions are multiplied by its square; 0 in older runs, "
+            "which do not hold it",
+            0,
+        ),
+        Column(
+            "softmax_factor",
+            "value",
+            "",
+            "factor on all logits at n <= L_ref, with the one that the checkpoint's code applies to the softmax scale; "
+            "0 in older runs, which do not hold it",
             0,
         ),
         Column(

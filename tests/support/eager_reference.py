@@ -107,16 +107,26 @@ def bin_edges(limit: int) -> list[int]:
 def binned(
     statistics: dict[str, Tensor], window: int | None = None, chunk_size: int | None = None
 ) -> dict[int, dict[str, Any]]:
-    """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
+    """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out.
+
+    The sink mass is the mean over the rows that see key 0.
+    """
     length = next(iter(statistics.values())).shape[-1]
+    mask = visible(length, window, chunk_size)
     bins: dict[int, list[int]] = {}
-    for i, visible_count in enumerate(visible(length, window, chunk_size).sum(-1).tolist()):
+    for i, visible_count in enumerate(mask.sum(-1).tolist()):
         edge = min(edge for edge in bin_edges(length) if edge >= visible_count)
         bins.setdefault(edge, []).append(i)
-    return {
-        edge: {"rows": len(rows)} | {name: values[:, rows].mean(-1) for name, values in statistics.items()}
-        for edge, rows in bins.items()
+    return {edge: average(statistics, rows, mask) for edge, rows in bins.items()}
+
+
+def average(statistics: dict[str, Tensor], rows: list[int], mask: Tensor) -> dict[str, Any]:
+    """Average some rows; the sink mass over those that see key 0 in the mask [L, L]."""
+    sink_rows = [i for i in rows if mask[i, 0]]
+    means = {
+        name: of_rows[:, sink_rows if name == "sink_mass" else rows].mean(-1) for name, of_rows in statistics.items()
     }
+    return {"rows": len(rows), "sink_rows": len(sink_rows)} | means
 
 
 # Rotary pairs ------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def binned(call: Call) -> dict[int, dict[str, Any]]:
     edges = eager_reference.bin_edges(len(visible_counts))
     edge = torch.tensor([min(e for e in edges if e >= n) for n in visible_counts.tolist()])
     return {
-        int(e): {"rows": int((edge == e).sum())} | {n: v[:, edge == e].mean(-1) for n, v in rows.items()}
+        int(e): eager_reference.average(rows, (edge == e).nonzero().flatten().tolist(), call.visible[0])
         for e in edge.unique()
     }
 
