@@ -43,20 +43,6 @@ def format_head(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def head_names(value: Any) -> Any:
-    """The names of the heads of a HeadSet, and those of pairs (layer, head) in a list; any other value unchanged.
-
-    For options that take a list of names.
-    """
-    if not isinstance(value, HeadSet | list | tuple):
-        return value
-    return [format_head(*item) if _is_pair(item) else item for item in value]
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
-
-
 @dataclass(frozen=True)
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.

@@ -13,7 +13,7 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
-from headscope.errors import InputChanged, Interrupted
+from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.forward.ablation import REFERENCE_TOKENS
 from headscope.heads import HeadSet
 from headscope.models.loading import load_tokenizer
@@ -66,14 +66,14 @@ def test_heads_may_be_a_head_set_or_pairs_as_in_ablated(folder: Path, tmp_path: 
         shutil.rmtree(run.path)
 
 
-def test_every_option_that_takes_heads_takes_a_head_set() -> None:
-    heads = HeadSet.parse("L2H3,L0H1")
-    options = {"circuits": {"heads": heads}, "paths": {"senders": heads, "receivers": [(2, 3)]}}
-    study = build_study(options | {"influence": {"heads": {"top": heads}}})
-    assert study.probe_options["circuits"].heads == heads.identifiers
-    assert study.probe_options["paths"].senders == heads.identifiers
-    assert study.probe_options["paths"].receivers == ["L2H3"]
-    assert study.probe_options["influence"].heads == {"top": heads.identifiers}
+def test_a_head_set_of_other_weights_is_refused_as_in_ablated(folder: Path, tmp_path: Path) -> None:
+    own = hs.load(f"{folder}/tiny", device="cpu").weights_sha256
+    for digest, weights in ((own, "same"), ("0" * 64, "any")):
+        heads = HeadSet(((2, 3), (0, 1)), model_digest=digest)
+        run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads, weights=weights)
+        assert {*zip(run.ablation["layer"], run.ablation["head"], strict=True)} == {*heads}
+    with pytest.raises(BadInput, match="belongs to other weights"):
+        run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads)
 
 
 def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Path, tmp_path: Path) -> None:

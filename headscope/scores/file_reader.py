@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -114,10 +115,10 @@ def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
         layer, dash, head = str(key).partition("-")
         if not (dash and layer.isdecimal() and head.isdecimal()):
             raise _not_scores(file, content)
-        scores = [*map(float, values if isinstance(values, list) else [values])]
-        if not scores:
+        numbers = [*map(float, values if isinstance(values, list) else [values])]
+        if not numbers:
             raise ValueError(f"the list of {quote(key)} is empty")
-        rows.append((int(layer), int(head), sum(scores) / len(scores)))
+        rows.append((int(layer), int(head), sum(numbers) / len(numbers)))
     return _scores(rows, file.stem, file)
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.user_input import quote
-from probes.ablation.schema import ABLATION, ABLATION_SETS, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
@@ -292,13 +292,17 @@ def _lengths(pair: TokenPair) -> tuple[int, int]:
 
 def _parse_heads(name: str) -> HeadSet:
     """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
-    heads), or `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`).
+    heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
+    `weights:SHA256:HEAD,...` (a HeadSet of Python).
 
     Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
     """
     source, _, rest = name.partition(":")
     if source == "file" and rest:
         return HeadSet.read(rest)
+    if name.startswith(HEADS_OF_WEIGHTS):
+        digest, _, heads = rest.partition(":")
+        return replace(HeadSet.parse(heads), model_digest=digest)
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
         if match is None:

@@ -1,23 +1,37 @@
 """Options, stored tables and synthetic rows of the ablation probe."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
 
-<<<<<<< HEAD
-from headscope.heads import head_names
-=======
+from headscope.heads import HeadSet, format_head
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
->>>>>>> main
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import MultilineOptions
 
 KINDS = ("zero", "mean", "resample", "streaming")
+
+
+HEADS_OF_WEIGHTS = "weights:"
+"""Start of the text weights:SHA256:HEAD,..., which keeps the weights that a head set was measured on."""
+
+
+def _head_names(value: Any) -> Any:
+    """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
+    if isinstance(value, HeadSet) and value.model_digest:
+        return [f"{HEADS_OF_WEIGHTS}{value.model_digest}:{value}"]
+    if not isinstance(value, HeadSet | list | tuple):
+        return value
+    return [format_head(*item) if _is_pair(item) else item for item in value]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
 
 
 class AblationOptions(MultilineOptions):
@@ -37,7 +51,7 @@ class AblationOptions(MultilineOptions):
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
         "induction, needle, or a JSON lines file",
     )
-    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
+    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
         ["all"],
         min_length=1,
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from headscope.heads import format_head, head_names, parse_head
+from headscope.heads import format_head, parse_head
 from headscope.runs.columns import (
     DISTANCE,
     DOC,
@@ -65,7 +65,7 @@ class CircuitsOptions(PromptOptions):
     distances: list[Annotated[int, Field(ge=0, le=MAX_DISTANCE)]] = Field(
         [0, 1, 8, 64, 512], min_length=1, max_length=64, description="distances of the pairs, in tokens"
     )
-    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
+    heads: list[str] = Field(
         [],
         max_length=64,
         description="heads such as L18H6 whose logits in their top far rows are attributed to earlier components (QK "

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from headscope.heads import HeadSet, format_head, head_names
+from headscope.heads import HeadSet, format_head
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -49,7 +49,7 @@ class InfluenceOptions(Options):
     reset_to: list[Literal["init", "base"]] = Field(
         ["init"], min_length=1, description="reset to: training start (init) or checkpoint (base)"
     )
-    heads: dict[str, Annotated[list[str], BeforeValidator(head_names)]] | None = Field(
+    heads: dict[str, list[str]] | None = Field(
         None,
         min_length=1,
         description="named head sets, e.g. induction=L5H1,L6H3;sinks=L0H2. The heads of a set are ablated together. "

@@ -1,13 +1,13 @@
 """Options, stored tables and synthetic rows of path patching."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from headscope.heads import HeadSet, head_names
+from headscope.heads import HeadSet
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -33,10 +33,10 @@ ALL_HEADS = ["all"]
 class PathsOptions(PairOptions):
     """Path patching: change what one head receives from one earlier head, or the logits from one head."""
 
-    senders: Annotated[list[str], BeforeValidator(head_names)] = Field(
+    senders: list[str] = Field(
         ALL_HEADS, min_length=1, description="heads that paths start from, such as L18H6; or all"
     )
-    receivers: Annotated[list[str], BeforeValidator(head_names)] = Field(
+    receivers: list[str] = Field(
         ALL_HEADS, min_length=1, description="heads in later layers that paths lead to, such as L23H3; or all"
     )
     through: list[PathEnd] = Field(
