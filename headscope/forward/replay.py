@@ -108,7 +108,8 @@ class Replay:
     def record_streams(self) -> Tensor:
         """Run the full pass and store the input of every layer and the output of the last.
 
-        Returns the backbone's last hidden states [1, L, D]. Raises UnsupportedModel if resumed passes of this model differ from full ones.
+        Returns the backbone's last hidden states [1, L, D]. Raises UnsupportedModel if resumed passes of this model
+        differ from full ones.
         """
         check_once(self.model, lambda ids: Replay(self.model, self.schedule, ids, memory_bytes=1e9))
 
@@ -140,7 +141,7 @@ class Replay:
         return self._attention_layers.index(attention_layer)
 
     def run_layer(self, layer: int, stream: Tensor) -> Tensor:
-        """The output [1, L, D] of one decoder layer for a residual stream, and else the arguments of the recorded pass."""
+        """The output [1, L, D] of one decoder layer for a residual stream and the other recorded arguments."""
         args, kwargs = self._carried.arguments(layer, self._carried.tensors)
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
@@ -231,7 +232,7 @@ class Replay:
         return self._resume(len(self.layers), stream)
 
     def _resume(self, layer: int, streams: Tensor) -> Tensor:
-        """The backbone's last hidden states [B, L, D] of B passes with these residual streams before a decoder layer."""
+        """The backbone's last hidden states [B, L, D] of passes with these residual streams before a decoder layer."""
         copies = streams.shape[self._batch_axis]
 
         def outputs_of(number: int) -> Callable[..., Any]:

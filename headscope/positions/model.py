@@ -31,6 +31,7 @@ from headscope.models.checkpoint import (
 )
 from headscope.models.inspection import CheckpointRotation
 from headscope.models.loading import load_tokenizer
+from headscope.models.padding_check import PaddingCheck
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import Base, Scheme, build_scheme
 
@@ -152,6 +153,11 @@ class Model:
     def rotation(self) -> CheckpointRotation:
         """How the checkpoint rotates queries and keys by itself."""
         return self.checkpoint.rotation
+
+    @property
+    def padding_check(self) -> PaddingCheck:
+        """By how much left padding and position_ids change the checkpoint's logits."""
+        return self.checkpoint.padding_check
 
     @property
     def device(self) -> torch.device:
