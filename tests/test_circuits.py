@@ -59,6 +59,7 @@ def test_transformer_lens_factored_matrices_agree() -> None:
     model, weights = opened("llama-gqa")
     vocabulary_map = TokenEmbeddings(model, weights).vocabulary_map(0)
     unembedding = weights.final_norm.pull_back(model.module.get_output_embeddings().weight.detach())
+    unembedding = unembedding - unembedding.mean(0)
     embedding = model.module.get_input_embeddings().weight.detach()
     first, last = (LayerCircuits.of_layer(weights.layers[n]) for n in (0, -1))
     # transformer-lens multiplies row vectors from the left: OV = W_V W_O, QK = W_Q W_K^T.
@@ -100,6 +101,44 @@ def test_random_composition_is_near_one_over_root_width_and_repeats() -> None:
     baseline = circuits.random_composition(8, 8, 256, 0)
     assert baseline == circuits.random_composition(8, 8, 256, 0)
     assert baseline == pytest.approx(256**-0.5, rel=0.1)
+
+
+def random_factors(seed: int, heads: int = 16, width: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Receiver and sender factors of random heads with large norms in the same few dimensions of the stream."""
+    generator = torch.Generator().manual_seed(seed)
+    gains = 1 + 4 * (torch.rand(width, generator=generator) < 0.1)
+    query, key, value = (gains * torch.randn(heads, 4, width, generator=generator) for _ in range(3))
+    output = gains[:, None] * torch.randn(heads, width, 4, generator=generator)
+    return circuits.receiver_factors(query, key), circuits.sender_factors(value, output)
+
+
+def test_heads_that_compose_by_their_norms_alone_do_not_exceed_chance() -> None:
+    exceeding, baseline = 0, circuits.random_composition(4, 4, 64, 0)
+    for seed in range(60):
+        receivers, senders = random_factors(seed)
+        scores = circuits.composition_scores(receivers, senders)
+        assert float(scores.mean()) > 1.2 * baseline  # random matrices of the same shapes are no null
+        null = circuits.CompositionNull()
+        null.update("q", receivers, senders)
+        columns = null.compute()
+        assert columns["mean"][0] == pytest.approx(float(scores.mean()), rel=0.1)
+        exceeding += float(scores.max()) > columns["bound"][0]
+    assert exceeding <= 6  # 5 % of 60 on average
+
+
+def test_a_head_that_reads_what_another_writes_exceeds_chance() -> None:
+    receivers, senders = random_factors(0)
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    direction /= direction.norm()
+    receivers[3], senders[5] = 0, 0
+    receivers[3, 0], senders[5, :, 0] = direction, direction
+    null = circuits.CompositionNull()
+    null.update("k", receivers[:8], senders)
+    null.update("k", receivers[8:], senders)
+    columns = null.compute()
+    scores = circuits.composition_scores(receivers, senders)
+    assert columns["pairs"][0] == scores.numel()
+    assert (scores > columns["bound"][0]).nonzero().tolist() == [[3, 5]]
 
 
 def test_copying_score_is_one_for_a_head_that_copies_and_minus_one_for_its_negative() -> None:

@@ -232,6 +232,25 @@ def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
     assert len([*findings.findings(run)]) >= 2 * 7
 
 
+def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base",), probes=("circuits",))
+    rows = run.head_composition.astype({"input": "str", "score": "float64"})
+    rows.loc[rows["input"] == "q", "score"] = 0.05  # below random matrices, 0.1
+    is_best = (rows["input"] == "k") & (rows["layer"] == 2) & (rows["sender_head"] == 1) & (rows["head"] == 0)
+    rows.loc[rows["input"] == "k", "score"] = np.where(is_best, 0.3, 0.11)[rows["input"] == "k"]
+    run._frames["head_composition"] = rows
+    q, k, *_ = (text for text in run.findings()["text"] if "composition" in text and "K-compose" not in text)
+    assert q.startswith("In base, no Q-composition exceeds chance: the largest score, 0.050 (")
+    assert "is not above 0.120" in q
+    assert k.count("→") == is_best.sum()
+    assert f"{is_best.sum()} of {(rows['input'] == 'k').sum()} pairs exceed 0.120" in k
+    run.tables.remove("composition_null")  # as in runs of earlier versions
+    run._derived.clear()
+    q, k, *_ = (text for text in run.findings()["text"] if "composition" in text and "K-compose" not in text)
+    assert q.endswith("is not above the mean of random matrices of the same shapes, 0.100.")
+    assert k.count("→") == 5
+
+
 @pytest.mark.parametrize(
     ("message", "options"),
     [

@@ -5,15 +5,18 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import headscope
 from headscope import plugins
+from headscope.cli.flags import EXAMPLE
 from headscope.errors import BadInput
 from headscope.report.html_page import provenance
 from headscope.runs import old_names
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.writer import join_runs
 from headscope.study.config import build_study
@@ -61,3 +64,12 @@ def test_runs_joined_by_an_earlier_version_have_the_new_names() -> None:
     config = {"name": "both", "joined": {"a": {"seed": 0, "config": {"budget": {"bound": 0.1}}}, "b": {"seed": 1}}}
     renamed = {"a": {"seed": 0, "config": {"budget": {"max_loss_increase": 0.1}}}, "b": {"seed": 1}}
     assert old_names.translate_config(config) == {"name": "both", "joined": renamed}
+
+
+def test_bins_of_runs_that_did_not_count_their_rows_weigh_what_they_averaged() -> None:
+    run = Run.open(EXAMPLE)
+    assert "population" not in pq.read_schema(EXAMPLE / "attention.parquet").names
+    rows = run.attention
+    for name in ("population", "sink_rows", "sink_population"):
+        assert rows[name].equals(rows["rows"].rename(name))
+    assert validate(run) == []

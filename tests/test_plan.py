@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from support.scheduling import CHECKPOINTS, Prerequisites, measure_job, measure_jobs
-from support.tiny_studies import content, save_checkpoint, save_texts
+from support.tiny_studies import LENGTHS, content, save_checkpoint, save_texts
 from typer.testing import CliRunner
 
 from headscope.cli import app as cli
+from headscope.cli.flags import EXAMPLE
 from headscope.errors import BadInput
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.study import planning, runner
 from headscope.study.cells import Cell, Job
@@ -18,6 +20,7 @@ from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor, JobResult
 from headscope.study.planning import makespan
+from headscope.study.stored_size import StoredSize
 
 
 def cost(job: Job) -> float:
@@ -89,6 +92,30 @@ def test_plan_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest
     (row,) = estimate["checkpoints"]
     assert (row["checkpoint"], row["models"], row["cells"]) == (str(folder / "tiny"), 2, len(cells) + 2)
     assert estimate["bytes_of_a_worker"] > 10**8
+
+
+def test_predicted_disk_space_is_that_of_the_finished_run(folder: Path, tmp_path: Path) -> None:
+    study = content(folder, patterns={"lengths": LENGTHS, "rows": 8}, detectors={"periods": [8], "sequences": 2})
+    estimate = planning.plan_study(build_study(study), workers=1, gpus=0)
+    run = runner.run_study(build_study(study), tmp_path)
+    stored = sum(file.stat().st_size for file in run.path.glob("*.parquet"))
+    assert estimate["bytes_stored"] == pytest.approx(stored, rel=0.15)
+
+
+def test_predicted_disk_space_of_the_example_is_that_of_its_tables() -> None:
+    """From the rows of one document of each table, as a plan has them."""
+    run = Run.open(EXAMPLE)
+    predicted, stored = 0.0, 0
+    for name in ("attention", "pairs", "distance", "top_keys", "far_keys", "retrieval", "detectors"):
+        rows, keys = run.table(name), [key for key in ("model", "doc", "period") if key in all_tables()[name].keys]
+        cells = [cell for _, cell in rows.groupby(keys, observed=True)]
+        labels = dict.fromkeys(rows.select_dtypes("category").columns, "str")
+        jobs = [measure_job(Cell(str(n), str(cell["model"].iloc[0]), 5.0)) for n, cell in enumerate(cells)]
+        size = StoredSize()
+        size.add(jobs[0], {name: cells[0].astype(labels)})
+        predicted += size.predict(jobs)
+        stored += run._file(name)[0].stat().st_size
+    assert predicted == pytest.approx(stored, rel=0.05)
 
 
 def test_plan_estimate_from_a_stored_run_equals_its_time(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from headscope.forward.qk_attribution import QKAttribution, RowAndKey, attribute
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
-from probes.circuits.run import composition_rows
+from probes.circuits.run import composition_tables
 
 
 def random_rows_and_keys(model: Model, length: int, count: int, seed: int = 0) -> list[RowAndKey]:
@@ -173,7 +173,7 @@ def test_a_planted_induction_circuit_is_found() -> None:
     assert float(weights[0][query, query - 1]) > 0.5
     assert float(weights[1][query, key]) > 0.5
 
-    rows = composition_rows(model, inspect_head_weights(model))
+    rows = composition_tables(model, inspect_head_weights(model))["head_composition"]
     best = (rows["score"] - rows["baseline"]).argmax()
     assert {name: rows[name][best] for name in ("sender_layer", "sender_head", "layer", "head", "input")} == {
         "sender_layer": 0,

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from plotly.offline import get_plotlyjs
 from support.example_probes import BROKEN, LATE, PROBE
@@ -154,6 +155,11 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 
+def windowed_rows(run: Run) -> pd.Series:
+    """7 more rows in each bin of layers 1, 3, ... that do not see the first token."""
+    return 7 * (run.attention["layer"] % 2)
+
+
 @pytest.mark.slow
 def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn"), probes=("measure",))
@@ -164,7 +170,20 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     name = "ess2_1024"
     ratio = heads.loc[heads["model"] == "yarn", name] / heads.loc[heads["model"] == "base", name]
     is_global = ratio.index.get_level_values("layer") % 2 == 0
+    windowed = run.positions["layer"] % 2 == 1
+    kept = run.positions["log_theta"].mask(windowed, run.positions["log_theta_base"])
+    run._frames["positions"] = run.positions.assign(log_theta=kept)
+    every_row = sentences(run)["Effective length"]  # as a run of an earlier version has it
+    assert (
+        sum(text.endswith("on the first token, over all rows, also those that cannot see it.") for text in every_row)
+        == 1
+    )
+    run._frames["attention"] = run.attention.assign(population=run.attention["population"] + windowed_rows(run))
+    run._derived.clear()
     finding_texts = sentences(run)
+    unchanged = [text for text in finding_texts["Position parameters"] if "sliding-window layers unchanged" in text]
+    assert len(unchanged) == 1
+    assert f"scheme of yarn leaves the frequencies of its {layers // 2} sliding-window" in unchanged[0]
     assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
     base = run.heads[run.heads["model"] == "base"]
     for window_label, rows in (
@@ -182,7 +201,7 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
         ]
         assert text.endswith(f"exponent is {median}")
     of_head = " ".join(measuring.head_findings(run, "base", 1, 0))
-    assert "on the first token in the 64 rows that see it" in of_head
+    assert "on the first token in the rows that see it (window 64)" in of_head
     assert "rows that see it" not in " ".join(measuring.head_findings(run, "base", 0, 0))
     for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
         (text,) = [

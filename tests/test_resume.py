@@ -7,6 +7,7 @@ import logging
 import random
 import shutil
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -288,17 +289,47 @@ def test_cells_without_digests_of_their_inputs_are_refused(folder: Path) -> None
         runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
-@pytest.mark.parametrize("other", [True, False])
-def test_another_transformers_version_gives_a_warning(
-    other: bool, folder: Path, caplog: pytest.LogCaptureFixture
+def record_versions(partial: Path, **versions: str) -> None:
+    """Change the versions that the finished cell of an interrupted run was measured with."""
+    (cell,) = (partial / "cells").iterdir()
+    line, _, tables = cell.read_bytes().partition(b"\n")
+    header = json.loads(line.partition(b" ")[2])
+    header["versions"] |= versions
+    text = json.dumps(header).encode()
+    cell.write_bytes(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n" + tables)
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "headscope"])
+def test_another_version_gives_a_warning_and_is_recorded_by_cell(
+    library: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     partial = interrupted_run(folder, "measure")
-    draft = json.loads((partial / "run.json").read_text())
-    current = draft["versions"]["transformers"]
-    if other:
-        draft["versions"]["transformers"] = "4.0.0"
-        (partial / "run.json").write_text(json.dumps(draft))
+    current = version(library)
+    earlier = f"{current.rpartition('.')[0]}.99"
+    record_versions(partial, **{library: earlier})
     run = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
-    expected = f"started with transformers 4.0.0 and continues with {current}"
-    assert any(expected in message for message in caplog.messages) == other
-    assert run.manifest["versions"]["transformers"] == current
+    assert any(f"started with {library} {earlier} and continues with {current}" in line for line in caplog.messages)
+    assert run.manifest["versions"][library] == current
+    first, second = run.manifest["versions_by_cell"]
+    assert (first["versions"][library], second["versions"][library]) == (earlier, current)
+    assert (len(first["cells"]), len(second["cells"])) == (1, run.manifest["timings"]["cells"] - 1)
+    assert f"1 work items with {library} {earlier}" in " ".join(run.findings()["text"])
+
+
+@pytest.mark.parametrize(
+    ("library", "earlier"), [("torch", "1.13.1"), ("transformers", "4.0.0"), ("headscope", "0.1.9")]
+)
+def test_a_major_change_of_version_is_refused(library: str, earlier: str, folder: Path) -> None:
+    partial = interrupted_run(folder, "measure")
+    record_versions(partial, **{library: earlier})
+    with pytest.raises(
+        InputChanged, match=rf"were measured with {library} {earlier}, and {library} .* Install {library}"
+    ):
+        runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
+
+
+def test_one_version_gives_no_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    interrupted_run(folder, "measure")
+    run = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
+    assert "continues with" not in caplog.text
+    assert "versions_by_cell" not in run.manifest

@@ -16,6 +16,7 @@ from headscope.errors import BadInput
 from headscope.positions.attach import attached
 from headscope.positions.model import load
 
+EXAMPLES = Path(hs.__file__).parent / "examples"
 Builder = Callable[[], PreTrainedModel]
 FAMILIES = families.SPECS | families.OTHERS
 PROMPT = " ".join(f"w{n % 100}" for n in range(100))
@@ -99,3 +100,12 @@ def test_positions_that_longrope_cannot_hold_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=problem):
         export(build, scheme, tmp_path)
+
+
+def test_runs_without_absolute_factors_open_and_are_not_exported(tmp_path: Path) -> None:
+    """Runs up to format 3 hold factors relative to the checkpoint's own."""
+    run = hs.Run.open(next(EXAMPLES.glob("*-example-*")))
+    assert set(run.positions["context_length"]) == set(run.scales["context_length"]) == {0}
+    assert set(run.scales["attention_factor"]) == set(run.scales["softmax_factor"]) == {0}
+    with pytest.raises(BadInput, match=r"does not record the factor on cos and sin. Measure it again"):
+        run.export("longrope", tmp_path / "rope.json", model="base")

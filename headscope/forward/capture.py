@@ -22,8 +22,10 @@ from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.kernel import StreamingGroups
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
+from headscope.models import open_contexts
 from headscope.models.bridge import delegating_attention
 from headscope.models.checkpoint import LoadedModel
+from headscope.models.open_contexts import OpenContext
 from headscope.models.padding_check import refusing_wrong_positions
 from headscope.streaming import StreamingWindow
 
@@ -31,9 +33,11 @@ from headscope.streaming import StreamingWindow
 class CapturedLayers:
     """The attention layers of a captured model, by index; `geometry.layer_numbers` are their numbers in the model."""
 
-    def __init__(self, model: LoadedModel, exit_stack: ExitStack):
+    def __init__(self, model: LoadedModel, exit_stack: ExitStack, description: str):
         self._model = model
         self._exit_stack = exit_stack
+        self._description = description
+        self._is_editing = False
 
     def listen(self, listener: backend.Listener, layers: list[int] | None = None, needs_row_sums: bool = False) -> None:
         """Call `listener(record)` for these layers, by default all, until the capture ends.
@@ -55,6 +59,7 @@ class CapturedLayers:
         """
 
         module = self._module(layer)
+        self._record_editing()
         number = self._model.geometry.layer_numbers[layer]
 
         def checked(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Any:
@@ -67,7 +72,9 @@ class CapturedLayers:
 
         `edit(z, call)` returns z, [B, H, Lq, dv]; `call` is the AttentionCall with the q, k and v that z comes from.
         """
-        self._exit_stack.enter_context(backend.editing_output(self._module(layer), edit))
+        module = self._module(layer)
+        self._record_editing()
+        self._exit_stack.enter_context(backend.editing_output(module, edit))
 
     def stream(self, layer: int, kv_groups: Sequence[int], window: StreamingWindow) -> None:
         """Let these KV groups of one layer attend to the first and last tokens only, until the capture ends.
@@ -76,7 +83,9 @@ class CapturedLayers:
         """
         if kv_groups:
             groups = StreamingGroups(tuple(kv_groups), window.sink, window.recent)
-            self._exit_stack.enter_context(backend.streaming(self._module(layer), groups))
+            module = self._module(layer)
+            self._record_editing()
+            self._exit_stack.enter_context(backend.streaming(module, groups))
 
     def hook(self, module: nn.Module, function: Any) -> None:
         """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""
@@ -86,6 +95,13 @@ class CapturedLayers:
         """Call `function(module, args, kwargs)` before every forward pass of a module until the capture ends."""
         self._exit_stack.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
 
+    def _record_editing(self) -> None:
+        """Record that the model is in a context that changes it."""
+        if not self._is_editing:
+            self._is_editing = True
+            context = OpenContext(self._description)
+            self._exit_stack.enter_context(open_contexts.entered(self._model.module, context))
+
     def _module(self, layer: int) -> nn.Module:
         modules = self._model.attention_modules
         if not 0 <= layer < len(modules):
@@ -94,12 +110,13 @@ class CapturedLayers:
 
 
 @contextmanager
-def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
+def capturing(model: LoadedModel, description: str = "hs.capturing(...) with edits") -> Iterator[CapturedLayers]:
     """Route the model's attention through headscope's backend and yield its layers; leaving restores the model.
 
     Only one thread may run the model inside the `with`, so that listeners get no passes of others: a pass in a second
     thread raises BadInput. So does entering it while another thread has a context open on the same model. Other models
-    may run in other threads. Contexts may end in any order.
+    may run in other threads. Contexts may end in any order. Runs that measure the model while layers are edited record
+    `description`.
     """
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
@@ -112,7 +129,7 @@ def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
         if model.bridge is not None:
             for block, module in zip(model.bridge.blocks, model.attention_modules, strict=True):
                 stack.enter_context(firing_bridge_hooks(block.attn, module))
-        yield CapturedLayers(model, stack)
+        yield CapturedLayers(model, stack, description)
 
 
 def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

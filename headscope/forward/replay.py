@@ -36,6 +36,7 @@ from headscope.forward.logits import (
     token_losses,
 )
 from headscope.forward.replay_check import check_once
+from headscope.models import quantization
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -261,8 +262,10 @@ class Replay:
         """Compute gradients of objectives with respect to the head outputs z of every attention layer, last first.
 
         `on_layer(layer, z, call, gradients)` receives z [1, H, L, d], the call that computed it, and one gradient of
-        the same shape per objective. Only one layer's activations are in memory at a time.
+        the same shape per objective. Only one layer's activations are in memory at a time. Raises UnsupportedModel for
+        weights that a forward pass has packed in 4 bits.
         """
+        quantization.refuse_gradients(self.model.module, self.model.name)
         with torch.enable_grad():
             stream = self.residual_stream_before(len(self.layers)).detach().requires_grad_()
             hidden = self.final_hidden_states(stream)

@@ -6,12 +6,16 @@ Axes: H heads, d head dimension, dv value dimension, D width of the residual str
 """
 
 import math
+from collections import defaultdict
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 CompositionKind = Literal["q", "k", "v"]
+TAIL_SCORES = 50
+"""Most of the largest scores that the bound of composition by chance comes from."""
 BASELINE_DRAWS = 8
 """Pairs of random matrices in the mean that is subtracted from a composition score."""
 
@@ -69,6 +73,43 @@ def random_composition(receiver_width: int, sender_width: int, stream_width: int
     receivers = receiver_factors(draw(receiver_width, stream_width), draw(receiver_width, stream_width))
     senders = sender_factors(draw(sender_width, stream_width), draw(stream_width, sender_width))
     return float(composition_scores(receivers, senders).mean())
+
+
+class CompositionNull:
+    """Accumulates composition scores by chance, by input of the receiver: the `composition_null` table of a model.
+
+    Each dimension of the residual stream that a sender writes to gets a random sign. That keeps all norms and singular
+    values of both heads, and their norms in each dimension; only what is written there no longer matters.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+        self._counts: dict[str, int] = defaultdict(int)
+        self._sums: dict[str, float] = defaultdict(float)
+        self._largest: dict[str, Tensor] = defaultdict(lambda: torch.zeros(0))
+
+    def update(self, kind: str, receivers: Tensor, senders: Tensor) -> None:
+        """Add every receiver with every sender: `receiver_factors` [R, d, D] and `sender_factors` [S, D, dv]."""
+        signs = torch.randint(2, (senders.shape[1], 1), generator=self._generator).to(senders) * 2 - 1
+        scores = composition_scores(receivers, senders * signs).flatten().cpu().double()
+        self._counts[kind] += len(scores)
+        self._sums[kind] += float(scores.sum())
+        largest = torch.cat((self._largest[kind], scores))
+        self._largest[kind] = largest.topk(min(len(largest), TAIL_SCORES + 1)).values
+
+    def compute(self) -> dict[str, np.ndarray]:
+        """Columns input, pairs, mean, and the bound that the largest score exceeds in 5 % of draws of the signs."""
+        rows = [(kind, count, self._sums[kind] / count, self._bound(kind)) for kind, count in self._counts.items()]
+        columns = zip(*rows, strict=True)
+        return {
+            name: np.array(column) for name, column in zip(("input", "pairs", "mean", "bound"), columns, strict=True)
+        }
+
+    def _bound(self, kind: str) -> float:
+        """From the tenth of the scores that are largest, at most TAIL_SCORES, whose tail is continued exponentially."""
+        count = max(1, min(TAIL_SCORES, self._counts[kind] // 10))
+        tail, start = self._largest[kind][:count], float(self._largest[kind][: count + 1][-1])
+        return start + float(tail.mean() - start) * math.log(count / 0.05)
 
 
 def _half_gram(t: Tensor) -> Tensor:

@@ -5,14 +5,11 @@ fields differ by family, so the geometry is measured in a short forward pass: wh
 which ones rotate and in which layout. Models that would be measured wrongly are refused.
 """
 
-import hashlib
 import logging
 import math
 import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -22,14 +19,16 @@ from transformers import PreTrainedModel
 from headscope.attention.contexts import entering, refusing_other_threads
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, first_line
+from headscope.model_identity import ModelIdentity
 from headscope.model_spec import ModelSpec
-from headscope.models import loading, lora, quantization
+from headscope.models import loading, lora, module_facts, open_contexts, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
-from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
+from headscope.models.identity import WeightTracker, named_tensors
+from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model, refuse_autocast
 from headscope.models.padding_check import PaddingCheck, check_padding
-from headscope.models.rotation import preserving_frequencies
+from headscope.models.rotation import preserving_frequencies, rope_types
 from headscope.models.unsupported import refuse_by_config, refuse_without_language_head
 
 log = logging.getLogger("headscope")
@@ -50,12 +49,16 @@ class Checkpoint:
     geometry: Geometry = field(init=False)
     attention_modules: tuple[nn.Module, ...] = field(init=False)
     rotation: CheckpointRotation = field(init=False)
+    _weights: WeightTracker = field(init=False)
+    _frequencies: list[torch.Tensor] = field(init=False)
     padding_check: PaddingCheck = field(init=False)
-    _lora_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        # Digested now: a LoRA that a position scheme attaches later is not part of the checkpoint.
-        self._lora_digest = lora.active_lora_digest(self.module)
+        refuse_autocast()
+        self._weights = WeightTracker(self.module)
+        is_quantized = bool(quantization.describe_quantization(self.module))
+        if is_quantized:
+            self._weights.digests()  # the first pass packs quantised weights in another order
         refuse_by_config(self.module.config, self.name)
         refuse_without_language_head(self.module, self.name)
         _check_values(self.module, self.name)
@@ -65,11 +68,15 @@ class Checkpoint:
             delegating_attention(self.bridge),
             preserving_frequencies(self.module.modules()),
         ):
+            _refuse_open_contexts(self.module, self.name)
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
             self.padding_check = check_padding(self.module, rotates=inspection.rotation.pairs > 0)
+        if is_quantized:
+            self._weights.keep_digests()
         self.attention_modules = inspection.attention_modules
         self.rotation = inspection.rotation
+        self._frequencies = [buffer.clone() for buffer in _fixed_frequencies(self.rotation)]
         # Without a declared length, the widest window is the farthest that any query was trained to attend.
         native = native_context(self.module.config) or max(filter(None, inspection.windows), default=0)
         self.geometry = Geometry(
@@ -97,22 +104,34 @@ class Checkpoint:
         device: torch.device = self.module.device
         return device
 
-    @cached_property
+    @property
     def weights_sha256(self) -> str:
-        """SHA-256 of all parameters by name, equal for a GGUF file, a folder and a model in memory of one checkpoint.
+        """SHA-256 of the present parameters, rounded to bfloat16: see `WeightDigests`."""
+        return self._weights.digests().bfloat16
 
-        Values are digested as bfloat16, so float32 and bfloat16 copies of a checkpoint have equal digests.
+    @property
+    def identity(self) -> ModelIdentity:
+        """All that decides what the checkpoint computes now, without a position scheme.
+
+        Raises BadInput if its rotary frequencies were changed after it was loaded.
         """
-        digest = hashlib.sha256()
-        names: dict[nn.Parameter, str] = {}
-        for name, parameter in _named_parameters(self.module):
-            names.setdefault(parameter, name)  # tied weights count once
-        for parameter, name in sorted(names.items(), key=lambda item: item[1]):
-            tensor = parameter.detach().bfloat16().cpu().contiguous()
-            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        digest.update(self._lora_digest + quantization.quantized_state_digest(self.module))
-        return digest.hexdigest()
+        present = _fixed_frequencies(self.rotation)
+        if not all(map(torch.equal, present, self._frequencies)):
+            raise BadInput(
+                f"the rotary frequencies of '{self.name}' were changed after it was loaded. Load the model again"
+            )
+        return ModelIdentity(
+            weights=self._weights.digests(),
+            dtype=str(self.module.dtype).removeprefix("torch."),
+            quantization=quantization.describe_quantization(self.module),
+            configuration=module_facts.configuration(self.module),
+            constants=module_facts.constants(self.module),
+            geometry=asdict(self.geometry),
+            hooks=module_facts.foreign_hooks(self.module),
+            contexts=tuple(
+                context.description for context in open_contexts.contexts_of(self.module) if context.schedule is None
+            ),
+        )
 
 
 class LoadedModel(Protocol):
@@ -136,6 +155,8 @@ class LoadedModel(Protocol):
     def device(self) -> torch.device: ...
     @property
     def weights_sha256(self) -> str: ...
+    @property
+    def identity(self) -> ModelIdentity: ...
 
 
 def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
@@ -208,15 +229,24 @@ def evaluating(model: LoadedModel) -> AbstractContextManager[None]:
     return evaluation_mode(model.module)
 
 
-def _named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters by the names that they have without the wrappers of TransformerLens and peft."""
-    if "_original_component" in module._modules:
-        yield from _named_parameters(module.get_submodule("_original_component"), prefix)
-        return
-    yield from ((prefix + name, p) for name, p in module._parameters.items() if p is not None)
-    for name, child in module.named_children():
-        if not name.startswith("lora_"):
-            yield from _named_parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
+def _fixed_frequencies(rotation: CheckpointRotation) -> list[torch.Tensor]:
+    """The frequencies of the rotary modules, without those that follow the length of the last text."""
+    return [
+        buffer
+        for module in rotation.rotary_modules
+        if not rope_types(module) & {"dynamic", "longrope"}
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    ]
+
+
+def _refuse_open_contexts(module: PreTrainedModel, name: str) -> None:
+    """Refuse to inspect a model that a context changes: the context would pass for the model's own."""
+    if contexts := open_contexts.contexts_of(module):
+        raise BadInput(
+            f"'{name}' is inside {contexts[-1].description}. Load the model before that context, and use the loaded "
+            "model inside it"
+        )
 
 
 def _check_values(module: PreTrainedModel, name: str) -> None:
@@ -224,7 +254,8 @@ def _check_values(module: PreTrainedModel, name: str) -> None:
 
     A sum is finite only if all of its terms are.
     """
-    weights = [(key, p.detach()) for key, p in _named_parameters(module) if p.is_floating_point() and not p.is_meta]
+    parameters = [(key, p.detach()) for key, p in named_tensors(module) if isinstance(p, nn.Parameter)]
+    weights = [(key, p) for key, p in parameters if p.is_floating_point() and not p.is_meta]
     sums = [p.sum(dtype=torch.float32).to(weights[0][1].device) for _, p in weights]
     totals = torch.stack(sums).tolist() if weights else []
     zeros = []

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-"""Config keys of a context length."""
+"""Config keys of a context length, in order of precedence."""
 ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
 
 
@@ -63,8 +63,11 @@ def frequency_change_length(rotary_module: nn.Module) -> int | None:
 
 
 def _declared_length(config: Any) -> int:
+    """The first declared length; with linear scaling the longest, as in Vicuna 16k, which declares both lengths."""
     text = config.get_text_config()
-    return max((length for key in LENGTH_KEYS if isinstance(length := getattr(text, key, None), int)), default=0)
+    lengths = [length for key in LENGTH_KEYS if isinstance(length := getattr(text, key, None), int) and length]
+    is_linear = any(_rope_type(rope) == "linear" for rope in _rope_by_layer_type(config).values())
+    return max(lengths, default=0) if is_linear else next(iter(lengths), 0)
 
 
 def _rope_by_layer_type(config: Any) -> Mapping[str | None, Mapping[str, Any]]:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, first_line
 from headscope.models.gguf_check import check_model
 from headscope.models.gguf_config import gguf_config
 from headscope.models.gguf_file import read_gguf
+from headscope.models.gguf_weights import copy_weights_without_suffix
 
 log = logging.getLogger("headscope")
 
@@ -137,13 +138,15 @@ def _write_converted(gguf: Path, folder: Path) -> None:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        if missing := sorted(loading["missing_keys"]):
+        if missing := sorted(copy_weights_without_suffix(module, file, loading["missing_keys"])):
             raise BadInput(
                 f"GGUF file '{gguf}' lacks weights, e.g. {', '.join(missing[:3])} ({len(missing)} in all). Download it "
                 "again"
             )
         check_model(module, file, loading["unexpected_keys"])
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        # For Gemma 4, AutoTokenizer ends with this class too, but first fails on settings that are lists by layer.
+        tokenizer_class = PreTrainedTokenizerFast if file.architecture == "gemma4" else AutoTokenizer
+        tokenizer = tokenizer_class.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except HeadscopeError:
         raise
     except Exception as error:  # the gguf reader raises many kinds of errors for a broken file

@@ -133,6 +133,19 @@ def _longrope(file: GgufFile, short: str, long: str) -> dict[str, Any]:
     }
 
 
+def proportional_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """The rotation of Gemma 4's full-attention layers: frequencies over the whole head, 0 for the slowest pairs.
+
+    A file marks these pairs by a divisor of 1e30.
+    """
+    divisors = file.divisors.get("rope_freqs.weight", torch.ones(head_dim // 2))
+    rotating = int((divisors == 1).sum())
+    if len(divisors) != head_dim // 2 or not ((divisors[:rotating] == 1).all() and (divisors[rotating:] > 1e20).all()):
+        raise file.refuse("rope_freqs.weight", "does not divide the frequencies of whole pairs by 1 or 1e30")
+    share = rotary_share(2 * rotating, head_dim)
+    return {"rope_type": "proportional", "rope_theta": rope_theta(file), "partial_rotary_factor": share}
+
+
 def llama3_parameters(divisors: Tensor, theta: float) -> dict[str, Any] | None:
     """The `rope_parameters` of type llama3 that give these divisors [pairs] of the frequencies, None if none do.
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from headscope.attention import backend
 from headscope.attention.masks import UnsupportedMask
 from headscope.attention.record import RotaryLayout
-from headscope.errors import HeadscopeError, UnsupportedModel, first_line
+from headscope.errors import BadInput, HeadscopeError, UnsupportedModel, first_line
 from headscope.models.context_lengths import frequency_change_length
 from headscope.models.interception import intercepting_rotations
 from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation
@@ -30,9 +30,24 @@ from headscope.models.unsupported import has_attention
 TOKENS = 3
 
 
+def refuse_autocast() -> None:
+    """Raise BadInput inside `torch.autocast`: it changes numbers, and runs would record the model's own dtype."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            raise BadInput(
+                f"torch.autocast is active ({device}, {dtype}), which changes what is measured. Leave it, or load the "
+                "model in another dtype, e.g. dtype='bf16'"
+            )
+
+
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Run the module without dropout or gradients; leaving restores the mode of each submodule."""
+    """Run the module without dropout or gradients; leaving restores the mode of each submodule.
+
+    Raises BadInput inside `torch.autocast`.
+    """
+    refuse_autocast()
     training = [submodule for submodule in module.modules() if submodule.training]
     if training:
         module.eval()

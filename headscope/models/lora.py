@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from safetensors.torch import load_file
@@ -29,6 +31,8 @@ patterns, names = json.load(sys.stdin)
 for pattern in patterns:
     any(re.fullmatch(pattern, name) or re.match(rf"(.*\\.)?({pattern})$", name) for name in names)
 """
+
+_modules_with_adapter_lora: "WeakSet[nn.Module]" = WeakSet()
 
 
 def import_peft() -> Any:
@@ -147,20 +151,40 @@ def unwrap_peft(peft_model: Any) -> Any:
     return peft_model.get_base_model()
 
 
-def active_lora_digest(module: nn.Module) -> bytes:
-    """SHA-256 of the module's active, unmerged adapters; b"" if there are none."""
-    digest, has_adapter = hashlib.sha256(), False
+@contextmanager
+def lora_of_adapter(module: nn.Module) -> Iterator[None]:
+    """Count the LoRA that is applied to the module inside the `with` as part of an adapter, not of the checkpoint."""
+    _modules_with_adapter_lora.add(module)
+    try:
+        yield
+    finally:
+        _modules_with_adapter_lora.discard(module)
+
+
+def active_lora_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tensors of the module's active, unmerged adapters, each with a text that names its layer, scaling and key."""
+    if module in _modules_with_adapter_lora:
+        return []
+    tensors = []
     for index, (_, name, layer) in enumerate(peft_layers(module)):
         for adapter in layer.active_adapters if not layer.disable_adapters else ():
             if adapter in layer.merged_adapters:
                 continue  # it is part of the weights
-            has_adapter = True
-            digest.update(f"{index} {name} {_lora_scaling(layer, adapter)}\n".encode())
-            for key, value in sorted(layer.state_dict().items()):
+            header = f"{index} {name} {_lora_scaling(layer, adapter)}\n"
+            # Not state_dict, which may change quantized base layers.
+            for key, value in sorted([*layer.named_parameters(), *layer.named_buffers()]):
                 if not key.startswith("base_layer.") and adapter in key.split("."):
-                    tensor = value.detach().float().cpu().contiguous()
-                    digest.update(f"{key} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
-    return digest.digest() if has_adapter else b""
+                    tensors.append((f"{header}{key} {tuple(value.shape)}\n", value))
+                    header = ""
+    return tensors
+
+
+def active_lora_digest(module: nn.Module) -> bytes:
+    """SHA-256 of the module's active, unmerged adapters; b"" if there are none."""
+    digest, tensors = hashlib.sha256(), active_lora_tensors(module)
+    for name, tensor in tensors:
+        digest.update(name.encode() + tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.digest() if tensors else b""
 
 
 def _lora_scaling(layer: Any, adapter: str) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 
 PACKAGES = {
     "awq": "gptqmodel",
@@ -47,15 +47,58 @@ def refuse_unscaled_weights(files: Iterable[Path], name: str) -> None:
                     )
 
 
+def describe_quantization(module: nn.Module) -> str:
+    """The quantization of a loaded model, e.g. "bitsandbytes 4-bit"; "" for plain weights."""
+    quantizer = getattr(module, "hf_quantizer", None)
+    if quantizer is None:
+        return ""
+    config = quantizer.quantization_config
+    method = quantization_method(module.config) or str(getattr(config, "quant_method", "quantized"))
+    bits = 4 if getattr(config, "load_in_4bit", False) else 8 if getattr(config, "load_in_8bit", False) else None
+    return f"{method} {bits}-bit" if bits else method
+
+
 def quantized_state_digest(module: nn.Module) -> bytes:
     """SHA-256 of the tensors that quantized layers keep beside their parameters, such as scales; b"" if plain."""
     if getattr(module, "hf_quantizer", None) is None:
         return b""
     digest = hashlib.sha256()
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted(_state(module).items()):
         if name not in parameters and isinstance(value, torch.Tensor):
             tensor = value.detach().cpu().contiguous()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.digest()
+
+
+def refuse_gradients(module: nn.Module, name: str) -> None:
+    """Raise UnsupportedModel for 4-bit weights that bitsandbytes has packed on a CPU: they have no gradients."""
+    if any(map(_is_packed, module.modules())):
+        raise UnsupportedModel(
+            f"estimates are not possible for {name}: bitsandbytes computes no gradients of 4-bit weights on a CPU. "
+            "Use --method exact, or another model"
+        )
+
+
+def _is_packed(part: nn.Module) -> bool:
+    """Whether bitsandbytes has packed the 4-bit weights of a layer for passes on a CPU."""
+    quant_state = getattr(getattr(part, "weight", None), "quant_state", None)
+    return bool(getattr(quant_state, "packing_format_for_cpu", False))
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a quantized model by name.
+
+    bitsandbytes packs 4-bit weights in another order in the first pass on a CPU, and `state_dict` would unpack the live
+    model wrongly. The scales of a packed layer are read from its quantization state.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for path, part in module.named_modules():
+        prefix = f"{path}." if path else ""
+        if _is_packed(part):
+            kept = vars(part.weight.quant_state).items()
+            state |= {f"{prefix}weight.{name}": value for name, value in kept if isinstance(value, torch.Tensor)}
+        else:
+            part._save_to_state_dict(state, prefix, False)
+    return state

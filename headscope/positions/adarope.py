@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from headscope import user_input
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput, ResourceMissing
+from headscope.model_identity import WeightDigests
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
 from headscope.positions.adapter_validation import parse_metadata, validate_metadata, validate_parameter
@@ -109,7 +111,8 @@ class AdaRoPE(nn.Module):
             tau = (1 / ratios)[:, None].expand_as(tau)
         else:
             factors = torch.ones_like(factors)
-        metadata = {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.weights_sha256}
+        weights = checkpoint.identity.weights
+        metadata = {"checkpoint": checkpoint.name, "weights_sha256": weights.bfloat16, "weights": weights.to_dict()}
         adarope = cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
         adarope.geometry = geometry
         return adarope
@@ -219,11 +222,12 @@ class AdaRoPE(nn.Module):
         for name in expected:
             validate_parameter(tensors[name], name, source, tensors["theta_init"])
         validate_metadata(metadata, source)
-        training_digest = metadata.get("weights_sha256")
-        if training_digest not in (None, checkpoint.weights_sha256) and not any_weights:
+        own, trained = checkpoint.identity.weights, WeightDigests.from_dict(metadata.get("weights_sha256"))
+        trained = replace(WeightDigests.from_dict(metadata.get("weights", {})), bfloat16=trained.bfloat16)
+        if not trained.matches(own) and not any_weights:
             raise BadInput(
                 f"{source} was trained on other weights ('{metadata.get('checkpoint')}', sha256 "
-                f"{training_digest[:12]}) than those of '{checkpoint.name}' ({checkpoint.weights_sha256[:12]}). Train "
+                f"{trained.bfloat16[:12]}) than those of '{checkpoint.name}' ({own.bfloat16[:12]}). Train "
                 "one on these weights, or use it anyway with adarope:adapter=PATH,weights=any"
             )
         initial_values = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.attention.contexts import entering
 from headscope.errors import ResourceMissing, UnsupportedModel
+from headscope.model_spec import SchemeSpec
+from headscope.models import open_contexts
 from headscope.models.bridge import delegating_attention
 from headscope.models.interception import intercepting_rotations
-from headscope.models.lora import WEIGHTS_FILE, apply_lora
+from headscope.models.lora import WEIGHTS_FILE, apply_lora, lora_of_adapter
+from headscope.models.open_contexts import OpenContext, while_innermost
 from headscope.models.rotation import RotationCall, cos_sin_tables, preserving_frequencies, rope_types
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
@@ -33,30 +36,50 @@ def attached(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None
     """Run the model under a position scheme inside the `with`; leaving restores the model bit for bit.
 
     `scheme` is a spec ("yarn:factor=8"), a scheme, a schedule (for example an AdaRoPE in training), or None for the
-    model's own. Yields the schedule. Works with full passes, cached generation, padded batches, every dtype, gradient
-    checkpointing and LoRA. The scheme applies in every thread that runs the model; other models are not affected.
-    Contexts may end in any order. Raises UnsupportedModel if the scheme cannot be applied to the model, BadInput if
-    another thread has a context open on it.
+    model's own, or the one that this model object is already attached to. Of nested contexts the innermost decides.
+    Probes measure the model under the attached scheme, and record it as the model's scheme. Yields the schedule.
+
+    Works with full passes, cached generation, padded batches, every dtype, gradient checkpointing and LoRA. The scheme
+    applies in every thread that runs the model; other models are not affected. Contexts may end in any order. Raises
+    UnsupportedModel if the scheme cannot be applied to the model, BadInput if another thread has a context open on it.
     """
-    schedule = resolve_schedule(model, scheme)
+    outer = open_contexts.attached_scheme(model.module)
+    if outer is not None and scheme is None and outer.model is model:
+        schedule, spec = outer.schedule, outer.scheme_spec
+    else:
+        schedule, spec = resolve_schedule(model, scheme), _scheme_spec(model, scheme)
+    context = OpenContext(f"hs.attached({spec.text})", model, spec, schedule)
     with ExitStack() as stack:
         stack.enter_context(entering(model.module))
+        stack.enter_context(open_contexts.entered(model.module, context))
         # A TransformerBridge rotates and attends with its own code unless it delegates to the wrapped module.
         stack.enter_context(delegating_attention(model.bridge))
-        if isinstance(schedule, AdaRoPE) and schedule.lora_folder is not None:
+        is_lora_attached = outer is not None and outer.schedule is schedule
+        if isinstance(schedule, AdaRoPE) and schedule.lora_folder is not None and not is_lora_attached:
             stack.enter_context(_attaching_lora(model, schedule.lora_folder))
         if schedule.replaces_rotation:
-            stack.enter_context(_replacing_rotation(model, schedule))
+            stack.enter_context(_replacing_rotation(model, schedule, context))
         elif model.rotation.frequency_change_length is not None:
             stack.enter_context(_refusing_frequency_changes(model, model.rotation.frequency_change_length))
         if schedule.scales_queries or schedule.slopes is not None:
             stack.enter_context(backend.using_backend(model.module))
         if schedule.scales_queries:
             for layer, module in enumerate(model.attention_modules):
-                stack.enter_context(backend.editing_qkv(module, _query_scale_edit(schedule, layer)))
+                edit = while_innermost(model.module, context, _query_scale_edit(schedule, layer))
+                stack.enter_context(backend.editing_qkv(module, edit))
         if schedule.slopes is not None:
-            stack.enter_context(_adding_slopes(model, schedule.slopes))
+            stack.enter_context(_adding_slopes(model, schedule.slopes, context))
         yield schedule
+
+
+def _scheme_spec(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None) -> SchemeSpec:
+    """The scheme as text for the runs of a model that is attached to it; an object in memory has its kind's name."""
+    if isinstance(scheme, str):
+        return SchemeSpec.parse(scheme)
+    if scheme is None or scheme is model.schedule:
+        return model.scheme_spec
+    name = "adarope" if isinstance(scheme, AdaRoPE) else "schedule in memory"
+    return SchemeSpec(name, name)
 
 
 def resolve_schedule(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None = None) -> Schedule:
@@ -79,7 +102,8 @@ def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
     requires_grad = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     peft_model = apply_lora(model.module, folder, model.name)
     try:
-        yield
+        with lora_of_adapter(model.module):
+            yield
     finally:
         peft_model.unload()
         for name, parameter in model.module.named_parameters():
@@ -87,8 +111,8 @@ def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
-    """Rotate q and k of every rotating layer by the schedule's frequencies."""
+def _replacing_rotation(model: Model, schedule: Schedule, context: OpenContext) -> Iterator[None]:
+    """Rotate q and k of every rotating layer by the schedule's frequencies, while its context is the innermost."""
     layers = {
         module: layer for layer, module in enumerate(model.attention_modules) if model.geometry.layer_rotates[layer]
     }
@@ -97,6 +121,8 @@ def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
 
     def rotate(module: nn.Module, call: RotationCall) -> Any:
         nonlocal last_tables
+        if open_contexts.attached_scheme(model.module) is not context:
+            return None
         positions, theta, dtype = running.positions, schedule.theta(layers[module]), call.tables[0].dtype
         factor = schedule.attention_factor(layers[module])
         # Layers that share one theta tensor share one table within a forward pass.
@@ -210,7 +236,7 @@ SLOPE_DIMENSIONS = 8
 
 
 @contextmanager
-def _adding_slopes(model: Model, slopes: Tensor) -> Iterator[None]:
+def _adding_slopes(model: Model, slopes: Tensor, context: OpenContext) -> Iterator[None]:
     """Decrease the logits of head h by slopes[h] for every token between query and key.
 
     k gets its cache index j and 1; q gets slope / scaling times 1 and times -i. So scaling q . k increases by
@@ -242,5 +268,6 @@ def _adding_slopes(model: Model, slopes: Tensor) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(backend.observing_calls(model.attention_modules, record_scaling))
         for module in model.attention_modules:
-            stack.enter_context(backend.editing_qkv(module, slope_edit(module)))
+            edit = while_innermost(model.module, context, slope_edit(module))
+            stack.enter_context(backend.editing_qkv(module, edit))
         yield

@@ -5,7 +5,8 @@ under it by default: its family's positions would give wrong numbers. The value 
 parameters in the same folder.
 """
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from transformers import PreTrainedModel
 from headscope import user_input
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput
+from headscope.model_identity import ModelIdentity
 from headscope.model_spec import ModelSpec, SchemeSpec
+from headscope.models import open_contexts
 from headscope.models.checkpoint import (
     Checkpoint,
     LoadedModel,
@@ -27,6 +30,7 @@ from headscope.models.checkpoint import (
     pick_dtype,
 )
 from headscope.models.inspection import CheckpointRotation
+from headscope.models.loading import load_tokenizer
 from headscope.models.padding_check import PaddingCheck
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import Base, Scheme, build_scheme
@@ -162,23 +166,66 @@ class Model:
 
     @property
     def weights_sha256(self) -> str:
-        """The SHA-256 of the weights, active LoRAs included."""
+        """The SHA-256 of the present weights rounded to bfloat16, active LoRAs included."""
         return self.checkpoint.weights_sha256
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """All that decides what the model computes now: weights, configuration, positions, dtype, hooks and contexts.
+
+        Asking again is cheap while nothing has changed. Raises BadInput if the checkpoint's own rotary frequencies were
+        changed after it was loaded.
+        """
+        return replace(
+            self.checkpoint.identity,
+            scheme=self.scheme,
+            adapter=getattr(self.schedule, "sha256", None),
+            positions=_digest_positions(self),
+        )
+
+    def in_open_context(self) -> "Model":
+        """The model under the scheme that a `with hs.attached(...)` around the caller attaches, if there is one."""
+        context = open_contexts.attached_scheme(self.module)
+        if context is None or context.model is not self or context.schedule is self.schedule:
+            return self
+        return Model(self.checkpoint, context.scheme_spec, _FixedScheme(context.schedule))
+
+
+def _digest_positions(model: Model) -> str:
+    """Digest of a model's positions by value: frequencies, attention factors, slopes, and query scales at three
+    lengths."""
+    schedule, geometry = model.schedule, model.geometry
+    visible = torch.tensor([[1, schedule.reference_length, 8 * schedule.reference_length]], device=model.device)
+    tensors = [] if schedule.slopes is None else [schedule.slopes]
+    for layer in range(geometry.layers):
+        tensors += [schedule.theta(layer), torch.tensor(schedule.attention_factor(layer))]
+        tensors += [schedule.query_scale(layer, visible)] if schedule.scales_queries else []
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        values = tensor.detach().float().cpu().contiguous()
+        digest.update(f"{tuple(values.shape)} ".encode() + values.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any = None) -> Model:
     """Open a model for measuring.
 
-    `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model (returned unchanged).
+    `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model. A Model is returned
+    unchanged, or under the scheme of the `with hs.attached(...)` that it is in.
     CHECKPOINT is a shipped name, a folder, a .gguf file or a hub id; "smollm2-135m@yarn:factor=8" is an example.
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA. A model in memory is not moved or converted: another device or dtype than its own is refused.
+    `tokenizer` is a tokenizer of transformers, or a checkpoint such as a folder that holds one.
 
     Raises BadInput for an invalid spec, ResourceMissing for a checkpoint that does not exist, UnsupportedModel for an
     architecture that would be measured wrongly.
     """
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(str(tokenizer))
+    if not (tokenizer is None or callable(tokenizer)):
+        raise BadInput(f"the tokenizer is {user_input.quote(tokenizer)}. Pass a tokenizer of transformers or a folder")
     if not isinstance(spec, str):
-        model = spec if isinstance(spec, Model) else Model(as_checkpoint(spec, tokenizer))
+        model = spec.in_open_context() if isinstance(spec, Model) else Model(as_checkpoint(spec, tokenizer))
         _check_placement(model.module, device, dtype)
         return model
     model_spec = ModelSpec.parse(spec)

@@ -50,21 +50,12 @@ def scaled_schedule(
     which only sliding-window layers rotate, or one whose config does not determine its frequencies.
     """
     require_rotation(checkpoint, rope_type)
-    rotation, rotates = checkpoint.rotation, checkpoint.geometry.layer_rotates
+    rotation = checkpoint.rotation
     thetas, factors = list(FixedSchedule.of_checkpoint(checkpoint).thetas), list(rotation.factors)
     softmax_ratios = [1.0] * len(thetas)
     rope_parameters: dict[str | None, dict[str, Any]] = {}
     has_masked_pairs = False
-    layers_by_type: dict[str | None, list[int]] = {}
-    for layer, layer_type in enumerate(rotation.layer_types):
-        if rotates[layer]:
-            layers_by_type.setdefault(layer_type, []).append(layer)
-    if {*layers_by_type} == {"sliding_attention"}:
-        reason = "only its sliding-window layers rotate, and they keep their frequencies"
-        raise unsupported_scheme_error(checkpoint, rope_type, reason)
-    for layer_type, layers in layers_by_type.items():
-        if layer_type == "sliding_attention":
-            continue
+    for layer_type, layers in _layers_to_change(checkpoint, rope_type).items():
         own = _own_rope_parameters(checkpoint, layer_type)
         own_theta = _check_own_frequencies(checkpoint, rope_type, layer_type, layers)
         base = (rope_theta or own["rope_theta"]) * _ntk_base_factor(checkpoint, ntk_factor, 2 * len(own_theta))
@@ -72,14 +63,15 @@ def scaled_schedule(
         theta, factor = _compute_scheme(checkpoint, rope_type, layer_type, rope)
         if own["rope_type"] == "proportional":
             theta, has_masked_pairs = theta * (own_theta != 0), True
-        shared_theta = theta[None]
+        shared_theta, factor = theta[None], factor if rotation.factor_scales_logits else 1.0
         for layer in layers:
-            thetas[layer], factors[layer] = shared_theta, factor if rotation.factor_scales_logits else 1.0
+            thetas[layer], factors[layer] = shared_theta, factor
             module = checkpoint.attention_modules[layer]
             softmax_ratios[layer] = softmax_factor(module, rope) / softmax_factor(module, own)
         rope_parameters[layer_type] = rope
         if own["rope_type"] not in UNSCALED_ROPE_TYPES:
-            _warn_of_replacement(checkpoint, own, softmax_ratios[layers[0]])
+            first = layers[0]
+            _warn_of_replacement(checkpoint, own["rope_type"], factor / rotation.factors[first], softmax_ratios[first])
     return FixedSchedule(
         checkpoint,
         tuple(thetas),
@@ -87,6 +79,22 @@ def scaled_schedule(
         softmax_ratios=tuple(softmax_ratios),
         rope_parameters=None if has_masked_pairs else rope_parameters,
     )
+
+
+def _layers_to_change(checkpoint: LoadedModel, scheme: str) -> dict[str | None, list[int]]:
+    """The layers that a scheme changes, by layer type: those that rotate and have no window of their own type.
+
+    Raises UnsupportedModel if only sliding-window layers rotate.
+    """
+    layers_by_type: dict[str | None, list[int]] = {}
+    for layer, layer_type in enumerate(checkpoint.rotation.layer_types):
+        if checkpoint.geometry.layer_rotates[layer]:
+            layers_by_type.setdefault(layer_type, []).append(layer)
+    sliding = layers_by_type.pop("sliding_attention", None)
+    if sliding is not None and not layers_by_type:
+        reason = "only its sliding-window layers rotate, and they keep their frequencies"
+        raise unsupported_scheme_error(checkpoint, scheme, reason)
+    return layers_by_type
 
 
 def _check_own_frequencies(checkpoint: LoadedModel, scheme: str, layer_type: str | None, layers: list[int]) -> Tensor:
@@ -107,7 +115,8 @@ def _scheme_parameters(
 
     What is no RoPE scaling stays, such as the share of rotary dimensions. A scheme of the checkpoint's own type also
     keeps how its family applies that type: the ends of YaRN's ramp, and `mscale_all_dim`, by which some families
-    multiply all logits instead of the rotated part. So YaRN with the checkpoint's own factor is the checkpoint.
+    multiply all logits instead of the rotated part. So YaRN with the checkpoint's own factor is the checkpoint, unless
+    its config states an attention factor, which belongs to its own factor.
     """
     stated = {name: value for name, value in options.items() if value is not None}
     kept = FAMILY_YARN_KEYS if rope_type == own["rope_type"] == "yarn" else frozenset()
@@ -160,11 +169,15 @@ def _compute_scheme(
     return _compute_frequencies(checkpoint, layer_type, rope)
 
 
-def _warn_of_replacement(checkpoint: LoadedModel, own: Mapping[str, Any], softmax_ratio: float) -> None:
-    temperature = "" if softmax_ratio == 1 else f", and the softmax scale is multiplied by {softmax_ratio:.3g}"
+def _warn_of_replacement(checkpoint: LoadedModel, own_type: str, attention_ratio: float, softmax_ratio: float) -> None:
+    changes = [
+        f"{name} is multiplied by {ratio:.4g}"
+        for name, ratio in (("the factor on cos and sin", attention_ratio), ("the softmax scale", softmax_ratio))
+        if abs(ratio - 1) > 1e-6
+    ]
     _warn_once(
-        f"'{checkpoint.name}' already uses RoPE scaling ({own['rope_type']}). The scheme replaces it: frequencies are "
-        f"computed from the unscaled base{temperature}"
+        f"'{checkpoint.name}' already uses RoPE scaling ({own_type}). The scheme replaces it: "
+        + ", ".join(["frequencies are computed from the unscaled base", *changes])
     )
 
 

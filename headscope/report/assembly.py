@@ -14,6 +14,7 @@ import pandas as pd
 from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
+from headscope.model_identity import INT8, Comparison, ModelIdentity
 from headscope.plots.heads import plot_small_matrices
 from headscope.plugins import Kind, Probe
 from headscope.report.blocks import (
@@ -44,6 +45,7 @@ from headscope.runs.summary import (
     latest_checkpoints,
     log_ratio_to_first,
     longest_ess_column,
+    model_identity,
     models_with_same_tokens,
     training_checkpoints,
 )
@@ -175,6 +177,8 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"Sentences and charts show {selection}; {omitted} {'is' if len(left_out) == 1 else 'are'} omitted. The "
             "tables have all models; the app can show others.",
         )
+    if versions := _several_versions(run):
+        yield Finding("Models", versions)
     same_tokens = models_with_same_tokens(run, run.models[0]) if run.models else []
     if other_tokens := [label for label in run.models if label not in same_tokens]:
         yield Finding(
@@ -190,12 +194,15 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"that extends its context. Its results at {length:,} tokens are outside its trained range.",
             label,
         )
-    for first, second in equal_models(run):
-        yield Finding(
-            "Models",
-            f"{first} and {second} are the same weights under the same position scheme. All that differs between them "
-            "comes from texts, tokenizers or rounding.",
-        )
+    for entry in run.manifest["models"]:
+        label = entry["label"]
+        for note in _identity_notes(model_identity(run, label)):
+            yield Finding("Models", f"{label} {note}", label)
+        for source, origin in (entry.get("other_weights") or {}).items():
+            text = f"{label}: {source} belongs to a model with other weights ({origin[:12]}), which weights=any allows."
+            yield Finding("Models", text, label)
+    for first, second, comparison in equal_models(run):
+        yield Finding("Models", f"{first} and {second} {_describe_equal_models(comparison)}")
     if other_texts := differing_texts(run):
         yield Finding(
             "Models",
@@ -203,6 +210,46 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
             "texts.",
         )
+
+
+def _several_versions(run: Run) -> str:
+    """Which libraries changed while a run was measured; "" if none did."""
+    sets = [entry for part in run.parts for entry in part.manifest.get("versions_by_cell", ())]
+    names = [name for name in (sets[0]["versions"] if sets else ()) if len({e["versions"].get(name) for e in sets}) > 1]
+    if not names:
+        return ""
+    counts = [
+        f"{len(entry['cells'])} work items with "
+        + join_words([f"{name} {entry['versions'].get(name)}" for name in names])
+        for entry in sets
+    ]
+    return f"The run was resumed with other versions: {'; '.join(counts)}. Numbers may differ slightly between them."
+
+
+def _identity_notes(identity: ModelIdentity) -> Iterator[str]:
+    """What makes the results of a model differ from those of its checkpoint."""
+    if identity.contexts:
+        yield f"was measured inside {join_words(identity.contexts)}, so its results are those of the changed model."
+    if identity.hooks:
+        yield f"ran with {join_words(identity.hooks)}: hooks and functions of the user, which may change its results."
+    if identity.quantization == INT8:
+        yield (
+            "is quantised by LLM.int8, which rounds the activations of a whole pass together: the same prompt gives "
+            "other logits in another pass. Small differences are noise."
+        )
+
+
+def _describe_equal_models(comparison: Comparison) -> str:
+    """What two models with equal weights and position schemes share, what differs, and what is unknown."""
+    rounding = comparison.weights.removeprefix("equal").replace(" after", ", equal after")
+    differences = [difference for difference in comparison.differences if not difference.startswith("weights (")]
+    unknown = f" The run does not record their {join_words(comparison.unknown)}." if comparison.unknown else ""
+    if differences:
+        return f"have the same weights{rounding}, but differ in {join_words(differences)}.{unknown}"
+    return (
+        f"are the same weights under the same position scheme{rounding}. All that differs between them comes from "
+        f"texts, tokenizers or rounding{', as far as the run records' if unknown else ''}.{unknown}"
+    )
 
 
 def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:

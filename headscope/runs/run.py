@@ -1,7 +1,7 @@
 """Finished runs, and several of them combined into one."""
 
 import importlib
-import json
+import logging
 import os
 import re
 import time
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,10 +19,13 @@ import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
+from headscope.model_identity import ModelIdentity, recorded_configuration
 from headscope.runs import hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
 from headscope.runs.run_tables import RunTables
+
+log = logging.getLogger("headscope")
 
 PLAN_FILE = "plan.json"
 """File of an unfinished run with the number of its cells."""
@@ -70,10 +74,14 @@ class Run(RunTables):
 
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
         """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are
-        several)."""
+        several). Measured values come before estimates; a warning says if estimates enter the list or could change
+        it."""
         label = self.models[0] if model is None and len(self.models) == 1 else model
         digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
-        return HeadSet.top(self.heads, statistic, count, label, digest)
+        heads = HeadSet.top(self.heads, statistic, count, label, digest)
+        if "estimates" in heads.source:
+            log.warning("headscope: %s. Measure with method exact, or a larger verify_top", heads.source)
+        return heads
 
     def to_latex(self, *statistics: str, count: int = 10, model: str | None = None) -> str:
         """A LaTeX tabular of the `count` heads of `model` with the largest first statistic, and their other statistics.
@@ -124,7 +132,11 @@ class CombinedRun(Run):
     def __init__(self, runs: Sequence[Run]) -> None:
         self._labels = _combined_labels(runs)
         models = [
-            {**model, "label": new_labels[model["label"]]}
+            {
+                **model,
+                "label": new_labels[model["label"]],
+                "configuration_digest": recorded_configuration(model, run.manifest.get("inputs", {})),
+            }
             for run, new_labels in zip(runs, self._labels, strict=True)
             for model in run.manifest["models"]
         ]
@@ -223,21 +235,17 @@ def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
-    """Whether the runs measured the same model without measuring any table twice."""
-    facts = [_model_facts(run, model) for run, model in entries]
-    has_same_facts = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
+    """Whether the runs measured the same model without measuring any table twice.
+
+    What a run does not record, such as the tokenizer of runs of early versions, does not tell models apart.
+    """
+    identities = [ModelIdentity.from_manifest(model, run.manifest.get("inputs")) for run, model in entries]
+    is_same = not any(first.compare(second).differences for first, second in combinations(identities, 2))
+    tokenizers = {model.get("tokenizer_sha256") for _, model in entries} - {None}
     documents = {item for _, model in entries for item in (model.get("documents_sha256") or {}).items()}
-    has_same_texts = len(documents) == len({name for name, _ in documents})
+    has_same_texts = len(tokenizers) < 2 and len(documents) == len({name for name, _ in documents})
     measured = [name for run, _ in entries for name in run.tables if name not in shareable_table_names()]
-    return has_same_facts and has_same_texts and len(measured) == len(set(measured))
-
-
-def _model_facts(run: Run, model: Mapping[str, Any]) -> list[str | None]:
-    """What must be equal in two measurements of one model; None where a run does not record it."""
-    names = ("weights_sha256", "scheme", "adapter_sha256", "lora", "dtype", "geometry")
-    configuration = run.manifest.get("inputs", {}).get(f"the configuration of '{model['label']}'")
-    identity = json.dumps([model.get(name) for name in names], sort_keys=True)
-    return [identity, model.get("tokenizer_sha256"), configuration]
+    return is_same and has_same_texts and len(measured) == len(set(measured))
 
 
 def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:

@@ -4,7 +4,6 @@ Every probe adds its columns; this module joins them. A statistic is computed wi
 over documents (see `aggregation`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from headscope import plugins
+from headscope.estimates import method_column
+from headscope.model_identity import Comparison, ModelIdentity
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
@@ -73,7 +74,7 @@ def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: 
 
 
 def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
-    """The heads of `model` in a row each, `name` with its interval first, every other measured statistic after it.
+    """The heads of `model` in a row each, `name` with its interval and method first, all other statistics after it.
 
     With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
     """
@@ -81,7 +82,7 @@ def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | N
     rows = heads[heads["model"] == model].drop(columns="model")
     measured = [column for column in rows if column == name or rows[column].notna().any()]
     rows = rows[measured] if len(rows) else rows
-    interval = [column for column in (f"{name}_low", f"{name}_high") if column in rows]
+    interval = [column for column in (f"{name}_low", f"{name}_high", method_column(name)) if column in rows]
     other_columns = [column for column in rows if column not in (*head_keys, name, *interval)]
     if baseline is None or baseline == model:
         return rows[[*head_keys, name, *interval, *other_columns]]
@@ -154,20 +155,28 @@ def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
     return [(label, longest[label], native) for label, native in natives.items() if 0 < native < longest.get(label, 0)]
 
 
-def equal_models(run: RunTables) -> list[tuple[str, str]]:
-    """Pairs of labels with equal weights, scheme and adapter in one run: each with the first such model.
+def equal_models(run: RunTables) -> list[tuple[str, str, Comparison]]:
+    """Pairs of labels with equal weights, scheme and adapter in one run: each with the first such model, and compared.
 
     Models whose labels differ only because their runs were combined are not listed.
     """
-    names = ("weights_sha256", "scheme", "adapter_sha256", "dtype", "geometry")
-    first: dict[str, str] = {}
+    identities = {label: model_identity(run, label) for label in run.models}
     pairs = []
-    for model in run.manifest["models"]:
-        key = json.dumps([model.get(name) for name in names], sort_keys=True)
-        earlier = first.setdefault(key, model["label"])
-        if earlier.partition(" \u00b7 ")[0] != model["label"].partition(" \u00b7 ")[0]:
-            pairs.append((earlier, model["label"]))
+    for index, (label, identity) in enumerate(identities.items()):
+        for earlier in run.models[:index]:
+            other = identities[earlier]
+            is_same_scheme = (identity.scheme, identity.adapter) == (other.scheme, other.adapter)
+            if is_same_scheme and (comparison := other.compare(identity)).has_equal_weights:
+                if earlier.partition(" \u00b7 ")[0] != label.partition(" \u00b7 ")[0]:
+                    pairs.append((earlier, label, comparison))
+                break
     return pairs
+
+
+def model_identity(run: RunTables, label: str) -> ModelIdentity:
+    """The identity of a model of a run, as far as its run.json records it."""
+    entry = next(entry for entry in run.manifest["models"] if entry["label"] == label)
+    return ModelIdentity.from_manifest(entry, run.manifest.get("inputs"))
 
 
 def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -2,8 +2,8 @@
 
 An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one file per finished job. The
 first line of that file holds the sha256 of a JSON header, a space, and that header: key "inputs" has the digests of
-inputs that no earlier job recorded, "tables" the length in bytes and the sha256 of each table. The tables follow as
-Arrow streams.
+inputs that no earlier job recorded, "tables" the length in bytes and the sha256 of each table, "versions" those of the
+libraries. The tables follow as Arrow streams.
 
 Every step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
@@ -15,7 +15,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -23,14 +22,14 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import pandas as pd
-import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
-from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
+from headscope.runs.io import fsync, read_json, sha256, write_json
+from headscope.runs.job_files import data_digest, read_header, read_tables
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import PLAN_FILE, Run, combine_runs
 from headscope.signals import uninterrupted
@@ -82,7 +81,7 @@ class RunWriter:
         shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
         draft = _read_draft(partial, config) if (partial / "run.json").is_file() else None
         if draft and resume and (job_files := sorted((partial / "cells").iterdir())):
-            inputs = [_read_header(job_file)["inputs"] for job_file in job_files]
+            inputs = [read_header(job_file)["inputs"] for job_file in job_files]
             return draft | {"inputs": {name: digest for part in inputs for name, digest in part.items()}}
         if draft and _final_path(partial, draft["started"]).is_dir():
             for folder in ("cells", "files", "state"):  # killed between the commit and its clean-up: start again
@@ -115,14 +114,18 @@ class RunWriter:
         """Whether the run has its final name."""
         return self._lock is None
 
-    def record_version(self, library: str, version: str) -> str:
-        """Record the version of a library unless one is recorded already; return the recorded version."""
-        versions = self.draft.setdefault("versions", {})
-        if library not in versions:
-            versions[library] = version
+    def record_versions(self, versions: Mapping[str, str]) -> None:
+        """Record the versions of libraries of the process that started the run."""
+        if "versions" not in self.draft:
+            self.draft["versions"] = dict(versions)
             with _convert_write_errors(self.final_path.parent):
                 _write_draft(self.partial_path, self.draft)
-        return str(versions[library])
+
+    def stored_versions(self) -> list[dict[str, str]]:
+        """The versions of libraries that finished jobs were measured with, each set once; {} if none are recorded."""
+        jobs = sorted(self.cells_folder.iterdir())
+        sets = [read_header(job_file).get("versions") or self.draft.get("versions") or {} for job_file in jobs]
+        return [versions for index, versions in enumerate(sets) if versions not in sets[:index]]
 
     def record_plan(self, jobs: int) -> None:
         """Store the number of jobs that the run will have, so that others can show its progress."""
@@ -162,25 +165,33 @@ class RunWriter:
         """Whether this job is stored. Raises BadRun if it is damaged."""
         job_file = self._job_file(job_id)
         if job_file.exists():
-            for table in _stored_tables(job_file).values():
+            for table in read_tables(job_file).values():
                 table.read()
         return job_file.exists()
 
     def read_stored(self, job_id: str, table: str) -> pd.DataFrame:
         """The rows that a finished job added to a table. Raises BadRun if they are missing or damaged."""
-        frame: pd.DataFrame = _stored_tables(self._job_file(job_id))[table].read_table().to_pandas()
+        frame: pd.DataFrame = read_tables(self._job_file(job_id))[table].read_table().to_pandas()
         return frame
 
     def stored_tables(self, job_id: str) -> list[str]:
         """Names of the tables that a finished job added rows to."""
-        return [*_stored_tables(self._job_file(job_id))]
+        return [*read_tables(self._job_file(job_id))]
 
     def size(self, job_id: str) -> int:
         """Size of a finished job in bytes."""
         return self._job_file(job_id).stat().st_size
 
-    def add(self, job_id: str, tables: Mapping[str, Rows], inputs: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Store the rows of one finished job and the digests of its inputs by name, all or nothing.
+    def add(
+        self,
+        job_id: str,
+        tables: Mapping[str, Rows],
+        inputs: Mapping[str, str] = MappingProxyType({}),
+        versions: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Store the rows of one finished job, the digests of its inputs and the versions of libraries by name.
+
+        It is stored completely or not at all.
 
         Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
         unknown columns, NaN, a key out of range. Raises InputChanged as `check_inputs` does, and CannotWrite if the
@@ -191,12 +202,13 @@ class RunWriter:
         parts = {name: arrow.to_bytes(to_arrow(all_tables()[name], rows)) for name, rows in tables.items()}
         contents = {
             "inputs": {name: digest for name, digest in inputs.items() if name not in recorded_inputs},
-            "tables": {name: [len(data), _digest(data)] for name, data in parts.items()},
+            "tables": {name: [len(data), data_digest(data)] for name, data in parts.items()},
+            "versions": dict(versions),
         }
         header = json.dumps(contents).encode()
         staging = self.partial_path / "staging"
         with _convert_write_errors(self.final_path.parent, staging):
-            staging.write_bytes(b"".join([_digest(header).encode(), b" ", header, b"\n", *parts.values()]))
+            staging.write_bytes(b"".join([data_digest(header).encode(), b" ", header, b"\n", *parts.values()]))
             fsync(staging)
             os.rename(staging, self._job_file(job_id))
             fsync(self.cells_folder)
@@ -217,7 +229,7 @@ class RunWriter:
                 if not self.final_path.is_dir():  # it exists if a kill came between the rename and the clean-up
                     shutil.rmtree(build, ignore_errors=True)
                     build.mkdir()
-                    self._build(build, [*job_files.values()], manifest)
+                    self._build(build, job_files, manifest)
                     fsync(build)
                     os.rename(build, self.final_path)
                     fsync(self.final_path.parent)
@@ -227,9 +239,9 @@ class RunWriter:
             self._lock = None
         return Run.open(self.final_path)
 
-    def _build(self, build: Path, job_files: list[Path], manifest: Mapping[str, Any]) -> None:
+    def _build(self, build: Path, job_files: Mapping[str, Path], manifest: Mapping[str, Any]) -> None:
         facts = {}
-        tables_of_jobs = [_stored_tables(job_file) for job_file in job_files]
+        tables_of_jobs = [read_tables(job_file) for job_file in job_files.values()]
         for name, table in all_tables().items():
             stored_tables = [tables[name] for tables in tables_of_jobs if name in tables]
             if stored_tables:
@@ -245,7 +257,23 @@ class RunWriter:
             extra_files[name] = sha256(file)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         complete_manifest = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
+        complete_manifest |= self._versions_by_cell(job_files)
         write_manifest(build, complete_manifest)
+
+    def _versions_by_cell(self, job_files: Mapping[str, Path]) -> dict[str, Any]:
+        """The entry `versions_by_cell` of run.json: sets of versions with their cells, if there are several sets."""
+        stored = self.stored_versions()
+        if len(stored) < 2:
+            return {}
+        of_job = {
+            job_id: read_header(job_file).get("versions") or self.draft.get("versions") or {}
+            for job_id, job_file in job_files.items()
+        }
+        sets = [
+            {"versions": versions, "cells": [job_id for job_id, own in of_job.items() if own == versions]}
+            for versions in stored
+        ]
+        return {"versions_by_cell": sets}
 
     def _job_file(self, job_id: str) -> Path:
         name = quote(job_id, safe=" =@,")
@@ -340,61 +368,3 @@ def _free_start(partial: Path) -> str:
     while _final_path(partial, now.isoformat()).exists():
         now += timedelta(seconds=1)
     return now.isoformat()
-
-
-@dataclass(frozen=True)
-class StoredTable:
-    """One table in the file of a finished job."""
-
-    file: Path
-    offset: int
-    length: int
-    digest: str
-
-    def read(self) -> bytes:
-        """Its bytes. Raises BadRun if they are damaged."""
-        return read_bytes(self.file, self.digest, _repair_advice(self.file), self.offset, self.length)
-
-    def read_table(self) -> pa.Table:
-        """The table. Raises BadRun if it is damaged."""
-        return arrow.from_bytes(self.read())
-
-
-def _read_header(job_file: Path) -> dict[str, Any]:
-    """The header of a finished job; key "end" is the offset of the first table in bytes.
-
-    Raises BadRun if it is damaged.
-    """
-    try:
-        with job_file.open("rb") as stream:
-            line = stream.readline()
-    except OSError as error:
-        raise BadRun(f"{job_file} is damaged: {error.strerror}. {_repair_advice(job_file)}") from error
-    digest, _, header = line.rstrip(b"\n").partition(b" ")
-    if _digest(header).encode() != digest:
-        raise BadRun(
-            f"{job_file} is damaged: the sha256 of its first line differs from the recorded one. "
-            f"{_repair_advice(job_file)}"
-        )
-    contents: dict[str, Any] = {**json.loads(header), "end": len(line)}
-    if "inputs" not in contents:  # nothing to compare with the present inputs
-        raise BadRun(f"{job_file} was stored by an earlier version. Delete {job_file.parent.parent} to start again")
-    return contents
-
-
-def _stored_tables(job_file: Path) -> dict[str, StoredTable]:
-    """The tables of a finished job, by name. Raises BadRun if the first line of its file is damaged."""
-    header = _read_header(job_file)
-    tables, offset = {}, header["end"]
-    for name, (length, table_digest) in header["tables"].items():
-        tables[name] = StoredTable(job_file, offset, length, table_digest)
-        offset += length
-    return tables
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _repair_advice(job_file: Path) -> str:
-    return f"Delete {job_file} and add --resume to measure it again"

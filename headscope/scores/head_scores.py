@@ -1,5 +1,6 @@
 """One score for every head of one model, and the match of a file's scores to the heads of a model."""
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -8,11 +9,20 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.estimates import estimate_mask
 from headscope.heads import HeadSet, format_head
+from headscope.model_identity import (
+    AcceptedWeights,
+    ModelIdentity,
+    belong_to_other_weights,
+    belongs_to_other_name,
+)
 from headscope.runs.run_tables import RunTables
 
 if TYPE_CHECKING:
     from headscope.attention.record import Geometry
+
+log = logging.getLogger("headscope")
 
 Reduction = Literal["max", "mean"]
 """How the scores of the query heads that share a key head become one score."""
@@ -23,9 +33,9 @@ Matrix = npt.NDArray[np.float64]
 class HeadScores:
     """A finite score for each head, in a table of columns layer, head, kv_group (-1 if unknown) and score.
 
-    `name` is the statistic, `model` the label of the model, `source` the run or file that the scores come from, and
-    `model_digest` the SHA-256 of the weights, or "". `per_group` says that `head` counts KV groups, as in files that
-    have one score per KV group.
+    `name` is the statistic, `model` the label or name of the model, `source` the run or file that the scores come from,
+    and `model_digest` the SHA-256 of the weights, or "". `per_group` says that `head` counts KV groups, as in files
+    that have one score per KV group.
     """
 
     table: pd.DataFrame
@@ -64,6 +74,11 @@ class HeadScores:
             raise BadInput(f"no score '{name}' in {run.name}. Use one of: {', '.join(names)}")
         label = choose_model(run, model)
         rows = heads.loc[heads["model"] == label, ["layer", "head", "kv_group", name]]
+        if estimated := int(estimate_mask(heads[heads["model"] == label], name).sum()):
+            log.warning(
+                "headscope: score '%s' is estimated for %d of %d heads of '%s'. Use method exact to measure them",
+                *(name, estimated, len(rows), label),
+            )
         table = rows.rename(columns={name: "score"}).astype({"score": "float64"}).reset_index(drop=True)
         digest = next(entry["weights_sha256"] for entry in run.manifest["models"] if entry["label"] == label)
         return cls(table.sort_values(["layer", "head"], ignore_index=True), name, label, run.name, digest or "")
@@ -104,6 +119,20 @@ def choose_model(run: RunTables, model: str | None) -> str:
     if model is not None and model not in run.models:
         raise BadInput(f"no model '{model}' in {run.name}. Use one of: {', '.join(run.models)}")
     return run.models[0] if model is None else model
+
+
+def belong_to_other_model(
+    scores: HeadScores, identity: ModelIdentity, label: str, checkpoint: str, weights: AcceptedWeights
+) -> bool:
+    """Whether scores belong to another model than `label`: by the digest of its weights, else by the name in their
+    file.
+
+    Raises BadInput for another model unless `weights` is "any".
+    """
+    source = f"'{scores.source}'"
+    if scores.model_digest:
+        return belong_to_other_weights(source, scores.model_digest, identity, label, weights)
+    return belongs_to_other_name(source, scores.model, label, [checkpoint], weights)
 
 
 def match_heads(scores: HeadScores, geometry: "Geometry", label: str) -> pd.DataFrame:

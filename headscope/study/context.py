@@ -19,6 +19,9 @@ from headscope.study import digests
 from headscope.study.config import Study
 from headscope.study.progress import NoProgress, Progress
 
+OTHER_WEIGHTS = "other weights of"
+"""Beginning of the names of inputs that belong to a model with other weights."""
+
 
 @dataclass
 class StudyContext:
@@ -102,6 +105,10 @@ class StudyContext:
     def record_input(self, name: str, content: digests.DigestParts) -> None:
         """Record the digest of another input that a probe reads; `name` appears in messages."""
         self.input_digests[None][name] = digests.compute_digest(content)
+
+    def record_other_weights(self, label: str, source: str, digest: str) -> None:
+        """Record that a model is measured with heads or scores of other weights, as the user allowed."""
+        self.input_digests[label][f"{OTHER_WEIGHTS} {source}"] = digest
 
     def advance(self, cost: float, description: str) -> None:
         """Report progress within a long job: a share of its cost, and what is being done."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headscope import user_input
 from headscope.model_spec import ModelSpec
@@ -89,18 +87,20 @@ def digest_adarope_adapter(name: str) -> str:
 
 
 def digest_model(model: Model) -> dict[str, str]:
-    """Digests of an opened model by input. Its positions are digested by value, since no spec may describe them."""
-    positions, geometry = model.schedule, model.geometry
-    visible = torch.tensor([[1, positions.reference_length, 8 * positions.reference_length]], device=model.device)
-    tensors: list[Tensor] = [] if positions.slopes is None else [positions.slopes]
-    for layer in range(geometry.layers):
-        tensors += [positions.theta(layer), torch.tensor(positions.attention_factor(layer))]
-        tensors += [positions.query_scale(layer, visible)] if positions.scales_queries else []
+    """The identity of an opened model by input. A file need not describe it, so all of it is digested by value."""
+    identity = model.identity
+    described = {
+        "configuration": identity.configuration,
+        "constants of modules": identity.constants,
+        "hooks": identity.hooks,
+        "headscope contexts": identity.contexts,
+        "quantization": identity.quantization,
+    }
     return {
-        "configuration": compute_digest([model.module.config.to_json_string()]),
-        "weights": model.weights_sha256,
-        "dtype": str(model.module.dtype),
-        "positions": compute_digest(tensor.detach().cpu().numpy().tobytes() for tensor in tensors),
+        "weights": identity.weights.exact,
+        "dtype": str(identity.dtype),
+        "positions": str(identity.positions),
+        **{name: compute_digest([json.dumps(value, sort_keys=True)]) for name, value in described.items()},
     }
 
 

@@ -14,11 +14,13 @@ import torch
 
 from headscope import plugins
 from headscope.forward.observe import observe
+from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
-from headscope.study.context import StudyContext
+from headscope.study.context import OTHER_WEIGHTS, StudyContext
+from headscope.study.versions import library_versions
 
 log = logging.getLogger("headscope")
 
@@ -38,7 +40,7 @@ class JobResult:
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
     cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
     `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of
-    the process.
+    the process; `versions` of the libraries there.
     """
 
     rows: Mapping[str, Rows]
@@ -48,6 +50,7 @@ class JobResult:
     seconds: float = 0.0
     opening_seconds: float = 0.0
     peak_bytes: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 Results = Generator[tuple[Job, JobResult], None, None]
@@ -112,6 +115,7 @@ class JobExecutor:
             seconds=finished - ready,
             opening_seconds=ready - began,
             peak_bytes=peak_bytes(),
+            versions=dict(library_versions()),
         )
 
     @cached_property
@@ -160,23 +164,26 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
     """The entry of one model in run.json, without the digests of its tokenizer and texts."""
     model, spec = context.model(label), context.specs.get(label)
     adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
+    identity = model.identity
     step = adapter.step if adapter is not None else spec.step if spec is not None else None
     return {
         "label": label,
         "spec": context.study.models[label],
         "checkpoint": model.name,
+        "bridge": describe_bridge(model.bridge),
         "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
-        "weights_sha256": model.weights_sha256,
+        "weights_sha256": identity.weights.bfloat16,
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
-        "adapter_sha256": None if adapter is None else adapter.sha256,
+        "adapter_sha256": identity.adapter,
         "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training_run,
         "step": step,
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": describe_geometry(model),
-        "dtype": str(model.module.dtype).removeprefix("torch."),
+        "dtype": identity.dtype,
+        "identity": identity.to_dict(),
         "vocabulary": model.module.get_input_embeddings().weight.shape[0],
     }
 
@@ -195,9 +202,12 @@ def describe_geometry(model: Model) -> dict[str, Any]:
 
 
 def text_digests(inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The part of a model's entry in run.json about its tokenizer and texts, from the digests of its inputs by name."""
+    """The part of a model's entry in run.json about its tokenizer, texts, and heads of other models, from the digests
+    of its inputs by name."""
     texts = {name: digest for name, digest in inputs.items() if name.startswith("texts of ")}
-    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts}
+    prefix = f"{OTHER_WEIGHTS} "
+    other_weights = {name.removeprefix(prefix): inputs[name] for name in inputs if name.startswith(prefix)}
+    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts, "other_weights": other_weights}
 
 
 def peak_bytes() -> float:

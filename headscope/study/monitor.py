@@ -89,7 +89,7 @@ class TrainingMonitor:
         Returns the medians over heads, the loss, and the share of the time since the start that measuring took.
         """
         start_time = time.monotonic()
-        opened_model = model if isinstance(model, Model) else load(model, tokenizer=self.tokenizer)
+        opened_model = load(model, tokenizer=self.tokenizer)
         label = f"step-{step}"
         folder, unfinished = self._step_runs / f"{step:012d}", self._step_runs / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -6,6 +6,7 @@ Times come from a few of its own jobs, run here and thrown away, or from a store
 import heapq
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,14 @@ import torch
 
 from headscope.errors import BadInput
 from headscope.models import loading
-from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
-from headscope.runs.writer import RunWriter
 from headscope.study.cells import Job
 from headscope.study.config import Study
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_files
 from headscope.study.executor import JobExecutor, peak_bytes, runs_always
 from headscope.study.scheduler import Scheduler
+from headscope.study.stored_size import StoredSize
 
 MAX_JOB_SECONDS = 30.0
 """Longest time that one timed job may take."""
@@ -46,7 +46,7 @@ class CostModel:
     rates: Mapping[str, tuple[float, float]]
     model_factors: Mapping[str | None, float]
     opening_seconds: float
-    stored_bytes: Mapping[str, float]
+    stored_bytes: Callable[[Sequence[Job]], float]
     peak_bytes: float
 
     def seconds(self, job: Job) -> float:
@@ -102,7 +102,7 @@ def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = No
         "seconds_shared": round(distributed_seconds, 1),
         "speedup": round(local_seconds / distributed_seconds, 2) if distributed_seconds else 1.0,
         "bytes_of_a_worker": round(distributed.peak_bytes),
-        "bytes_stored": round(sum(local.stored_bytes.get(job.probe, 0.0) for job in jobs)),
+        "bytes_stored": round(local.stored_bytes(jobs)),
         "from": "measurements on this machine" if timed_run is None else str(timed_run.path),
     }
 
@@ -140,18 +140,20 @@ def makespan(
 
 def measure_costs(executor: JobExecutor, jobs: Sequence[Job]) -> CostModel:
     """Time the first jobs of each probe, and one job of every kind of model."""
-    with TemporaryDirectory() as folder, RunWriter.open(Path(folder), "plan", {}) as writer:
-        executor.context.files_folder = writer.files_folder
-        timer = _Timer(executor, writer)
+    with TemporaryDirectory() as folder:
+        executor.context.files_folder = Path(folder) / "plan" / "files"
+        executor.context.files_folder.mkdir(parents=True)
+        timer = _Timer(executor)
         kinds = _model_kinds(executor)
         rates: dict[str, tuple[float, float]] = {}
-        stored_bytes: dict[str, float] = {}
         timeable = [job for job in jobs if not runs_always(job) and not job.prerequisites]
         for probe in dict.fromkeys(job.probe for job in timeable):
             own_jobs = [job for job in timeable if job.probe == probe]
             same_kind = [job for job in own_jobs if kinds.get(job.model) == kinds.get(own_jobs[0].model)]
             rates[probe] = timer.rates(same_kind)
-            stored_bytes[probe] = timer.largest_bytes
+        always = {job.probe: job for job in reversed(jobs) if runs_always(job)}
+        for job in always.values():
+            timer.sizes[job.probe].add(job, executor.execute(job).rows)
         factors: dict[str | None, float] = {}
         examples = {kind: next(job for job in timeable if kinds.get(job.model) == kind) for kind in {*kinds.values()}}
         reference = timeable[0]
@@ -164,7 +166,7 @@ def measure_costs(executor: JobExecutor, jobs: Sequence[Job]) -> CostModel:
         longest = max(_tokens(job.cost) for job in timeable)
         for job in jobs:  # a probe whose jobs all depend on others has none that can be timed
             rates.setdefault(job.probe, next(iter(rates.values())))
-        return CostModel(rates, factors, timer.opening_seconds, stored_bytes, timer.peak_at(longest))
+        return CostModel(rates, factors, timer.opening_seconds, timer.stored_bytes, timer.peak_at(longest))
 
 
 def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
@@ -187,16 +189,20 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
     cells = sum(row["cells"] for row in rows)
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     opening = timings["opening_seconds"] / checkpoints
-    return CostModel(rates, factors, opening, dict.fromkeys(rates, size / cells), timings["peak_bytes"])
+
+    def stored_bytes(jobs: Sequence[Job]) -> float:
+        return float(size / cells * sum(job.probe in rates for job in jobs))
+
+    return CostModel(rates, factors, opening, stored_bytes, timings["peak_bytes"])
 
 
 class _Timer:
-    """Runs jobs to time them."""
+    """Runs jobs to time them, and collects the sizes of their rows in `sizes`, by probe."""
 
-    def __init__(self, executor: JobExecutor, writer: RunWriter) -> None:
-        self.executor, self.writer = executor, writer
-        self.opening_seconds, self.largest_bytes = 0.0, 0.0
-        self._is_warm, self._stored_jobs = False, 0
+    def __init__(self, executor: JobExecutor) -> None:
+        self.executor = executor
+        self.sizes: dict[str, StoredSize] = defaultdict(StoredSize)
+        self.opening_seconds, self._is_warm = 0.0, False
         self._peaks: list[tuple[int, float]] = []
 
     def seconds(self, job: Job) -> float:
@@ -204,19 +210,19 @@ class _Timer:
         if not self._is_warm:  # the first pass of a process pays for page faults and thread pools
             self.opening_seconds, self._is_warm = self.executor.execute(job).opening_seconds, True
         results = [self.executor.execute(job) for _ in range(REPEATS)]
-        self.largest_bytes = max(self.largest_bytes, self._stored_size(results[0].rows))
+        self.sizes[job.probe].add(job, results[0].rows)
         self._peaks.append((_tokens(job.cost), peak_bytes()))
         return min(result.seconds for result in results)
 
-    def _stored_size(self, rows: Mapping[str, Rows]) -> int:
-        self._stored_jobs += 1
-        job_id = f"timed {self._stored_jobs}"
-        self.writer.add(job_id, rows)
-        return self.writer.size(job_id)
+    def stored_bytes(self, jobs: Sequence[Job]) -> float:
+        """Predicted size of the tables of all jobs. A probe whose jobs all depend on others was not run here."""
+        by_probe: dict[str, list[Job]] = defaultdict(list)
+        for job in jobs:
+            by_probe[job.probe].append(job)
+        return sum(self.sizes[probe].predict(own_jobs) for probe, own_jobs in by_probe.items())
 
     def rates(self, jobs: Sequence[Job]) -> tuple[float, float]:
         """(seconds per job, seconds per unit of cost), from the first job and the longest affordable one."""
-        self.largest_bytes = 0.0
         first = jobs[0]
         first_seconds = self.seconds(first)
         affordable = first.cost * MAX_JOB_SECONDS / max(first_seconds, 1e-9)

@@ -8,12 +8,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 from headscope import plugins, user_input
 from headscope.errors import BadInput, Interrupted
+from headscope.models.inspection import refuse_autocast
 from headscope.positions.model import Model
 from headscope.runs.run import Run, unfinished_runs
 from headscope.runs.writer import RunWriter
@@ -30,6 +30,7 @@ from headscope.study.executor import (
     text_digests,
 )
 from headscope.study.progress import NoProgress, Progress
+from headscope.study.versions import check_versions, library_versions, other_versions
 
 log = logging.getLogger("headscope")
 
@@ -75,6 +76,7 @@ def run_study(
     `in_memory_models` are opened models by label. Raises BadInput, ResourceMissing and the like before any work is
     done; Interrupted on Ctrl-C, with every finished job kept for `resume`.
     """
+    refuse_autocast()
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")
     if not study.probe_options:
@@ -92,21 +94,16 @@ def run_study(
     with _interruptible(RunWriter.open(out, study.name, config, resume)) as writer:
         if resume and (finished := writer.find_finished(_named_digests(context.input_digests))) is not None:
             log.info("the run is already finished; nothing was measured again: %s", finished.path)
+            if others := other_versions(finished.manifest.get("versions", {})):
+                log.warning("that run was measured with %s. Delete it to measure it again", others)
             return finished
         if resume and not any(writer.cells_folder.iterdir()):
             for name, cells in unfinished_runs(out).items():
                 if cells and name.startswith(f"{study.name}-"):
                     log.warning("unfinished run %s used different options; starting a new run", name)
         writer.check_inputs(_named_digests(context.input_digests))
-        current = version("transformers")
-        if (first := writer.record_version("transformers", current)) != current:
-            log.warning(
-                "this run was started with transformers %s and continues with %s; its work items may differ slightly. "
-                "Delete %s to measure everything with one version",
-                first,
-                current,
-                writer.partial_path,
-            )
+        check_versions(writer.stored_versions(), writer.partial_path)
+        writer.record_versions(library_versions())
         context.files_folder = writer.files_folder
         context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
         writer.record_plan(len(plan))
@@ -118,7 +115,7 @@ def run_study(
         try:
             with closing(engine.execute(pending, executor, progress)) as results:
                 for job, result in results:
-                    writer.add(job.id, result.rows, _named_digests(result.input_digests))
+                    writer.add(job.id, result.rows, _named_digests(result.input_digests), result.versions)
                     timings.add(job, result)
                     if result.model_description is not None:
                         descriptions[job.model] = result.model_description
@@ -136,7 +133,7 @@ def run_study(
                 for label in used
             ],
             "seed": study.seed,
-            "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
+            "versions": dict(library_versions()),
             "hardware": {**hardware(), **engine.description},
             "git_commit": _git_commit(),
             "timings": {
@@ -203,7 +200,7 @@ def _recorded_digests(writer: RunWriter, label: str) -> dict[str, str]:
 
 def _identifying_spec(label: str, spec: str, context: StudyContext) -> str:
     model = context.in_memory_models.get(label)
-    return spec if model is None else f"{spec}#{model.weights_sha256[:12]}"
+    return spec if model is None else f"{spec}#{model.identity.weights.exact[:12]}"
 
 
 def _git_commit() -> str | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headscope.errors import TrainingDiverged, UnsupportedModel
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states, next_token_logits
 from headscope.models.checkpoint import LoadedModel, evaluating
-from headscope.models.lora import import_peft
+from headscope.models.lora import import_peft, lora_of_adapter
 from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
@@ -158,7 +158,8 @@ def adding_lora(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> It
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_MODULES))
     peft_model = peft.get_peft_model(checkpoint.module, config)
     try:
-        yield peft_model
+        with lora_of_adapter(checkpoint.module):
+            yield peft_model
     finally:
         peft_model.unload()
 

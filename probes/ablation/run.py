@@ -2,8 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,18 +25,20 @@ from headscope.forward.interventions import StreamingAttention, head_unit, layer
 from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
+from headscope.model_identity import belong_to_other_weights
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
+from headscope.prompts.pair_sets import PROMPT_SET, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
+from headscope.prompts.special_tokens import chat_text, warn_about_repeated_bos
 from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.user_input import quote
-from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
@@ -60,8 +62,8 @@ class AblationRunner:
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._by_length: dict[tuple[str, str], dict[tuple[int, int], list[int]]] = {}
         self._reference: tuple[str, dict[int, torch.Tensor]] | None = None
+        self._named_heads: dict[str, HeadSet] | None = None
         self._reference_texts: dict[str, Sequence[int]] = {}
-        self._named_heads: HeadSet | None = None
 
     def cells(self) -> list[Cell]:
         sources = self.options.pairs or [PROMPT_SET]
@@ -74,7 +76,7 @@ class AblationRunner:
             if "resample" in self.options.kinds:
                 for source in sources:
                     self._check_other_prompts(label, source)
-            head_count = sum(map(len, self._heads(self.context.model(label)).values()))
+            head_count = sum(map(len, self._heads(self.context.model(label), label).values()))
             cells += [
                 Cell(f"{label}: {pairs.name}, {name}", label, self._cost(source, head_count), _AblationWork(source, n))
                 for source, pairs in zip(sources, sets, strict=True)
@@ -85,7 +87,7 @@ class AblationRunner:
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         pairs = self._pair_set(cell.model, cell.work.prompts)
-        pair, heads = pairs.build(cell.work.index), self._heads(model)
+        pair, heads = pairs.build(cell.work.index), self._heads(model, cell.model)
         replay = _AnswerReplay(model, pair, self.options.metric)
         single_heads: list[dict[str, Any]] = []
         all_heads: list[dict[str, Any]] = []
@@ -140,7 +142,8 @@ class AblationRunner:
             return
         for pair in self._other_prompts(cell.model, cell.work):
             with attached(model):
-                other = reference_outputs(model, [*self._heads(model)], [*pair.clean.tolist(), *pair.answer.tolist()])
+                layers, tokens = [*self._heads(model, cell.model)], [*pair.clean.tolist(), *pair.answer.tolist()]
+                other = reference_outputs(model, layers, tokens)
             yield lambda layer, heads, other=other: replacement_edit(heads, other[layer])  # type: ignore[misc]
 
     def _other_prompts(self, label: str, work: _AblationWork) -> Iterator[TokenPair]:
@@ -170,16 +173,24 @@ class AblationRunner:
                     f"is the only one of {prompt_length} in the set '{pairs.name}'. Use more prompts, or another kind"
                 )
 
-    def _heads(self, model: Model) -> dict[int, list[int]]:
-        """The heads to ablate by index of their attention layer."""
+    def _heads(self, model: Model, label: str) -> dict[int, list[int]]:
+        """The heads to ablate by index of their attention layer. Refuses those of another model, unless allowed."""
         if not self._are_heads_named:
             return heads_by_layer(
                 model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))
             )
         if self._named_heads is None:
-            self._named_heads = _read_heads(self.options.heads)
-            self.context.record_input("heads", [",".join(self._named_heads.identifiers).encode()])
-        return heads_by_layer(model, self._named_heads)
+            self._named_heads = {name: _parse_heads(name) for name in self.options.heads}
+            self.context.record_input("heads", [",".join(self._all_heads()).encode()])
+        for name, heads in self._named_heads.items():
+            source = f"head set '{name}'"
+            if belong_to_other_weights(source, heads.model_digest, model.identity, label, self.options.weights):
+                self.context.record_other_weights(label, source, heads.model_digest)
+        return heads_by_layer(model, self._all_heads())
+
+    def _all_heads(self) -> list[str]:
+        """The names of the selected heads, each once."""
+        return [*dict.fromkeys(name for heads in (self._named_heads or {}).values() for name in heads.identifiers)]
 
     def _reference_outputs(self, label: str, model: Model) -> dict[int, torch.Tensor]:
         """Head outputs of every layer on the reference text, under the model's position scheme; kept for its cells."""
@@ -225,11 +236,15 @@ class AblationRunner:
 
 def _single_pair_set(options: AblationOptions, tokenizer: Any) -> PairSet:
     """The prompt of the options as a set of one."""
-    prompt, answer = str(options.prompt), str(options.answer)
-    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "")
+    prompt, answer, template = str(options.prompt), str(options.answer), options.template
+    if template:
+        prompt = chat_text(tokenizer, prompt, "Leave out the template")
+    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "", has_template=template)
     is_one_token = options.metric in ("logit_diff", "logprob")
     needs_wrong = options.metric == "logit_diff"
     tokens = tokenize_pair(tokenizer, pair, needs_one_token=is_one_token, needs_wrong=needs_wrong)
+    if not template:
+        warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
     return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
 
 
@@ -275,23 +290,19 @@ def _lengths(pair: TokenPair) -> tuple[int, int]:
     return len(pair.clean), len(pair.answer)
 
 
-def _read_heads(names: Iterable[str]) -> HeadSet:
-    """The heads of all `names`, in order, each once.
-
-    A name is a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of heads), or
-    `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`). Raises BadInput
-    for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
-    """
-    heads = HeadSet(())
-    for name in names:
-        heads = heads | _parse_heads(name)
-    return heads
-
-
 def _parse_heads(name: str) -> HeadSet:
+    """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
+    heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
+    `weights:SHA256:HEAD,...` (a HeadSet of Python).
+
+    Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
+    """
     source, _, rest = name.partition(":")
     if source == "file" and rest:
         return HeadSet.read(rest)
+    if name.startswith(HEADS_OF_WEIGHTS):
+        digest, _, heads = rest.partition(":")
+        return replace(HeadSet.parse(heads), model_digest=digest)
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
         if match is None:

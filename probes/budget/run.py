@@ -111,8 +111,11 @@ class BudgetRunner:
             self._warn_of_measured_documents(label)
             check_set_names([self._pair_set(label, source) for source in self.options.prompts])
         for label in self.context.labels:
-            for scores in self._fixed.values():
-                scores.by_head(label, self.context.model(label).geometry)  # refuses the scores of another model
+            for name, scores in self._fixed.items():
+                model = self.context.model(label)
+                scores.by_head(label, model.geometry)  # refuses the scores of a model with other heads
+                if origin := scores.check_model(label, model, self.options.weights):
+                    self.context.record_other_weights(label, f"the scores of the order '{name}'", origin)
             cells += self._model_cells(label)
         return cells
 

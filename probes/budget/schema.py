@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.runs.columns import DOC, FILTER, GROUP, HEAD, LAYER, LENGTH, METRIC, MODEL, TASK, Column, Table, key
 from headscope.streaming import StreamingWindow
 from headscope.study.config import Lengths, Options
@@ -46,6 +47,7 @@ class BudgetOptions(Options):
     reduction: Literal["max", "mean"] = Field(
         "max", description="how the scores of the query heads of a KV group become one"
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     draws: int = Field(5, ge=1, le=1000, description="number of random orders")
     rows: int | Literal["exact"] = Field(
         256,
@@ -122,11 +124,15 @@ class BudgetOptions(Options):
 
 
 def order_name(order: str) -> str:
-    """The short name of an order: the column of a run, the stem of a file."""
+    """The short name of an order: the column of a run, the stem of a file; after "run:" or "file:" if it is the name of
+    another order."""
+    if order in (*MEASURED_ORDERS, RANDOM):
+        return order
     if match := RUN_PATTERN.fullmatch(order):
-        return f"{match['reversed']}{match['column']}"
-    kind, _, rest = order.partition(":")
-    return re.split(r"[/\\]", rest.rstrip("/\\"))[-1].partition(".")[0] if kind == "file" and rest else order
+        name = f"{match['reversed']}{match['column']}"
+    else:
+        name = re.split(r"[/\\]", order.partition(":")[2].rstrip("/\\"))[-1].partition(".")[0]
+    return f"{order.partition(':')[0]}:{name}" if name in (*MEASURED_ORDERS, RANDOM, EVERY_ORDER) else name
 
 
 ORDER = key(

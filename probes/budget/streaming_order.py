@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.model_identity import AcceptedWeights
 from headscope.runs.run import Run
-from headscope.scores import HeadScores, match_heads, model_heads, read
+from headscope.scores import HeadScores, belong_to_other_model, match_heads, model_heads, read
 from headscope.streaming import StreamingWindow
 from probes.budget.schema import RUN_PATTERN
 
@@ -64,6 +65,16 @@ class FixedScores:
     def content(self) -> list[str]:
         """The scores as digest parts: `--resume` refuses scores that changed."""
         return [scores.table.to_csv(index=False) for scores in self._scores.values()]
+
+    def check_model(self, label: str, model: Any, weights: AcceptedWeights) -> str:
+        """The digest or name of the model that the scores belong to, if it is another one; "" otherwise.
+
+        Raises BadInput for another model unless `weights` is "any".
+        """
+        scores = self._scores[label]
+        if not belong_to_other_model(scores, model.identity, label, model.name, weights):
+            return ""
+        return scores.model_digest or scores.model
 
     def by_head(self, label: str, geometry: Any) -> pd.DataFrame:
         """Layer, head, kv_group and score of every head; heads without a score come before all others."""

@@ -11,7 +11,7 @@ from headscope.forward.observe import observe
 from headscope.forward.qk_attribution import RowAndKey, attribute_qk
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
-from probes.circuits.run import TextObserver, circuit_rows, composition_rows
+from probes.circuits.run import TextObserver, circuit_rows, composition_tables
 
 
 def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
@@ -33,7 +33,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
     @torch.no_grad()
     def compose() -> None:
-        composition_rows(model, weights)
+        composition_tables(model, weights)
 
     return {
         "circuits: plain forward without logits": forward,

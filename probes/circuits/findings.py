@@ -7,19 +7,23 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData
 from headscope.report.text import (
+    WINDOWED,
     default_models,
     describe_ranks,
+    describe_sink_rows,
     format_head_count,
     head_mask,
     head_name,
     heads_by_model,
+    heads_by_window,
 )
-from headscope.runs.column_metadata import format_number, roles, statistic
+from headscope.runs.column_metadata import exceeds, format_number, roles, statistic
 from headscope.runs.run import Run
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
     COMPOSITION_COLUMNS,
     attributed_heads,
+    chance_score,
     head_score_columns,
     mean_contributions,
     measured_effective_length,
@@ -33,6 +37,7 @@ COPYING_THRESHOLD = 0.5
 """Copying score above which a head is called OV-copying [ours]."""
 SINK_SHARE = 0.5
 """Weight on the first key above which a head is called a sink head [ours]."""
+CHANCE = "random signs of the dimensions that the earlier head writes to, which keep all norms"
 LISTED_PATHS = 5
 LISTED_COMPONENTS = 3
 
@@ -48,7 +53,9 @@ def findings(run: Run) -> Iterator[Finding]:
         for _, block in heads_by_model(heads, "positional_effective_length"):
             yield from _positional_findings(run, label, block)
         for _, block in heads_by_model(heads, "value_sink_mass"):
-            yield from _value_findings(label, block)
+            length = int(run.table("value_attention")["context_length"].max())
+            for window_label, part in heads_by_window(run, block, length):
+                yield _value_finding(run, label, window_label, part)
     if "qk_rows" in run.tables:
         for model, layer, head in attributed_heads(run.table("qk_rows")):
             if model in default_models(run):
@@ -59,9 +66,9 @@ def _copying_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     best = heads.sort_values("ov_copying").iloc[-1]
     yield Finding(
         PROBE.title,
-        f"In {label}, the OV circuits of {format_head_count(heads['ov_copying'] > COPYING_THRESHOLD)} copy (copying "
-        f"score above {COPYING_THRESHOLD}); the median score is {heads['ov_copying'].median():+.2f}, the highest "
-        f"{best['ov_copying']:+.3f} ({head_name(best)}).",
+        f"In {label}, the OV circuits of {format_head_count(exceeds(heads['ov_copying'], COPYING_THRESHOLD))} copy "
+        f"(copying score above {COPYING_THRESHOLD}); the median score is {heads['ov_copying'].median():+.2f}, the "
+        f"highest {best['ov_copying']:+.3f} ({head_name(best)}).",
         label,
         data=FindingData(float(best["ov_copying"]), n=len(heads), layer=int(best["layer"]), head=int(best["head"])),
     )
@@ -74,7 +81,7 @@ def _copying_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
             PROBE.title,
             f"In {label}, OV copying and the {statistic(column).label} have a rank correlation of {correlation:+.2f} "
             f"over {count} heads; of the {len(top)} heads with the highest {statistic(column).label}, "
-            f"{int((top['ov_copying'] > COPYING_THRESHOLD).sum())} copy (median copying score "
+            f"{int(exceeds(top['ov_copying'], COPYING_THRESHOLD).sum())} copy (median copying score "
             f"{top['ov_copying'].median():+.2f}).",
             label,
             data=FindingData(correlation, n=count),
@@ -85,18 +92,48 @@ def _composition_findings(run: Run, label: str) -> Iterator[Finding]:
     rows = run.table("head_composition")
     rows = rows[rows["model"] == label]
     for kind in COMPOSITION_COLUMNS if len(rows) else ():
-        paths = strongest_paths(rows[rows["input"] == kind], LISTED_PATHS)
-        if paths.empty:
-            continue
-        first = paths.iloc[0]
+        of_kind = rows[rows["input"] == kind]
+        chance = chance_score(run, label, kind)
+        paths = strongest_paths(of_kind, LISTED_PATHS, chance)
         yield Finding(
             PROBE.title,
-            f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (composition "
-            f"score minus the mean of random matrices, {first['baseline']:.3f}).",
+            _describe_no_composition(of_kind, label, kind, chance)
+            if paths.empty
+            else _describe_compositions(of_kind, paths, label, kind, chance),
             label,
-            data=FindingData(float(first["excess"]), n=len(rows) // len(COMPOSITION_COLUMNS)),
+            data=FindingData(float((of_kind["score"] - of_kind["baseline"]).max()), n=len(of_kind)),
         )
     yield from _induction_findings(run, label)
+
+
+def _describe_compositions(rows: pd.DataFrame, paths: pd.DataFrame, label: str, kind: str, chance: float | None) -> str:
+    text = (
+        f"In {label}, the strongest {kind.upper()}-compositions are {_list_paths(paths)} (composition score minus the "
+        f"mean of random matrices, {paths.iloc[0]['baseline']:.3f})."
+    )
+    if chance is None:
+        return text
+    return (
+        f"{text} {int((rows['score'] > chance).sum()):,} of {len(rows):,} pairs exceed {chance:.3f}, which the largest "
+        f"score exceeds by chance in 5 % of cases ({CHANCE})."
+    )
+
+
+def _describe_no_composition(rows: pd.DataFrame, label: str, kind: str, chance: float | None) -> str:
+    by = rows["score"] if chance is not None else rows["score"] - rows["baseline"]
+    best = rows.iloc[int(by.to_numpy().argmax())]
+    largest = (
+        f"the largest score, {best['score']:.3f} (L{best['sender_layer']}H{best['sender_head']} → {head_name(best)})"
+    )
+    if chance is None:
+        return (
+            f"In {label}, no {kind.upper()}-composition exceeds chance: {largest}, is not above the mean of random "
+            f"matrices of the same shapes, {best['baseline']:.3f}."
+        )
+    return (
+        f"In {label}, no {kind.upper()}-composition exceeds chance: {largest}, is not above {chance:.3f}, which the "
+        f"largest score exceeds by chance in 5 % of cases ({CHANCE})."
+    )
 
 
 def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
@@ -117,7 +154,7 @@ def _induction_findings(run: Run, label: str) -> Iterator[Finding]:
         yield Finding(
             PROBE.title,
             f"In {label}, the {len(rows)} heads with the highest {statistic(role.order_by).label} K-compose most with: "
-            f"{_list_paths(pd.concat(rows))}.",
+            f"{_list_paths(pd.concat(rows))}.{_explain_negative(pd.concat(rows))}",
             label,
         )
 
@@ -142,16 +179,17 @@ def _positional_findings(run: Run, label: str, heads: pd.DataFrame) -> Iterator[
     )
 
 
-def _value_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
+def _value_finding(run: Run, label: str, window_label: str, heads: pd.DataFrame) -> Finding:
     """Whether sinks stop counting once weights are multiplied by the norms of values."""
     is_sink = heads["key_sink_mass"] > SINK_SHARE
     kept = is_sink & (heads["value_sink_mass"] > SINK_SHARE)
     medians = [format_number(heads[name].median()) for name in ("key_effective_length", "value_effective_length")]
-    yield Finding(
+    seeing = f" {describe_sink_rows(run.table('value_attention'), heads)}" if window_label == WINDOWED else ""
+    return Finding(
         PROBE.title,
-        f"In {label}, {format_head_count(is_sink)} give the first key more than half of their weight; of these "
-        f"{int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms of the values. The "
-        f"median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
+        f"In {label}, {format_head_count(is_sink)}{window_label} give the first key more than half of their weight"
+        f"{seeing}; of these {int(is_sink.sum())}, {int(kept.sum())} still do once weights are multiplied by the norms "
+        f"of the values. The median weight of the first key changes from {heads['key_sink_mass'].median():.3f} to "
         f"{heads['value_sink_mass'].median():.3f}, the median effective length from {medians[0]} to {medians[1]} "
         "tokens.",
         label,
@@ -184,6 +222,10 @@ def _count_rows(count: int) -> str:
     return f"{count} attributed row{'' if count == 1 else 's'}"
 
 
+def _explain_negative(paths: pd.DataFrame) -> str:
+    return " Negative values are below random matrices of the same shapes." if (paths["excess"] <= 0).any() else ""
+
+
 def _list_paths(paths: pd.DataFrame) -> str:
     return ", ".join(
         f"L{row.sender_layer}H{row.sender_head} → L{row.layer}H{row.head} ({row.excess:+.3f})"
@@ -203,4 +245,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
                 f"{str(row.input).upper()} with L{row.sender_layer}H{row.sender_head} ({row.excess:+.3f})"
                 for row in best.itertuples()
             )
-            yield f"Strongest composition with earlier heads in {model}, above random matrices: {partners}."
+            yield (
+                f"Strongest composition with earlier heads in {model}, minus random matrices of the same shapes: "
+                f"{partners}.{_explain_negative(best)}"
+            )

@@ -17,7 +17,13 @@ from headscope.forward.qk_attribution import QKAttribution, attribute_qk, find_r
 from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.forward.token_pairs import pair_logits
 from headscope.heads import parse_head
-from headscope.measures.circuits import composition_scores, random_composition, receiver_factors, sender_factors
+from headscope.measures.circuits import (
+    CompositionNull,
+    composition_scores,
+    random_composition,
+    receiver_factors,
+    sender_factors,
+)
 from headscope.measures.positional_preference import PositionalPreference
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.positions.model import Model
@@ -39,7 +45,7 @@ from probes.circuits.schema import (
     CircuitsOptions,
 )
 
-WEIGHTS_COST, COMPOSITION_COST = 4e3, 2e4
+WEIGHTS_COST, COMPOSITION_COST = 4e3, 4e4
 """Cost of reading all weights, and of all pairs of heads, in units of `pass_cost`."""
 TEXT_PARTS = {"distance", "values"}
 """Parts that observe a forward pass over a text."""
@@ -117,7 +123,7 @@ class CircuitsRunner:
             if isinstance(cell.work, _HeadsWork):
                 tables = self._attribution_tables(cell.model, cell.work, model, weights)
             elif cell.work == "composition":
-                tables = {"head_composition": composition_rows(model, weights)}
+                tables = composition_tables(model, weights)
             else:
                 tables = self._weights_tables(model, weights)
         return {name: {"model": cell.model, **rows} for name, rows in tables.items()}
@@ -273,7 +279,8 @@ def circuit_rows(embeddings: TokenEmbeddings) -> dict[str, Any]:
         name: torch.cat([block[n].cpu() for block in blocks]).numpy()
         for n, name in enumerate(("copying", "ov_norm", "qk_norm"))
     }
-    return {**{str(name): column.to_numpy() for name, column in model_heads(model.geometry).items()}, **columns}
+    units = {str(name): column.to_numpy() for name, column in model_heads(model.geometry).items()}
+    return {**units, **columns, "is_centred": True}
 
 
 def ov_token_rows(embeddings: TokenEmbeddings, tokens: Mapping[str, int], top: int) -> dict[str, Any]:
@@ -320,10 +327,14 @@ def token_pair_rows(
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
-    """Columns of the table `head_composition` from `sender_layer` on. Raises UnsupportedModel for a single layer."""
+def composition_tables(model: Model, weights: ModelWeights) -> dict[str, dict[str, Any]]:
+    """Columns of the tables `head_composition` from `sender_layer` on, and `composition_null` from `input` on.
+
+    Raises UnsupportedModel for a single layer.
+    """
     geometry, heads_of_model, blocks = model.geometry, model_heads(model.geometry), []
     factors_of_senders: list[Tensor] = []
+    null = CompositionNull()
     baselines: dict[tuple[int, ...], float] = {}
     for index, layer in enumerate(weights.layers):
         matrices = LayerCircuits.of_layer(layer)
@@ -338,8 +349,9 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
             heads, count = len(input_weight), len(senders)
             scores, expected = (np.empty((heads, count), np.float32) for _ in range(2))
             for start, sender in zip(np.cumsum([0, *map(len, factors_of_senders)]), factors_of_senders, strict=False):
-                part = slice(start, start + len(sender))
-                scores[:, part] = composition_scores(factors, sender.to(factors.device)).cpu().numpy()
+                part, sender_here = slice(start, start + len(sender)), sender.to(factors.device)
+                scores[:, part] = composition_scores(factors, sender_here).cpu().numpy()
+                null.update(kind, factors, sender_here)
                 shape = (input_weight.shape[1], sender.shape[2], input_weight.shape[2])
                 if shape not in baselines:
                     baselines[shape] = random_composition(*shape, seed=0)
@@ -363,7 +375,8 @@ def composition_rows(model: Model, weights: ModelWeights) -> dict[str, Any]:
             f"composition is not possible for {model.name}: it has one layer. Leave it out: --parts "
             "weights,distance,values"
         )
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    return {"head_composition": columns, "composition_null": null.compute()}
 
 
 def find_token(tokenizer: Any, word: str) -> int:

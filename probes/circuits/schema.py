@@ -136,10 +136,16 @@ HEAD_CIRCUITS = Table(
             "value",
             "",
             "sum of the real parts of the eigenvalues of W_U W_OV W_E, divided by the sum of their moduli; 0 for a "
-            "head whose weights are 0. Norm gains are folded in, norm scales and the mean logit are not taken off "
-            "[ours]",
+            "head whose weights are 0. Norm gains are folded in, norm scales are left out [ours]",
             -1,
             1,
+        ),
+        Column(
+            "is_centred",
+            "flag",
+            "",
+            "whether the mean of W_U over the vocabulary was subtracted, as in direct logit attribution; runs of "
+            "earlier versions did not",
         ),
         Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
         Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),
@@ -188,6 +194,26 @@ HEAD_COMPOSITION = Table(
             1.001,
         ),
         Column("baseline", "value", "", "mean score of Gaussian random matrices of the same shapes", 0, 1),
+    ),
+)
+
+COMPOSITION_NULL = Table(
+    "composition_null",
+    "composition scores by chance: those of all pairs of heads with a random sign for each dimension of the residual "
+    "stream that the earlier head writes to, which keeps all norms [ours]",
+    (
+        MODEL,
+        key("input", "label", "", "input of the later head: q, k or v", None),
+        Column("pairs", "count", "pairs", "pairs of heads", 1),
+        Column("mean", "value", "", "mean score of these pairs by chance", 0, 1.001),
+        Column(
+            "bound",
+            "value",
+            "",
+            "score that the largest of these pairs exceeds by chance in 5 % of draws of the signs, from the largest "
+            "scores of one draw and an exponential tail",
+            0,
+        ),
     ),
 )
 
@@ -340,6 +366,7 @@ TABLES = (
     HEAD_CIRCUITS,
     OV_TOKENS,
     HEAD_COMPOSITION,
+    COMPOSITION_NULL,
     POSITIONAL_PREFERENCE,
     POSITIONAL_SUMMARY,
     TOKEN_PAIRS,

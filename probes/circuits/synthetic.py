@@ -24,6 +24,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     heads = units.drop(columns="growth").assign(
         model=model,
         copying=np.clip(0.9 - 1.5 * units["growth"] + rng.normal(0, 0.05, len(units)), -1, 1),
+        is_centred=True,
         ov_norm=1 + rng.random(len(units)),
         qk_norm=2 + rng.random(len(units)),
     )
@@ -49,7 +50,15 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             "token_pairs": pairs.assign(model=model, query_token=SOURCES[0], key_token=SOURCES[1]),
         },
     )
-    yield "composition", {"head_composition": _composition(sizes, model, rng)}
+    composition = _composition(sizes, model, rng)
+    null: Rows = {
+        "model": model,
+        "input": [*INPUTS],
+        "pairs": len(composition) // len(INPUTS),
+        "mean": 0.1,
+        "bound": 0.12,
+    }
+    yield "composition", {"head_composition": composition, "composition_null": null}
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         yield f"{length}/{doc}", _positional_rows(sizes, model, length, doc)
 

@@ -29,16 +29,20 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def _charts(context: RenderContext) -> Iterator[Chart]:
     for label in context.finite_values(NAME):
+        entry = next(entry for entry in context.run.manifest["models"] if entry["label"] == label)
+        origin = " The scores belong to a model with other weights." if entry.get("other_weights") else ""
         yield Chart(
             plot_matrix(context.heads, NAME, label, context.scale_heads),
-            "One cell per head; the first layer is at the bottom. Heads without a score in the file are empty.",
+            "One cell per head; the first layer is at the bottom. Heads without a score in the file are empty."
+            f"{origin}",
             describe_extremes(context.heads, NAME, label),
             half_width=True,
         )
         for row in correlations(context.heads, label).head(1).to_dict("records"):
             yield Chart(
                 plot_against_measure(context.heads, NAME, row["name"], label),
-                f"One point per head. Spearman's rank correlation over {row['heads']} heads: {row['correlation']:.2f}.",
+                f"One point per head. Spearman's rank correlation over {row['heads']} heads: {row['correlation']:.2f}."
+                f"{origin}",
                 half_width=True,
             )
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.plugin_api import (
     GROUP,
     HEAD,
@@ -32,6 +33,7 @@ class ImportedOptions(Options):
         min_length=1,
         description="file or folder with scores: DuoAttention, Retrieval_Head, HeadKV, QRHead, RTP-LLM, CSV, head set",
     )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
 
 
 IMPORTED = Table(

@@ -12,18 +12,22 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import (
+    WINDOWED,
     default_models,
     default_models_with,
     describe_ranks,
+    describe_sink_rows,
     format_head_count,
     format_percent,
     head_mask,
     head_name,
     heads_by_model,
+    heads_by_window,
     join_words,
+    layer_windows,
 )
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
+from headscope.runs.column_metadata import exceeds, falls_below, format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens, same_text_mask
 from headscope.runs.summary import model_table as per_model
@@ -31,8 +35,6 @@ from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_
 
 CHANGE_TOLERANCE = 0.01
 """Smallest relative change of an effective length that counts as longer or shorter [ours]."""
-
-WINDOWED = " of the sliding-window layers"
 
 GLOSSARY = (
     Term(
@@ -85,8 +87,8 @@ GLOSSARY = (
     ),
     Term(
         "95 % confidence intervals",
-        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials): by bootstrap "
-        "from 30 documents on, by Student's t from three on. One or two documents give no interval.",
+        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials), by Student's "
+        "t. One or two documents give no interval.",
     ),
 )
 
@@ -126,38 +128,16 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     head_roles = [role for role in ROLES if heads_with_role(rows, role).any()]
     role_text = f"is {join_words(head_roles)}" if head_roles else f"has none of the roles {', '.join(ROLES)}"
     growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
-    length = parse_column(name).length
-    window = _layer_windows(run, model)[layer]
-    seeing = "" if window is None or window >= length else f" in the {window:,} rows that see it"
+    length, window = parse_column(name).length, layer_windows(run, model)[layer]
+    assert length is not None
+    is_windowed = window is not None and window < length
+    seeing = f" {describe_sink_rows(run.attention, rows)} (window {window:,})" if is_windowed else ""
     yield (
         f"In {model} the head {role_text}. Its effective length is {format_number(row[name])} of "
         f"{length:,} tokens{growth}, with {format_percent(row['sink_mass'])} of its weight on the first token{seeing} "
         f"and {format_percent(row['local_mass'])} on the last 32."
     )
     yield f"Rank by effective length: {describe_ranks(run, name, layer, head, default_models_with(run, model))}."
-
-
-def _layer_windows(run: Run, label: str) -> dict[int, int | None]:
-    """The sliding window of every layer of a model by layer number, None without one."""
-    geometry = next(model["geometry"] for model in run.manifest["models"] if model["label"] == label)
-    return dict(zip(geometry["numbers"], geometry["windows"], strict=True))
-
-
-def _heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:
-    """Heads of one model apart by what they can see in contexts of `length` tokens: everything, or a sliding window.
-
-    Without a length every window counts. Each part has a text that follows "heads", "" if no layer has a window.
-    """
-    (label,) = rows["model"].unique()
-    windows = _layer_windows(run, label)
-    is_windowed = rows["layer"].map(
-        lambda layer: windows[layer] is not None and (length is None or windows[layer] < length)
-    )
-    if not is_windowed.any():
-        return [("", rows)]
-    if is_windowed.all():
-        return [(WINDOWED, rows)]
-    return [(" of the global layers", rows[~is_windowed]), (WINDOWED, rows[is_windowed])]
 
 
 def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
@@ -168,14 +148,14 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     parts = [
         (label, window_label, rows)
         for label, model_rows in heads_by_model(heads, name)
-        for window_label, rows in _heads_by_window(run, model_rows, length)
+        for window_label, rows in heads_by_window(run, model_rows, length)
     ]
     for index, (label, window_label, rows) in enumerate(parts):
         context = f" at a context length of {length:,} tokens" if index == 0 else ""
         yield Sentence(
             f"In {label}, the median effective length{context} is {format_number(rows[name].median())} tokens"
-            f"{window_label and f' over the heads{window_label}'}; {format_head_count(rows[name] < LOCAL_LENGTH)} are "
-            f"below {LOCAL_LENGTH} tokens.",
+            f"{window_label and f' over the heads{window_label}'}; "
+            f"{format_head_count(falls_below(rows[name], LOCAL_LENGTH))} are below {LOCAL_LENGTH} tokens.",
             label,
             FindingData(rows[name].median(), n=len(rows)),
         )
@@ -188,9 +168,9 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         label,
         _head_data(high, name, run),
     )
-    for window_label, part in _heads_by_window(run, rows, length):
-        is_sink = part["sink_mass"] > SINK_MASS
-        seeing = ", in the rows that see it" if window_label == WINDOWED else ""
+    for window_label, part in heads_by_window(run, rows, length):
+        is_sink = exceeds(part["sink_mass"], SINK_MASS)
+        seeing = f", {describe_sink_rows(run.attention, part)}" if window_label == WINDOWED else ""
         yield Sentence(
             f"On text, {format_head_count(is_sink)}{window_label} of {label} put more than half of their weight on the "
             f"first token{seeing}.",
@@ -205,11 +185,11 @@ def _growth_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     parts = [
         (label, window_label, part)
         for label, rows in heads_by_model(heads, "growth")
-        for window_label, part in _heads_by_window(run, rows, length)
+        for window_label, part in heads_by_window(run, rows, length)
     ]
     for index, (label, window_label, rows) in enumerate(parts):
-        constant = format_head_count(rows["growth"] < RETRIEVAL_GROWTH)
-        widening = format_head_count(rows["growth"] > AGGREGATION_GROWTH)
+        constant = format_head_count(falls_below(rows["growth"], RETRIEVAL_GROWTH))
+        widening = format_head_count(exceeds(rows["growth"], AGGREGATION_GROWTH))
         median = f"{rows['growth'].median():.2f}"
         data = FindingData(rows["growth"].median(), n=len(rows))
         if index == 0:
@@ -236,7 +216,7 @@ def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     if name is None:
         return
     (first, first_rows), *other_models = heads_by_model(heads, name)
-    for window_label, part in _heads_by_window(run, first_rows, parse_column(name).length):
+    for window_label, part in heads_by_window(run, first_rows, parse_column(name).length):
         for label, _ in other_models:
             log_ratios = log_ratio_to_first(heads, name, label)
             log_ratios = log_ratios[log_ratios.index.isin([*part["layer"]], level="layer")]
@@ -359,6 +339,9 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
 def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     positions = rows_at_longest_length(run.positions) if "positions" in run.tables else pd.DataFrame({"model": []})
     frequencies = {str(label): rows for label, rows in positions.groupby("model", observed=True)}
+    yield from _unchanged_layer_findings(
+        run, {label: frequencies[label] for label in heads["model"].unique() if label in frequencies}
+    )
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
@@ -388,6 +371,21 @@ def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
                 f"In {label}, gamma is positive in {format_head_count(rows['gamma'] > 0)}, with median {median}.",
                 label,
                 FindingData(rows["gamma"].median(), n=len(rows)),
+            )
+
+
+def _unchanged_layer_findings(run: Run, frequencies: Mapping[str, pd.DataFrame]) -> Iterator[Sentence]:
+    """Models whose scheme changes the frequencies of other layers, but not those of the sliding-window layers."""
+    for label, rows in frequencies.items():
+        is_equal = rows["log_theta"].eq(rows["log_theta_base"]).groupby(rows["layer"]).all()
+        windowed = [number for number, window in layer_windows(run, label).items() if window is not None]
+        windowed = [number for number in windowed if number in is_equal.index]
+        if windowed and is_equal[windowed].all() and not is_equal.all():
+            yield Sentence(
+                f"The position scheme of {label} leaves the frequencies of its {len(windowed)} sliding-window layers "
+                "unchanged: a window does not grow with the context.",
+                label,
+                FindingData(n=len(windowed)),
             )
 
 

@@ -128,8 +128,8 @@ def save_checkpoint(
         config[POSITIONS_KEY] = FIXED_SCHEMES.get(training.variant, ADAROPE_POSITIONS)
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if isinstance(schedule, AdaRoPE):
-        digest = load(model).weights_sha256  # a new handle, because the old one remembers the digest of earlier weights
-        step = int(folder.name.rpartition("-")[2])
-        schedule.save(partial / ADAPTER_FILE, weights_sha256=digest, checkpoint=folder.name, step=step)
+        weights, step = load(model).identity.weights, int(folder.name.rpartition("-")[2])
+        metadata = {"weights_sha256": weights.bfloat16, "weights": weights.to_dict()}
+        schedule.save(partial / ADAPTER_FILE, **metadata, checkpoint=folder.name, step=step)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -215,10 +215,13 @@ def _extra_keys(arch: str, config: Any) -> dict[str, Any]:
                 "attention.sliding_window": window,
             }
         case "gemma4":
+            layers, shared = config.num_hidden_layers, config.num_kv_shared_layers
+            widths = [config.intermediate_size * (1 + (layer >= layers - shared)) for layer in range(layers)]
             sliding = [kind == "sliding_attention" for kind in config.layer_types]
             return {
                 "final_logit_softcapping": config.final_logit_softcapping,
                 "attention.sliding_window": window,
+                "feed_forward_length": widths if config.use_double_wide_mlp else widths[0],
                 "attention.shared_kv_layers": config.num_kv_shared_layers,
                 "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
                 "attention.sliding_window_pattern": sliding,

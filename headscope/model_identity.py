@@ -1,0 +1,261 @@
+"""The identity of a model: all that decides what a forward pass computes, as plain data.
+
+`headscope.models.identity` computes it, run.json stores it under `identity`, and `ModelIdentity.compare` is the only
+comparison of two models in headscope. It needs no torch. Runs of earlier versions recorded less: a field that one side
+lacks is unknown, and is named as such.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
+from typing import Any, Literal
+
+from headscope.errors import BadInput
+
+AcceptedWeights = Literal["same", "any"]
+"""Values of every option `weights`: heads and scores of the same weights only, or of any."""
+WEIGHTS_OPTION = (
+    "same: refuse heads and scores that are recorded to belong to other weights; any: use them, and say so in the run"
+)
+"""Help of every option `weights`."""
+INT8 = "bitsandbytes 8-bit"
+"""The quantization LLM.int8, whose outliers are found per pass."""
+MAX_DIFFERENCES = 3
+"""Entries of a configuration that a comparison names."""
+FIELDS = {
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "scheme": "position scheme",
+    "adapter": "adapter",
+    "configuration": "configuration",
+    "constants": "constants of modules",
+    "geometry": "geometry",
+    "positions": "rotary frequencies or temperature",
+    "hooks": "hooks",
+    "contexts": "headscope contexts",
+}
+"""Fields of an identity beside its weights, with their names in messages."""
+MAPPINGS = ("configuration", "constants", "geometry")
+UNUSED_GEOMETRY = ("native_context", "original_context")
+"""Entries of a geometry that change no forward pass."""
+Agreement = Literal["equal", "equal after rounding to bfloat16", "equal after rounding to float16", "different", ""]
+"""How the weights of two models agree; "" if that is unknown."""
+
+
+@dataclass(frozen=True)
+class WeightDigests:
+    """SHA-256 of all weights by name, active LoRAs included; "" where a run, head set or adapter does not record it.
+
+    `exact` is that of the values, equal for every dtype that holds them. `bfloat16` and `float16` are those of the
+    rounded values: they recognise a copy of a checkpoint in another dtype. `bfloat16` is the `weights_sha256` of runs.
+    """
+
+    bfloat16: str = ""
+    float16: str = ""
+    exact: str = ""
+
+    def compare(self, other: "WeightDigests") -> Agreement:
+        """How these weights agree with others."""
+        if self.exact and self.exact == other.exact:
+            return "equal"
+        if self.bfloat16 and self.bfloat16 == other.bfloat16:
+            return "equal after rounding to bfloat16"
+        if self.float16 and self.float16 == other.float16:
+            return "equal after rounding to float16"
+        is_known = any(getattr(self, name) and getattr(other, name) for name in ("exact", "bfloat16", "float16"))
+        return "different" if is_known else ""
+
+    def matches(self, other: "WeightDigests") -> bool:
+        """Whether the weights are equal, at least after rounding, or unknown."""
+        return self.compare(other) != "different"
+
+    def to_dict(self) -> dict[str, str]:
+        """The known digests by name."""
+        return {name: digest for name, digest in asdict(self).items() if digest}
+
+    @classmethod
+    def from_dict(cls, digests: Any) -> "WeightDigests":
+        """The digests in plain data; a text is the digest after rounding to bfloat16, as older files have it."""
+        if not isinstance(digests, Mapping):
+            return cls(str(digests or ""))
+        return cls(**{name: str(digests.get(name) or "") for name in ("bfloat16", "float16", "exact")})
+
+
+def belong_to_other_weights(
+    source: str, digest: str, identity: "ModelIdentity", model: str, weights: AcceptedWeights
+) -> bool:
+    """Whether heads or scores with this digest of weights belong to another model; False if they have no digest.
+
+    `source` and `model` name them in messages. Raises BadInput for other weights unless `weights` is "any".
+    """
+    if WeightDigests.from_dict(digest).matches(identity.weights):
+        return False
+    if weights != "any":
+        own = identity.weights.bfloat16
+        raise BadInput(
+            f"{source} belongs to other weights (sha256 {digest[:12]}) than model '{model}' ({own[:12]}). Measure it "
+            "on this model, or use it anyway with --weights any (weights='any' in Python)"
+        )
+    return True
+
+
+def belongs_to_other_name(source: str, name: str, model: str, names: Sequence[str], weights: AcceptedWeights) -> bool:
+    """Whether scores that only name their model belong to another one than `model`, which has these `names`.
+
+    Only the last part of a path counts, since a folder may have been moved. Raises BadInput unless `weights` is "any".
+    """
+    if not name or _last_part(name) in map(_last_part, (model, *names)):
+        return False
+    if weights != "any":
+        raise BadInput(
+            f"{source} belongs to model '{name}', not to '{model}' ({names[0]}). Use the scores of this model, or use "
+            "them anyway with --weights any (weights='any' in Python)"
+        )
+    return True
+
+
+def _last_part(name: str) -> str:
+    return PurePath(name.partition("@")[0]).name.casefold()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two models, one phrase per difference, and which fields one of them does not record."""
+
+    differences: tuple[str, ...]
+    unknown: tuple[str, ...]
+    weights: Agreement
+
+    @property
+    def has_equal_weights(self) -> bool:
+        """Whether the weights are equal, at least after rounding."""
+        return self.weights.startswith("equal")
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """All that decides what a model computes; None where a run does not record it.
+
+    `positions` is the digest of the resolved frequencies, attention factors, query scales and slopes of every layer
+    under `scheme`; `adapter` that of an AdaRoPE adapter. `configuration` is the resolved config without entries that
+    change no forward pass. `constants` are the numbers that modules keep, such as `scaling` (the softmax temperature)
+    and `eps`, by attribute: one number, or one per module. `geometry` holds heads and windows by layer. `hooks` names
+    the hooks and replaced forwards that are not headscope's, `contexts` the headscope contexts that the model was in.
+    """
+
+    weights: WeightDigests
+    dtype: str | None = None
+    quantization: str | None = None
+    scheme: str | None = None
+    adapter: str | None = None
+    positions: str | None = None
+    configuration: Mapping[str, Any] | None = None
+    constants: Mapping[str, Any] | None = None
+    geometry: Mapping[str, Any] | None = None
+    hooks: tuple[str, ...] | None = None
+    contexts: tuple[str, ...] | None = None
+    configuration_digest: str | None = field(default=None, compare=False)
+    """Digest that older runs have instead of the configuration itself, with the kind of its source."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry `identity` of a model in run.json, without what the model's entry itself holds."""
+        lists = {name: [*(getattr(self, name) or ())] for name in ("hooks", "contexts")}
+        values = {name: getattr(self, name) for name in ("quantization", "positions", "configuration", "constants")}
+        return {"weights": self.weights.to_dict(), **values, **lists}
+
+    @classmethod
+    def from_manifest(cls, entry: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> "ModelIdentity":
+        """The identity of a model's entry in run.json; `inputs` are the run's digests of its inputs."""
+        identity = entry.get("identity") or {}
+        weights = identity.get("weights") or {"bfloat16": entry.get("weights_sha256")}
+        return cls(
+            WeightDigests.from_dict(weights),
+            entry.get("dtype"),
+            identity.get("quantization"),
+            entry.get("scheme"),
+            entry.get("adapter_sha256"),
+            identity.get("positions"),
+            identity.get("configuration"),
+            identity.get("constants"),
+            entry.get("geometry"),
+            None if "hooks" not in identity else tuple(identity["hooks"]),
+            None if "contexts" not in identity else tuple(identity["contexts"]),
+            entry.get("configuration_digest") or recorded_configuration(entry, inputs or {}),
+        )
+
+    def compare(self, other: "ModelIdentity") -> Comparison:
+        """What differs between this model and another one, and what is unknown."""
+        agreement = self.weights.compare(other.weights)
+        differences, unknown = [], []
+        if not (self.weights.exact and other.weights.exact):
+            unknown.append("weights beyond bfloat16" if agreement else "weights")
+        if agreement == "different":
+            differences.append("weights")
+        elif agreement == "equal after rounding to float16" or (agreement != "equal" and not unknown):
+            differences.append(f"weights ({agreement})")
+        for name, noun in FIELDS.items():
+            own, others = getattr(self, name), getattr(other, name)
+            if None in (own, others) and name not in ("adapter", *MAPPINGS):
+                unknown += [noun] if own != others else []
+            elif name not in MAPPINGS:
+                differences += _difference(name, noun, own, others)
+            elif own is not None and others is not None:
+                differences += _differing_entries(noun, own, others)
+            elif name == "configuration" and self._has_other_configuration(other):
+                differences.append(noun)
+            else:
+                unknown.append(noun)
+        if self.hooks and self.hooks == other.hooks:
+            unknown.append("tensors that their hooks use")
+        return Comparison(tuple(differences), tuple(unknown), agreement)
+
+    def _has_other_configuration(self, other: "ModelIdentity") -> bool:
+        own, others = self.configuration_digest, other.configuration_digest
+        return own is not None and others is not None and own[:4] == others[:4] and own != others
+
+
+def recorded_configuration(entry: Mapping[str, Any], inputs: Mapping[str, str]) -> str | None:
+    """The digest of a model's configuration among the inputs of its run, with its kind: of a file, or of an object."""
+    digest = inputs.get(f"the configuration of '{entry.get('label')}'")
+    kind = "object" if f"the positions of '{entry.get('label')}'" in inputs else "file"
+    return digest and f"{kind}:{digest}"
+
+
+def _difference(name: str, noun: str, own: Any, others: Any) -> list[str]:
+    """One phrase if two values differ; digests are not shown."""
+    if own == others:
+        return []
+    return [noun if name in ("adapter", "positions") else f"{noun} ({_format(own)} against {_format(others)})"]
+
+
+def _differing_entries(noun: str, own: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
+    """One phrase for the entries that differ between two nested mappings; none if they are equal.
+
+    Runs of different versions of headscope hold other entries of a geometry, so only common ones count there.
+    """
+    first, second = dict(_flatten(own)), dict(_flatten(others))
+    names = [*{**first, **second}]
+    if noun == FIELDS["geometry"]:
+        names = [name for name in names if name in first and name in second and name not in UNUSED_GEOMETRY]
+    names = [name for name in names if first.get(name) != second.get(name)]
+    if not names:
+        return []
+    phrases = [f"{name} {_format(first.get(name))} against {_format(second.get(name))}" for name in names]
+    more = f" and {len(names) - MAX_DIFFERENCES} more" if len(names) > MAX_DIFFERENCES else ""
+    return [f"{noun} ({', '.join(phrases[:MAX_DIFFERENCES])}{more})"]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries of nested mappings by dotted key. Values are compared as JSON has them."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", [*value] if isinstance(value, tuple) else value
+
+
+def _format(value: Any) -> str:
+    if value is None or value == () or value == "":
+        return "none"
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
