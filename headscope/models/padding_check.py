@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 from headscope.attention import backend, families
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.inspection import evaluation_mode
+from headscope.models.quantization import quantization_method
 
 TOKENS, PADDING = 3, 2
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.1
-"""Largest difference of logits, as a share of the largest logit."""
+"""Largest difference of logits, as a share of the largest logit. The second is also that of quantized weights."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def check_padding(model: PreTrainedModel, rotates: bool) -> PaddingCheck:
         (module.padding_idx for module in model.modules() if hasattr(module, "create_position_ids_from_input_ids")),
         None,
     )
+    is_exact = model.dtype.itemsize >= 4 and not quantization_method(model.config)
+    tolerance = TOLERANCE if is_exact else HALF_PRECISION_TOLERANCE
     unaffected = PaddingCheck(0.0, 0.0, 0.0, uncounted)
     reference = families.reference_implementation(model)
     with evaluation_mode(model), backend.using_attention_implementation(model, reference):
@@ -69,7 +72,7 @@ def check_padding(model: PreTrainedModel, rotates: bool) -> PaddingCheck:
             alone, after_padding = logits()
         except Exception:  # a model may refuse padding in any way, as it does when it is used
             return unaffected
-        padding = _difference(after_padding, alone, model.dtype)
+        padding = _difference(after_padding, alone, tolerance)
         if rotates and not padding:
             return unaffected
         try:
@@ -78,8 +81,8 @@ def check_padding(model: PreTrainedModel, rotates: bool) -> PaddingCheck:
             return PaddingCheck(padding, padding, 0.0, uncounted)
     return PaddingCheck(
         padding,
-        _difference(padded_with_positions, alone, model.dtype),
-        _difference(alone_with_positions, alone, model.dtype),
+        _difference(padded_with_positions, alone, tolerance),
+        _difference(alone_with_positions, alone, tolerance),
         uncounted,
     )
 
@@ -89,10 +92,9 @@ def standard_positions(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def _difference(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """Largest difference as a share of the largest logit, 0 within rounding."""
+def _difference(logits: Tensor, expected: Tensor, tolerance: float) -> float:
+    """Largest difference as a share of the largest logit, 0 within the tolerance."""
     share = float((logits - expected).abs().max() / expected.abs().max())
-    tolerance = TOLERANCE if dtype.itemsize >= 4 else HALF_PRECISION_TOLERANCE
     return 0.0 if share <= tolerance else share if math.isfinite(share) else math.inf
 
 
