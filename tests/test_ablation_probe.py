@@ -188,14 +188,17 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     change = (row["metric_after"].astype(float) - row["metric_before"].astype(float)).mean()
     assert head["ablation_resample"] == pytest.approx(change, abs=1e-6)
     texts = [finding.text for finding in report.findings(run)]
-    start = "Resample ablation in base, prompts (3 prompts; 16 heads, one at a time): the logit difference"
-    assert texts[0].startswith(f"{start} falls most when layer ")
-    assert ", and rises most when layer " in texts[0]
+    assert "does not give the answer in 1 of 3 prompts" in texts[0]
+    start = (
+        "Resample ablation in base, prompts (3 prompts, 1 not answered; 16 heads, one at a time): the logit difference"
+    )
+    assert texts[1].startswith(f"{start} falls most when layer ")
+    assert ", and rises most when layer " in texts[1]
     for sign, lower, higher in ((1, "rises least", "rises most"), (-1, "falls most", "falls least")):
         one_sided = Run.open(run.path)
         effect = (rows["metric_after"] - rows["metric_before"]).abs()
         one_sided._frames["ablation"] = rows.assign(metric_after=rows["metric_before"] + sign * effect)
-        text = next(report.findings(one_sided)).text
+        text = [finding.text for finding in report.findings(one_sided)][1]
         assert text.startswith(f"{start} {lower} when layer ")
         assert f", and {higher} when layer " in text
 
@@ -339,6 +342,6 @@ def test_prompts_that_the_model_does_not_answer_are_counted_before_the_effects(f
         missing = int((values <= 0).sum())
         shares.append(missing / 4)
         if missing:
-            assert f"does not give the answer in {missing} of 4 pairs" in texts[0]
+            assert f"does not give the answer in {missing} of 4 prompts" in texts[0]
             assert f"4 prompts, {missing} not answered" in texts[-2]
     assert sum(shares) == 1

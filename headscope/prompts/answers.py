@@ -25,8 +25,11 @@ def gives_answer(metric: str, values: Values) -> npt.NDArray[np.bool_]:
     return np.asarray((-values if metric == "nll" else values) > least[metric])
 
 
-def describe_unanswered(metric: str, values: Values) -> str:
-    """What to know about pairs whose answer the model does not give, with their number; "" if it gives all."""
+def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
+    """What to know about the pairs (or prompts: the `noun`) whose answer the model does not give, with their number.
+
+    "" if it gives all.
+    """
     missing = int((~gives_answer(metric, values)).sum())
     if not missing:
         return ""
@@ -39,7 +42,7 @@ def describe_unanswered(metric: str, values: Values) -> str:
     if metric == "logit_diff" and 2 * missing > len(values):
         question = " Are answer and wrong answer, or clean and corrupted prompts, exchanged?"
     return (
-        f"The unchanged model does not give the answer in {missing} of {len(values)} pairs ({reason}): their effects "
+        f"The unchanged model does not give the answer in {missing} of {len(values)} {noun}s ({reason}): their effects "
         f"do not say how it answers.{question}"
     )
 

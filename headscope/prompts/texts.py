@@ -100,8 +100,8 @@ def load_token_documents(
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
     Copies and near-copies of an earlier document (`NearDuplicateIndex` of their `comparable_text`) are left out with a
-    warning, since an interval needs independent documents. Tokenizers with equal rules get the same
-    documents. Raises BadInput if there are fewer.
+    warning, since an interval needs independent documents. Tokenizers with equal rules get the same documents. Raises
+    BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens. Use at least 1 document and 1 token")

@@ -38,7 +38,7 @@ def findings(run: Run) -> Iterator[Finding]:
         return
     metrics = run.derived(prompt_metrics)
     for (model, prompts, metric), values in metrics.items():
-        if note := describe_unanswered(metric, values):
+        if note := describe_unanswered(metric, values, "prompt"):
             yield Finding(PROBE.title, f"{model}, {prompts}: {note}", model)
     for key, heads in run.derived(sweeps):
         order = heads.sort_values("change", kind="stable")
