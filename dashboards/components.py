@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
+from headscope.estimates import METHOD_ENDING
 from headscope.heads import Head
 from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.highlight import has_head_points, highlight_heads
@@ -253,6 +254,9 @@ def _column_definition(name: str, highlighted_column: str, view: ViewState) -> d
     if name in HEAD_KEYS:
         label = {"layer": "layer", "head": "head", "kv_group": "KV group"}[name]
         return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 84}
+    value_name = name.removesuffix(METHOD_ENDING)
+    if value_name != name and is_statistic(value_name):
+        return definition | {"headerName": f"{statistic(value_name).label}, method"}
     definition["useValueFormatterForExport"] = False
     definition["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
     if is_statistic(parsed.value_column):

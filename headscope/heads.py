@@ -13,6 +13,7 @@ import pandas as pd
 import yaml
 
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
+from headscope.estimates import estimate_mask
 from headscope.user_input import quote, read_yaml
 
 Head = tuple[int, int]
@@ -78,8 +79,9 @@ class HeadSet:
     ) -> "HeadSet":
         """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
 
-        Equal values are ordered by layer and head; heads without a value are left out. Raises BadInput if the table
-        has no such column, or holds several models and `model` names none.
+        Heads with estimates follow those that were measured, and `source` counts them. Equal values are ordered by
+        layer and head; heads without a value are left out. Raises BadInput if the table has no such column, or holds
+        several models and `model` names none.
         """
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
@@ -93,9 +95,13 @@ class HeadSet:
         if rows.empty:
             raise BadInput(f"no model '{model}' in this run. Use one of: {', '.join(models)}")
         rows = rows.dropna(subset=[statistic]).sort_values(["layer", "head"])
-        rows = rows.sort_values(statistic, ascending=False, kind="stable").head(count)
+        ordered = rows.assign(_estimated=estimate_mask(rows, statistic)).sort_values(
+            ["_estimated", statistic], ascending=[True, False], kind="stable"
+        )
+        rows, others = ordered.head(count), ordered.iloc[count:]
         heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
         source = f"top {count} by {statistic}" + (f" of {model}" if model else "")
+        source += _describe_estimates(rows, others, statistic)
         return cls(heads, tuple(map(float, rows[statistic])), source, model_digest)
 
     @classmethod
@@ -115,7 +121,7 @@ class HeadSet:
         try:
             heads = tuple(parse_head(str(entry)) for entry in entries)
             weights = tuple(float(weight) for weight in fields["weights"]) if fields.get("weights") else None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"head set '{file}': {error}") from error
         return cls(heads, weights, str(fields.get("source", "")), str(fields.get("model_digest", "")))
 
@@ -167,3 +173,12 @@ class HeadSet:
 
     def __str__(self) -> str:
         return ",".join(self.identifiers)
+
+
+def _describe_estimates(top: pd.DataFrame, others: pd.DataFrame, statistic: str) -> str:
+    """What estimates mean for a list of top heads, to end its source; "" if all that decides it was measured."""
+    estimated = int(top["_estimated"].sum())
+    larger = int((others["_estimated"] & (others[statistic] > top[statistic].min())).sum())
+    parts = [f"{estimated} of {len(top)} are estimates"] if estimated else []
+    parts += [f"{larger} other heads have larger estimates"] if larger and not estimated else []
+    return "".join(f"; {part}" for part in parts)

@@ -67,7 +67,9 @@ class Probe:
     tables: str = ""
     """The tables it stores: a sequence of `Table`."""
     statistics: str = ""
-    """How to show its columns of the per-head table: name -> `Statistic`."""
+    """How to show its columns of the per-head table: name -> `Statistic`.
+
+    Names must be new, and must not end in _low, _high, _diff, _method or _<number>: those endings have a meaning."""
     head_columns: str = ""
     """Its columns of the per-head table: (RunTables) -> DataFrame indexed by (model, layer, head, kv_group), or
     None."""

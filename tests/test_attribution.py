@@ -16,6 +16,8 @@ from zoo.build import tiny
 
 import headscope
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.head_circuits import TokenEmbeddings
+from headscope.forward.head_weights import inspect_head_weights
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.residual_decomposition import Norm
 from headscope.measures.logit_attribution import AttributionByPosition
@@ -27,6 +29,7 @@ from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.attribution import report
+from probes.circuits.run import circuit_rows
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
@@ -115,6 +118,14 @@ def test_terms_of_smollm2_equal_those_of_transformer_lens(smollm2: Model, tokens
             assert values[f"L{layer}H{head}"] == pytest.approx(
                 float(ours.head_terms[layer, head, -1]), abs=1e-3 * scale
             )
+    # headscope on the bridge itself: a block of a bridge contains the layer that it wraps.
+    through_bridge = attribute_logits(headscope.load(lens), ids)
+    assert float((through_bridge.head_terms - ours.head_terms).abs().max()) <= 1e-4 * scale
+    of_both = [
+        circuit_rows(TokenEmbeddings(model, inspect_head_weights(model)))["copying"]
+        for model in (smollm2, headscope.load(lens))
+    ]
+    assert of_both[1] == pytest.approx(of_both[0], abs=1e-5)
 
 
 # Models whose logits are not a sum ---------------------------------------------------------------------------------

@@ -3,22 +3,27 @@
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import families
+from support import families, tiny_studies
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
+import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.ablation import ablated
 from headscope.forward.capture import capturing
+from headscope.forward.head_circuits import TokenEmbeddings
+from headscope.forward.head_weights import inspect_head_weights
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.streaming import StreamingWindow
+from probes.circuits.run import circuit_rows
 
 FAMILY = pytest.mark.parametrize("family", families.MEASURABLE)
 LENGTH = 24
@@ -198,6 +203,40 @@ def test_scheme_changes_a_bridge_as_it_changes_its_model(family: str, scheme: st
             logits = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
             assert difference(logits, outputs[-1]) <= 1e-4
     assert difference(*outputs) <= 1e-4  # TransformerLens computes some norms itself
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "qwen2", "granite"])
+def test_copying_scores_are_the_same_in_compatibility_mode(family: str) -> None:
+    """It subtracts the mean of the unembedding and folds the gains of norms into weights; logits move by a constant."""
+    plain, bridge = load(families.SPECS[family].build()), bridged(family).bridge
+    bridge.enable_compatibility_mode(disable_warnings=True)
+    columns = []
+    for model in (plain, load(bridge)):
+        columns.append(circuit_rows(TokenEmbeddings(model, inspect_head_weights(model))))
+    expected, scores = columns
+    assert scores["copying"] == pytest.approx(expected["copying"], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt_neox"])
+def test_processed_copies_of_joint_projections_are_refused(family: str) -> None:
+    """Logits inside `capturing` were 6 and 15 off: the wrapped model keeps the unprocessed joint projection."""
+    model = bridged(family)
+    model.bridge.enable_compatibility_mode(disable_warnings=True)
+    with pytest.raises(UnsupportedModel, match="compatibility mode"):
+        load(model.bridge)
+    with pytest.raises(UnsupportedModel, match="compatibility mode"), capturing(model):
+        pass
+
+
+def test_a_run_records_compatibility_mode(tmp_path: Path) -> None:
+    model = bridged("llama-gqa")
+    entries = []
+    for enable in (lambda: None, partial(model.bridge.enable_compatibility_mode, disable_warnings=True)):
+        enable()
+        loaded = hs.load(model.bridge, tokenizer=tiny_studies.tokenizer())
+        run = hs.circuits(loaded, parts=["weights"], out=tmp_path, quiet=True)
+        entries.append(run.manifest["models"][0]["bridge"])
+    assert entries == ["TransformerBridge", "TransformerBridge in compatibility mode"]
 
 
 @FAMILY

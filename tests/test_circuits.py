@@ -59,6 +59,7 @@ def test_transformer_lens_factored_matrices_agree() -> None:
     model, weights = opened("llama-gqa")
     vocabulary_map = TokenEmbeddings(model, weights).vocabulary_map(0)
     unembedding = weights.final_norm.pull_back(model.module.get_output_embeddings().weight.detach())
+    unembedding = unembedding - unembedding.mean(0)
     embedding = model.module.get_input_embeddings().weight.detach()
     first, last = (LayerCircuits.of_layer(weights.layers[n]) for n in (0, -1))
     # transformer-lens multiplies row vectors from the left: OV = W_V W_O, QK = W_Q W_K^T.

@@ -20,11 +20,12 @@ from headscope.forward.replay import Replay, ResidualStreamStore
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
+from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import context, runner
 from headscope.study.config import build_study
-from probes.influence.analysis import adjust_p_values, estimate_agreement, gini, set_effects, top_share, unit_effects
+from probes.influence.analysis import best_unit_effects, estimate_agreement, gini, set_effects, top_share, unit_effects
 from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.gradient_estimate import text_loss
 from probes.influence.labels import describe_uncertainty
@@ -188,10 +189,11 @@ def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, lea
         swept_component = rows[rows["component"] == component]
         unit_columns = ["layer", "kv_group", "head"]
         estimates = add_damped_estimates(swept_component)
-        means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+        damped = estimates[estimates["method"] == "damped"].assign(square=lambda f: f["delta_nll"] ** 2)
+        squares = damped.groupby(unit_columns)["square"].mean()
         evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(unit_columns).index)
         assert len(evaluated) == 5
-        assert set(means.nlargest(3).index) <= evaluated
+        assert set(squares.nlargest(3).index) <= evaluated
     keys = ["doc", "component", "layer", "kv_group", "head"]
     exact_rows = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
     assert len(exact_rows) == 5 * 3 * DOCS
@@ -278,9 +280,18 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
     model = loaded("llama-gqa")
     for scheme in ("base", "yarn:factor=8"):
         for unit in ("auto", "head"):
-            message = refusal_of(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
+            message = refusal_of(model.with_scheme(scheme), tmp_path / "runs", unit=unit, components=["joint"])
             assert "model 'learned' has no AdaRoPE adapter, so 'joint' cannot be reset" in message
-    assert len(run_sweep(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
+    assert "so 'joint' cannot be reset" in refusal_of(model, tmp_path / "runs", reset_to=["base"])
+
+
+def test_default_components_are_resets_of_an_adapter_and_zero_ablation_of_other_models(
+    learned: Model, tmp_path: Path
+) -> None:
+    """So that the command runs without options: the default model has no adapter."""
+    for model, components in ((loaded("llama-gqa"), {"zero"}), (learned, {"joint", "freq", "scale"})):
+        run = run_sweep(model, tmp_path / min(components), method="estimate", curve=False)
+        assert {*run.influence["component"]} == components
 
 
 def test_heads_of_layers_that_share_keys_have_an_influence(tmp_path: Path) -> None:
@@ -306,9 +317,10 @@ def test_reset_to_base_is_refused_if_the_adapter_started_from_base(tmp_path: Pat
     assert "cannot be reset to base" in refusal_of(adapted, tmp_path / "runs", reset_to=["base"])
 
 
-def test_verifying_more_units_than_exist_is_refused(learned: Model, tmp_path: Path) -> None:
-    message = refusal_of(learned, tmp_path / "runs", verify_top=7, verify_random=2)
-    assert "--verify-top 7 and --verify-random 2 exceed the 8 heads or KV groups" in message
+def test_verify_evaluates_all_units_of_a_model_with_fewer_than_it_selects(learned: Model, tmp_path: Path) -> None:
+    """The defaults select 20 units; the tiny model has 8 KV groups."""
+    run = run_sweep(learned, tmp_path / "runs", docs=1, components=["freq"], curve=False)
+    assert set(best_unit_effects(run.influence)["method"]) == {"exact"}
 
 
 def test_sweep_without_components_is_refused(learned: Model, tmp_path: Path) -> None:
@@ -347,9 +359,10 @@ def test_gini_and_top_share_match_closed_forms() -> None:
 
 
 def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
-    p = np.array([0.01, 0.04, 0.03, 0.8])
-    assert adjust_p_values(p) == pytest.approx([0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, 0.8])
-    assert np.isnan(adjust_p_values(np.array([0.1, np.nan]))).all()
+    p = pd.Series([0.01, 0.04, 0.03, 0.8])
+    assert adjust_p_values(p).to_list() == pytest.approx([0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, 0.8])
+    with_estimate = adjust_p_values(pd.Series([0.1, np.nan]))
+    assert with_estimate.to_list() == pytest.approx([0.2, np.nan], nan_ok=True), "an estimate counts as a test"
 
 
 @pytest.mark.parametrize("documents", [1, 2])

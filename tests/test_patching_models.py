@@ -39,7 +39,8 @@ def write_run(tmp_path: Path) -> WriteRun:
                     keys |= {"activation": "z", "direction": "denoising", "metric": "logit_diff", "group": ""}
                     heads = np.arange(len(of_pair))
                     rows = pd.DataFrame({"head": heads, "kv_group": heads // 3, "method": methods, **columns, **keys})
-                    writer.add(f"{model}/{pair}", {"patching": rows})
+                    spans = rows.drop(columns="position").assign(span="last", first=0, last=0)
+                    writer.add(f"{model}/{pair}", {"patching": rows, "patching_spans": spans})
             cells = [f"{model}/{pair}" for model, values in effects.items() for pair in range(values.shape[1])]
             return writer.commit(cells, synthetic_manifest(list(effects), 1, UNITS, 2))
 
@@ -66,6 +67,8 @@ def test_effects_of_every_model_are_means_over_the_pairs_that_count_in_all(write
         expected = values[:, shared].mean(1)
         units = analysis.unit_effects(run).query("model == @model")
         np.testing.assert_allclose(units["effect"], expected, atol=1e-6)
+        spans = analysis.span_effects(run).query("model == @model")
+        np.testing.assert_allclose(spans["effect"], expected, atol=1e-6)
         heads = run.heads[run.heads["model"] == model].sort_values("head")
         np.testing.assert_allclose(heads["patching_z"], expected, atol=1e-6)
     texts = [finding.text for finding in findings.findings(run)]

@@ -19,6 +19,7 @@ from headscope.forward.patching import PairTokens, PatchingReplay, patched_units
 from headscope.models.loading import load_tokenizer
 from headscope.prompts.pair_sets import file_pairs
 from headscope.report import assembly
+from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
@@ -230,6 +231,14 @@ def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() ->
     assert all(row["ratio"] > 0 for row in rows)
 
 
+def test_verify_patches_all_units_of_a_model_with_fewer_than_it_selects(folder: Path, tmp_path: Path) -> None:
+    """The defaults select 20 units; the tiny model has 16 heads."""
+    run = runner.run_study(
+        study(folder, method="verify", verify_top=10, verify_random=10), tmp_path, progress=NoProgress()
+    )
+    assert set(analysis.unit_effects(run)["method"]) == {"exact"}
+
+
 # Refused inputs ----------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +252,6 @@ def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() ->
         ("line 1: unknown key 'subject'", {"subject": "w1"}, ()),
         ("line 1: it has no wrong answer, which logit_diff needs", {"wrong": ""}, ()),
         ("so q cannot be patched", {"clean": "w1 w1 w1 w1 w1 w4"}, ("--align", "end", "--activation", "q")),
-        ("--verify-top 20 and --verify-random 2 exceed the 16 heads", {}, ("--verify-top", 20, "--verify-random", 2)),
         ("--metric must be", {}, ("--metric", "accuracy")),
         ("--activations", {}, ("--activation", "mlp")),
         ("line 1: it has no span 'subjekt' (did you mean 'subject'?). Use subject, last, all or each", SPANS, SUBJEKT),
@@ -351,4 +359,4 @@ def test_units_without_a_p_value_count_as_tests_with_p_1() -> None:
     rng = np.random.default_rng(0)
     p = pd.Series(rng.uniform(0, 0.2, 50)).where(rng.uniform(size=50) < 0.4)
     expected = pd.Series(false_discovery_control(p.fillna(1))).where(p.notna())
-    pd.testing.assert_series_equal(analysis.adjusted_p_values(p), expected)
+    pd.testing.assert_series_equal(adjust_p_values(p), expected)

@@ -24,6 +24,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.paths import analysis, plots, report
+from probes.patching.paths.run import select_paths
 from probes.patching.paths.schema import LOGITS, PathsOptions
 
 ALL_PATHS = 3 * (4 * 4 * 6) + 16
@@ -122,16 +123,23 @@ def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, fo
     assert float(row["effect"].iloc[0]) == pytest.approx(np.mean(effects), rel=1e-4)
 
 
-def test_verify_patches_the_paths_of_largest_estimates_and_random_others_in_every_pair(verified: Run) -> None:
+def test_verify_patches_the_same_number_of_paths_of_each_kind_in_every_pair(verified: Run) -> None:
     keys = analysis.PATH_COLUMNS
     for model, rows in verified.table("paths").groupby("model", observed=True):
         selections = [{*map(tuple, block[keys].to_numpy())} for _, block in rows.groupby("pair", observed=True)]
         assert all(selection == selections[0] for selection in selections)
         estimates = verified.table("path_estimates").query(f"model == '{model}'")
-        for through, block in estimates.groupby("through", observed=True):
-            top = block.loc[block["effect"].abs().nlargest(2).index, keys]
-            assert {*map(tuple, top.to_numpy())} <= selections[0]
+        for through in estimates["through"].unique():
             assert sum(path[-1] == through for path in selections[0]) == 3
+
+
+def test_paths_are_verified_if_their_estimates_are_large_in_any_direction() -> None:
+    squares = pd.DataFrame({"path": range(20), "effect": [0.2**2 + 0.2**2, *[0.05**2] * 19]}).sample(20, random_state=0)
+    options = PathsOptions(verify_top=1, verify_random=3)
+    selected = [row["path"] for row in select_paths(squares, options, [0])]
+    assert selected[0] == 0
+    assert len({*selected}) == 4
+    assert len(select_paths(squares, PathsOptions(verify_top=15, verify_random=15), [0])) == 20
 
 
 def test_an_interrupted_run_resumes_to_the_same_tables(folder: FilePath, verified: Run, tmp_path: FilePath) -> None:

@@ -6,14 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from playwright.sync_api import Browser, expect
 from support.tiny_studies import save_checkpoint, save_texts
 
 from headscope import plugin_api, plugins
+from headscope.report.assembly import measured_statistics
+from headscope.runs.column_metadata import Statistic, is_statistic, statistics
 
 ROOT = Path(__file__).parents[1]
 EXTERNAL_PLUGIN = Path(__file__).with_name("external_plugin")
@@ -293,3 +296,41 @@ def test_requesting_a_broken_probe_gives_one_line(tmp_path: Path) -> None:
     (line,) = result.stderr.splitlines()
     assert line.startswith("headscope: probe 'wrong': part 'options' fails with AttributeError")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def declare_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, str]]]:
+    """Declare `query_norm` by one probe and a statistic of this name by another; returns the labels of both."""
+
+    def declare(name: str) -> dict[str, str]:
+        parts = [
+            (plugins.Probe(probe, "", "", options="", runner=""), {key: Statistic(probe, "", "")})
+            for probe, key in (("first", "query_norm"), ("second", name))
+        ]
+        monkeypatch.setattr(plugins, "load_parts", lambda kind: iter(parts if kind == "statistics" else ()))
+        monkeypatch.setattr(plugins, "_reported", {})
+        statistics.cache_clear()
+        return {key: entry.label for key, entry in statistics().items()}
+
+    yield declare
+    statistics.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["norm_low", "norm_high", "norm_diff", "norm_16", "layer", "query_norm"])
+def test_a_statistic_whose_name_means_something_else_is_left_out_with_one_line(
+    name: str, declare_second: Callable[[str], dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`norm_low` is the low end of the interval of `norm`; the second probe that declares a name cannot replace it."""
+    assert declare_second(name) == {"query_norm": "first"}
+    (record,) = caplog.records
+    assert f"probe 'second': statistic '{name}' is left out: " in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["top_norm", "low", "norm_of_high_values", "diff_norm"])
+def test_every_other_statistic_of_a_plugin_is_offered(
+    name: str, declare_second: Callable[[str], dict[str, str]]
+) -> None:
+    assert declare_second(name) == {"query_norm": "first", name: "second"}
+    heads = pd.DataFrame({"model": ["m"], "layer": [0], "head": [0], "kv_group": [0], name: [1.0]})
+    assert is_statistic(name)
+    assert measured_statistics(heads) == [name]

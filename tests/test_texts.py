@@ -4,6 +4,7 @@ import importlib.util
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,27 @@ def test_copies_and_near_copies_are_left_out_with_a_warning(tmp_path: Path, capl
     with caplog.at_level("WARNING"):
         texts.load_token_documents(only_copies, tokens, 5, 500)
     assert "left out 1 copies or near-copies of other documents" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        str.upper,
+        lambda text: text.replace(" ", "\u00a0"),
+        lambda text: text.replace(" ", " \u200b"),
+        lambda text: text.replace(" ", "\n  "),
+        lambda text: text.replace("a", "a\u00ad"),
+    ],
+    ids=["capitals", "no-break spaces", "zero-width spaces", "line breaks", "soft hyphens"],
+)
+def test_a_copy_with_other_capitals_spaces_or_invisible_characters_is_a_copy(
+    tmp_path: Path, disguise: Callable[[str], str]
+) -> None:
+    first = " ".join(random_words(1))
+    source = write_texts(tmp_path, a=first, b=disguise(first), c=" ".join(random_words(2)))
+    assert len(texts.load_token_documents(source, train_tokenizer(), 2, 300)) == 2
+    with pytest.raises(BadInput, match="1 are copies or near-copies"):
+        texts.load_token_documents(source, train_tokenizer(), 3, 300)
 
 
 def test_texts_that_share_a_long_quotation_are_different_documents(tmp_path: Path) -> None:

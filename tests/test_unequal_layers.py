@@ -20,10 +20,12 @@ from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from zoo import checks, decoding_and_bf16, gemma
+from zoo.build import tiny
 from zoo.eager import eager, tokens
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
+from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.forward.interventions import (
     ABLATIONS,
     PairUnrotation,
@@ -36,7 +38,6 @@ from headscope.forward.interventions import (
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import LayerAttention, patched_outputs
 from headscope.forward.replay import Replay
-from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.models import checkpoint
 from headscope.plots.heads import plot_matrix
 from headscope.positions import AdaRoPE
@@ -349,7 +350,9 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
         assert checks.relative(logits[layer], expected) <= 1e-5, layer
 
 
-def test_a_model_whose_resumed_passes_read_other_keys_than_full_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_resumed_passes_read_other_keys_than_full_ones_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A planted fault: the layers that a resumed pass leaves out hand on keys that are 10 % too large."""
     outputs = CarriedState.outputs
 
@@ -374,6 +377,15 @@ def test_the_checks_notice_frequencies_of_another_layer(monkeypatch: pytest.Monk
 
 
 # Position schemes ----------------------------------------------------------------------------------------------------
+
+
+def test_yarn_for_an_odd_number_of_rotary_dimensions_is_refused_by_name() -> None:
+    """A third of 16 dimensions: transformers pairs 5 of them, and its YaRN fails."""
+    model = hs.load(tiny("mimo_v2_flash", {"head_dim": 16}))
+    with pytest.raises(UnsupportedModel, match=r"cannot apply yarn to .* \(mimo_v2_flash\): .* its config gives 5"):
+        model.with_scheme("yarn:factor=4").schedule  # noqa: B018
+    even = hs.load(tiny("mimo_v2_flash", {"head_dim": 24}))
+    assert even.with_scheme("yarn:factor=4").schedule.theta(0).shape == (1, 4)
 
 
 @contextmanager

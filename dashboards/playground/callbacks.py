@@ -249,7 +249,7 @@ def heads_chart(
         caption = "What each head adds directly to the logit at the last token, minus the mean over the vocabulary."
     elif quantity == "patching":
         values = run_task(token, "patching", **prompt, **second_prompt(*second))
-        caption = (
+        caption = f"{values.attrs['note']} ".lstrip() + (
             "Estimate (gradient-based): share of the logit difference between the two answers that the head's output "
             "from the prompt restores in the corrupted prompt."
         )

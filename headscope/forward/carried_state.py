@@ -67,7 +67,9 @@ class CarriedState:
         layer = len(self._further_outputs)
         further = None if isinstance(output, Tensor) else tuple(output[1:])
         self._further_outputs.append(further)
-        self._keys_by_tensor |= {id(t): (layer, place) for place, t in enumerate(further or ()) if isinstance(t, Tensor)}
+        self._keys_by_tensor |= {
+            id(t): (layer, place) for place, t in enumerate(further or ()) if isinstance(t, Tensor)
+        }
         for key, tensor in _shared_tensors(self._arguments[-1][1].get(ARGUMENT)):
             if key not in self.tensors:
                 self.tensors[key], self.writers[key] = tensor, layer

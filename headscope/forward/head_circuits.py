@@ -76,13 +76,16 @@ class TokenEmbeddings:
         return self.weights.embed(tokens.to(self.weights.embedding.device))
 
     def vocabulary_map(self, layer: int) -> Tensor:
-        """Sum over the vocabulary of embedding x unembedding, [D, D], with the final norm's gain: W_E W_U."""
-        unembedding = self.weights.decomposition.unembedding
+        """Sum over the vocabulary of embedding x unembedding, [D, D], with the final norm's gain: W_E W_U.
+
+        The mean of the unembedding over the vocabulary is subtracted: it moves every logit alike, so no probability.
+        """
+        unembedding, mean = self.weights.decomposition.unembedding, self.weights.decomposition.unembedding_mean
         tokens = torch.arange(min(len(unembedding), len(self.weights.embedding)), device=unembedding.device)
         total = torch.zeros(unembedding.shape[1], unembedding.shape[1], device=unembedding.device)
         for batch in torch.split(tokens, TOKENS_PER_BATCH):
             embedded = self.residual_input(batch, layer) - self.weights.embedding_offset
-            total += embedded.T @ self.weights.final_norm.pull_back(unembedding[batch].float())
+            total += embedded.T @ self.weights.final_norm.pull_back(unembedding[batch].float() - mean)
         return total
 
 

@@ -19,8 +19,8 @@ from headscope.models.checkpoint import LoadedModel
 
 TOKENS = 4
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-2, 0.5
-"""Largest difference as a share of the effect of the ablation. In half precision a batch rounds otherwise than its rows,
-which may choose another expert."""
+"""Largest difference as a share of the effect of the ablation. In half precision a batch rounds otherwise than its
+rows, which may choose another expert."""
 ROUNDING, HALF_PRECISION_ROUNDING = 1e-4, 2e-2
 """Share of the hidden states that rounding may change."""
 

@@ -82,7 +82,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
             raise DecompositionError("its decoder layers do not return a single residual stream")
         index = next((n for n, module in enumerate(model.attention_modules) if module in set(layer.modules())), None)
         child_calls = [
-            call for call in calls if call.module in set(layer.children()) and not consumes_output(call, call)
+            call for call in calls if call.module in _child_modules(layer) and not consumes_output(call, call)
         ]
         inner_calls = [_without_residual(call, calls) for call in child_calls]
         branch_outputs = [
@@ -126,6 +126,11 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
     norm = Norm.from_module(final.module, hidden)
     norm.scales(last[0], hidden[0])
     return _with_unembedding(model, layers, norm, hidden[0], logits)
+
+
+def _child_modules(layer: nn.Module) -> set[nn.Module]:
+    """The modules that a decoder layer calls. The layer of a TransformerBridge contains the layer that it wraps."""
+    return {*layer._modules.get("_original_component", layer).children()}  # type: ignore[union-attr]
 
 
 def _attention_output_call(call: ModuleCall, calls: Sequence[ModuleCall]) -> tuple[ModuleCall, Norm | None]:
@@ -231,6 +236,8 @@ def _attention_branch(
         if call is None or matrix is None or not call.inputs or call.inputs[0][0].shape != z.shape:
             continue
         if returned is None or (call.output.shape == returned.shape and is_close(call.output, returned, z.dtype)):
+            if not matrix.is_floating_point():
+                raise DecompositionError(f"its {type(module).__name__} keeps quantised weights")
             bias, inputs = getattr(module, "bias", None), call.inputs[0][0]
             projected = inputs.float() @ matrix.float().T + (0 if bias is None else bias.float())
             if not is_close(projected, call.output[0].float(), z.dtype):  # a LoRA, for example

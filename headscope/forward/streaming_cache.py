@@ -19,8 +19,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
-from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.carried_state import shares_keys_across_layers
+from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.positions.model import Model
 from headscope.streaming import StreamingWindow
 

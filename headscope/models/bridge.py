@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from headscope.attention.contexts import replacing
+from headscope.errors import UnsupportedModel
 
 
 def is_bridge(model: Any) -> bool:
@@ -14,13 +15,41 @@ def is_bridge(model: Any) -> bool:
     return type(model).__module__.startswith("transformer_lens.")
 
 
+def describe_bridge(bridge: Any) -> str | None:
+    """Text about a TransformerBridge for run.json, with its compatibility mode; None without a bridge."""
+    if bridge is None:
+        return None
+    is_compatible = getattr(bridge, "compatibility_mode", False)
+    return "TransformerBridge in compatibility mode" if is_compatible else "TransformerBridge"
+
+
 @contextmanager
 def delegating_attention(bridge: Any) -> Iterator[None]:
-    """Let the attention of a TransformerBridge (or None) run the wrapped module's forward, which uses the backend."""
+    """Let the attention of a TransformerBridge (or None) run the wrapped module's forward, which uses the backend.
+
+    Raises UnsupportedModel if the wrapped module lacks the bridge's weights.
+    """
+    _check_weights(bridge)
     with ExitStack() as stack:
         for block in bridge.blocks if bridge is not None else ():
             stack.enter_context(replacing(block.attn, "forward", _Delegate(block.attn.original_component)))
         yield
+
+
+def _check_weights(bridge: Any) -> None:
+    """Refuse processed weights that lie beside the wrapped model.
+
+    Where a model projects q, k and v together, TransformerLens writes its processed weights into projections of its
+    own; the wrapped model keeps the unprocessed ones.
+    """
+    if not getattr(bridge, "_weights_processed", False):
+        return
+    if any(type(block.attn).__name__.startswith("JointQKV") for block in bridge.blocks):
+        raise UnsupportedModel(
+            "cannot measure this TransformerBridge: compatibility mode processed copies of the weights that project q, "
+            f"k and v together, and the {bridge.original_model.config.model_type} model inside has the original ones. "
+            "Do not enable compatibility mode, or load the model without the bridge"
+        )
 
 
 class _Delegate:

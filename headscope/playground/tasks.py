@@ -28,7 +28,9 @@ from headscope.playground.model_process import ModelSession
 from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
+from headscope.prompts.answers import ask_about_exchange, describe_unanswered
 from headscope.prompts.pairs import PromptPair, tokenize_pair
+from headscope.prompts.special_tokens import warn_about_repeated_bos
 from headscope.prompts.texts import first_tokens
 from headscope.prompts.token_text import token_texts
 from headscope.scores import model_heads
@@ -54,6 +56,7 @@ def predict_prompt(
     for label in session.labels:
         model = session.model(label)
         ids = prompt_ids(model, prompt)
+        warn_about_repeated_bos(model.tokenizer, ids.tolist(), "prompts")
         for ablated_heads in [(), heads] if heads else [()]:
             with attached_and_ablated(session, label, ablated_heads, kind):
                 passes.append((label, ablated_heads, ids, *_losses_and_next_logits(model, ids)))
@@ -162,7 +165,8 @@ def patching_estimate(
 ) -> pd.DataFrame:
     """Estimated effect of patching each head's output from the prompt into the corrupted prompt.
 
-    The effect is the share of the logit difference between `answer` and `wrong` that patching restores.
+    The effect is the share of the logit difference between `answer` and `wrong` that patching restores. `attrs["note"]`
+    of the table says what is unusual about the prompts.
     """
     opened = session.model(model)
     for text in (prompt, corrupted):
@@ -178,7 +182,11 @@ def patching_estimate(
             f"both prompts give the same logit difference, {replay.clean_value:.3f}. Use a corrupted prompt or answers "
             "that differ more"
         )
-    return _head_values(opened, changes / difference)
+    effects = _head_values(opened, changes / difference)
+    values = np.array([replay.clean_value]), np.array([replay.corrupted_value])
+    question = ask_about_exchange("logit_diff", *values)
+    effects.attrs["note"] = question or describe_unanswered("logit_diff", values[0])
+    return effects
 
 
 def keep_prompt(

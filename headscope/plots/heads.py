@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.estimates import ESTIMATE_MARK, estimate_mask
 from headscope.plots import axes, style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
-from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import compare_with_baseline
 
@@ -32,8 +32,9 @@ def plot_matrix(
         heads.loc[heads["model"] == model, [statistic_name]], statistic_name
     ):
         return style.empty_figure(title, reason)
-    heads, scale_heads = heads[[*HEAD_KEYS, statistic_name]], heads if scale_heads is None else scale_heads
-    grid = _layer_head_grid(heads[heads["model"] == model], statistic_name)
+    scale_heads = heads if scale_heads is None else scale_heads
+    of_model = heads[heads["model"] == model]
+    grid = _layer_head_grid(of_model, statistic_name)
     all_values = scale_heads[statistic_name].to_numpy(dtype=np.float64)
     bar = _colorbar(statistic_name, all_values)
     figure = _new_heatmap(
@@ -49,6 +50,7 @@ def plot_matrix(
         ends = colours[np.isfinite(colours)]
         low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
         figure.update_traces(zmin=low, zmax=high if high > low else low + 1, colorscale=style.SEQUENTIAL_SCALE)
+    _mark_estimates(figure, of_model.assign(mark=estimate_mask(of_model, statistic_name)), grid.shape)
     return style.set_metadata(figure, value=stat.label_with_unit, model=style.escape_label(model), value_index=3)
 
 
@@ -89,7 +91,6 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str, scale_heads: p
     title = f"{stat.title} of every head"
     if reason := style.missing_data_reason(heads, "model", statistic_name):
         return style.empty_figure(title, reason)
-    heads = heads[[*HEAD_KEYS, statistic_name]]
     measured_heads = heads[heads["model"].isin(heads.loc[heads[statistic_name].notna(), "model"])]
     styles = style.model_styles(measured_heads)
     figure = style.panel_figure(title, [model_style.name for model_style in styles.values()], columns=4, height=250)
@@ -237,6 +238,16 @@ def _new_heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[
     figure.update_xaxes(title_text="head", dtick=max(1, head_count // 16), showgrid=False, showline=False)
     figure.update_yaxes(title_text="layer", dtick=max(1, layer_count // 16), showgrid=False, showline=False)
     return style.declare_head_points(style.set_top_margin(figure))
+
+
+def _mark_estimates(figure: go.Figure, heads: pd.DataFrame, shape: tuple[int, ...]) -> None:
+    """Write `ESTIMATE_MARK` on the cells of the heads whose column `mark` is True, in place."""
+    if heads["mark"].any():
+        marks = np.full(shape, "", dtype="<U1")
+        marks[heads["layer"], heads["head"]] = np.where(heads["mark"], ESTIMATE_MARK, "")
+        figure.update_traces(text=marks.tolist(), texttemplate="%{text}")
+        hover = figure.data[0].hovertemplate.replace("<extra>", " %{text}<extra>")
+        figure.update_traces(hovertemplate=hover)
 
 
 def _layer_head_grid(heads: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:

@@ -9,11 +9,12 @@ import hashlib
 import importlib.util
 import logging
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean, missing_package
+from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +99,9 @@ def load_token_documents(
 ) -> list[TokenDocument]:
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
-    Copies and near-copies of an earlier document (`NearDuplicateIndex`) are left out with a warning, since an interval
-    needs independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
+    Copies and near-copies of an earlier document (`NearDuplicateIndex` of their `comparable_text`) are left out with a
+    warning, since an interval needs independent documents. Tokenizers with equal rules get the same
+    documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens. Use at least 1 document and 1 token")
@@ -109,7 +112,7 @@ def load_token_documents(
     for searched, document in enumerate(read_documents(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
-            original = index.add(ids)
+            original = index.add(first_tokens(comparable_text(document.text), tokenizer, length))
             if original is None:
                 if index.overlap is not None:
                     overlaps.append(f"{document.name} with {documents[index.overlap].name}")
@@ -119,6 +122,7 @@ def load_token_documents(
             if len(documents) == count:
                 _warn_about_copies(copies, source)
                 _warn_about_dependence(documents, overlaps, source)
+                warn_about_repeated_bos(tokenizer, [document.ids for document in documents], f"documents of {source}")
                 return documents
         longest = max(longest, document, key=lambda candidate: len(candidate.text))
         if searched == MAX_SCANNED_DOCUMENTS:
@@ -162,6 +166,19 @@ class NearDuplicateIndex:
             self._holders.setdefault(gram, []).append(self._count)
         self._count += 1
         return None
+
+
+def comparable_text(text: str) -> str:
+    """The text without what may differ between copies: capitals, kinds and lengths of white space, invisible
+    characters."""
+    visible = text.translate(_invisible_characters())
+    return " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
+
+
+@cache
+def _invisible_characters() -> dict[int, None]:
+    """The format characters of Unicode, such as zero-width spaces and soft hyphens, for `str.translate`."""
+    return dict.fromkeys(ordinal for ordinal in range(0x10000) if unicodedata.category(chr(ordinal)) == "Cf")
 
 
 def find_near_duplicate(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
@@ -230,20 +247,26 @@ def _cut_position(text: str, characters: int) -> int:
     return len(text[: characters // 2 + words.start()].rstrip()) or len(text) if words else len(text)
 
 
+def prompt_tokens(text: str, tokenizer: Any, limit: int, template: bool = False) -> list[int]:
+    """The first `limit` tokens of a prompt, after the tokenizer's leading special tokens.
+
+    With `template`, of the prompt as a user's message in the tokenizer's chat template, which has its own special
+    tokens. Warns of a prompt that begins with the special tokens that the tokenizer adds.
+    """
+    if template:
+        text = chat_text(tokenizer, text, "Leave out the template")
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])[:limit]
+    ids = first_tokens(text, tokenizer, limit)
+    warn_about_repeated_bos(tokenizer, [ids], "prompts")
+    return ids
+
+
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text with leading special tokens, without trailing ones."""
     # verbose=False: no warning about a text longer than the model's context
     return leading_special_tokens(text, tokenizer) + list(
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     )
-
-
-def leading_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that the tokenizer puts before a text."""
-    with_special = list(tokenizer(text[:64], verbose=False)["input_ids"])
-    plain = list(tokenizer(text[:64], add_special_tokens=False, verbose=False)["input_ids"])
-    starts = range(len(with_special) - len(plain) + 1)
-    return with_special[: next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)]
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -280,7 +303,7 @@ def _glob_files(pattern: str) -> dict[str, Path]:
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         hint = f"It is a folder. Use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
-        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
+        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {user_input.working_directory()}). {hint}")
     parts = Path(pattern).parts
     magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]
     fixed = magic[0] if magic else len(parts) - 1

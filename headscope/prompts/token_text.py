@@ -1,7 +1,8 @@
 """The text that each token adds: joined, these texts are the document, byte for byte.
 
 The bytes of byte-level tokenizers (GPT-2's kind, and ByT5's with one token per byte) are decoded incrementally: a
-character that is split over tokens is stored with the last of them. For other tokenizers, the text of a token is what decoding it after an ordinary token adds.
+character that is split over tokens is stored with the last of them. For other tokenizers, the text of a token is what
+decoding it after an ordinary token adds.
 """
 
 import codecs
@@ -70,7 +71,9 @@ def _token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
     if backend is not None and "ByteLevel" in repr(backend.decoder):
         return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer), _BYTE_BY_CHARACTER)
     if backend is None and _has_byte_tokens(tokenizer):
-        return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer), {chr(byte): byte for byte in range(256)})
+        return partial(
+            _decode_byte_level, tokenizer, _added_tokens(tokenizer), {chr(byte): byte for byte in range(256)}
+        )
     return _IncrementalDecoder(tokenizer).decode_token
 
 

@@ -11,7 +11,7 @@ from headscope.plots.top_heads import plot_top_heads
 from headscope.report.blocks import Card, Chart, RenderContext
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import describe_values
-from headscope.runs.column_metadata import format_number, parse_column, statistic
+from headscope.runs.column_metadata import exceeds, format_number, parse_column, statistic
 
 TOP_HEADS = 6
 """Heads on the card of a statistic."""
@@ -49,7 +49,7 @@ def top_heads_card(
     first, stat = next(iter(measured)), statistic(statistic_name)
     heads = context.heads[context.heads["model"].isin([*measured])]
     ordered = heads.loc[measured[first].sort_values(ascending=False, kind="stable").index]
-    count = int((ordered[statistic_name] > threshold).sum())
+    count = int(exceeds(ordered[statistic_name], threshold).sum())
     top, best = ordered[:TOP_HEADS], ordered.iloc[0]
     if count:
         kept = _kept_counts(heads, top, statistic_name, first, threshold)
@@ -75,12 +75,12 @@ def _kept_counts(
     heads: pd.DataFrame, top: pd.DataFrame, statistic_name: str, first: str, threshold: float
 ) -> dict[str, float]:
     """For each other model, how many of the top heads with the role in the first model have it, too."""
-    names = pd.MultiIndex.from_frame(top.loc[top[statistic_name] > threshold, ["layer", "head"]])
+    names = pd.MultiIndex.from_frame(top.loc[exceeds(top[statistic_name], threshold), ["layer", "head"]])
     counts = {}
     for label, rows in heads.groupby("model", observed=True):
         if label != first:
             values = rows.set_index(["layer", "head"])[statistic_name].reindex(names)
-            counts[str(label)] = float((values > threshold).sum())
+            counts[str(label)] = float(exceeds(values, threshold).sum())
     return counts
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of, method_column
 from headscope.heads import Head
 from headscope.report.blocks import TextTable
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
@@ -57,11 +58,13 @@ def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> s
     if rows.empty:
         return ""
     ordered = rows.sort_values(statistic_name)
-    low, high, median = ordered.iloc[0], ordered.iloc[-1], rows[statistic_name].median()
-    return (
-        f"From {format_number(low[statistic_name])} ({head_name(low)}) to "
-        f"{format_number(high[statistic_name])} ({head_name(high)}); median {format_number(median)}."
-    )
+    ends = [
+        f"{mark_of(row, statistic_name)}{format_number(row[statistic_name])} ({head_name(row)})"
+        for row in (ordered.iloc[0], ordered.iloc[-1])
+    ]
+    estimated = int(estimate_mask(rows, statistic_name).sum())
+    note = f" {ESTIMATE_MARK}: {estimated} of {len(rows)} heads are estimated." if estimated else ""
+    return f"From {ends[0]} to {ends[1]}; median {format_number(rows[statistic_name].median())}.{note}"
 
 
 def describe_values(values: Mapping[str, float], number_format: Callable[[float], str], preposition: str = "in") -> str:
@@ -151,11 +154,14 @@ def _ranks(run: Run, statistic_name: str) -> dict[Head, dict[str, str]]:
     texts: dict[Head, dict[str, str]] = {}
     if statistic_name not in run.heads:
         return texts
-    heads = run.heads[["model", "layer", "head", statistic_name]]
-    for model, rows in heads_by_model(heads, statistic_name):
+    columns = [name for name in (statistic_name, method_column(statistic_name)) if name in run.heads]
+    for model, rows in heads_by_model(run.heads[["model", "layer", "head", *columns]], statistic_name):
         ranks = rows[statistic_name].rank(ascending=False, method="min").astype(int)
-        for layer, head, value, rank in zip(rows["layer"], rows["head"], rows[statistic_name], ranks, strict=True):
-            text = f"{rank} of {len(rows)} in {model} ({format_number(value)})"
+        marks = estimate_mask(rows, statistic_name).map({True: ESTIMATE_MARK, False: ""})
+        for layer, head, value, rank, mark in zip(
+            rows["layer"], rows["head"], rows[statistic_name], ranks, marks, strict=True
+        ):
+            text = f"{rank} of {len(rows)} in {model} ({mark}{format_number(value)})"
             texts.setdefault((layer, head), {})[model] = text
     return texts
 
@@ -168,8 +174,10 @@ def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:
 
 
 def value_columns(frame: pd.DataFrame) -> list[str]:
-    """The columns that are not an end of an interval."""
-    return [name for name in map(str, frame) if not parse_column(name).interval_end]
+    """The columns that are neither an end of an interval nor the methods of another column."""
+    names = [*map(str, frame)]
+    methods = {*map(method_column, names)}
+    return [name for name in names if not parse_column(name).interval_end and name not in methods]
 
 
 def column_heading(column_name: str) -> str:
@@ -178,14 +186,14 @@ def column_heading(column_name: str) -> str:
 
 
 def format_cell(row: Mapping[Any, Any], column_name: str) -> str:
-    """The value in the column as text, with its interval in brackets if the row has one."""
+    """The value in the column as text, marked if it is an estimate, else with its interval in brackets, if any."""
     value = row[column_name]
     if not isinstance(value, float):
         return str(value)
     to_text = statistic(column_name).format_number if is_statistic(column_name) else format_number
     low, high = row.get(f"{column_name}_low", math.nan), row.get(f"{column_name}_high", math.nan)
     if math.isnan(low) or low == high:
-        return to_text(value)
+        return f"{mark_of(row, column_name)}{to_text(value)}"
     return f"{to_text(value)} ({to_text(low)} to {to_text(high)})"
 
 

@@ -1,8 +1,7 @@
 """Means over documents with 95 % confidence intervals, helpers to form them, and verdicts on claims from them.
 
-With 30 or more documents the interval is a bias-corrected and accelerated bootstrap over documents (BCa, Efron 1987;
-2000 seeded draws), with three to 29 it is Student's t. One or two documents give no interval (NaN).
-`docs/intervals.md` has the measured coverage of both.
+The interval of a mean is Student's t over three or more documents; one or two documents give no interval (NaN). Ratios
+and effective lengths are averaged as logarithms. `docs/intervals.md` has the measured coverage.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,50 +10,54 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from headscope.bins import in_last_octave
+from headscope.estimates import EXACT, method_column
 
 HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """Key columns of the per-head table."""
 
 BOOTSTRAP_DRAWS = 2000
-MIN_DOCUMENTS, MIN_BOOTSTRAP_DOCUMENTS = 3, 30
-"""Fewest documents for an interval or a test, and fewest for the bootstrap."""
+MIN_DOCUMENTS = 3
+"""Fewest documents for an interval or a test."""
 
 
 def confidence_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """95 % confidence interval [2, units] of the mean of `values` [units, documents]; NaN below three documents.
+    """95 % confidence interval [2, units] of the mean of `values` [units, documents], by Student's t.
 
-    All units share the bootstrap draws, so intervals of units measured on the same documents are comparable.
+    NaN below three documents.
     """
     units, documents = values.shape
     if documents < MIN_DOCUMENTS:
         return np.full((2, units), np.nan)
-    if documents >= MIN_BOOTSTRAP_DOCUMENTS:
-        return _bootstrap_interval(values)
     half_width = stdtrit(documents - 1, 0.975) * values.std(axis=1, ddof=1) / np.sqrt(documents)
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
 
 
-def _bootstrap_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """BCa interval [2, units] of the mean of each row; a constant row has the interval of width 0."""
-    documents = values.shape[1]
-    draws = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=BOOTSTRAP_DRAWS)
-    mean, means = values.mean(axis=1, keepdims=True), np.sort(values @ draws.T / documents, axis=1)
-    centred = values - mean
-    spread = (centred**2).sum(axis=1)
+def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two-sided p-values of mean 0 over documents for each row of [units, documents]; NaN below three documents."""
+    units, documents = values.shape
+    if documents < MIN_DOCUMENTS:
+        return np.full(units, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        bias = ndtri(((means < mean).mean(axis=1) + (means <= mean).mean(axis=1)) / 2)
-        acceleration = (centred**3).sum(axis=1) / (6 * spread**1.5)
-        shifted = bias + ndtri([[0.025], [0.975]])
-        levels = ndtr(bias + shifted / (1 - acceleration * shifted))
-    places = np.where(spread > 0, levels, 0.5) * (BOOTSTRAP_DRAWS - 1)
-    low = np.clip(np.floor(places).astype(int), 0, BOOTSTRAP_DRAWS - 2)
-    units = np.arange(len(values))
-    share = places - low
-    bounds: npt.NDArray[np.float64] = means[units, low] * (1 - share) + means[units, low + 1] * share
-    return bounds
+        t = values.mean(axis=1) / (values.std(axis=1, ddof=1) / np.sqrt(documents))
+    return np.asarray(np.where(np.isnan(t), 1.0, 2 * stdtr(documents - 1, -np.abs(t))))
+
+
+def adjust_p_values(p: pd.Series) -> pd.Series:
+    """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN where p is NaN.
+
+    Units without a p-value (estimates, which selected the others) count as tests with p = 1: they scale the other
+    adjusted p-values and do nothing else.
+    """
+    if p.isna().all():
+        return p
+    from scipy.stats import false_discovery_control  # takes a second to import
+
+    measured = p.dropna()
+    adjusted = np.minimum(false_discovery_control(measured) * (len(p) / len(measured)), 1)
+    return pd.Series(adjusted, measured.index).reindex(p.index)
 
 
 def statistic_interval(
@@ -129,6 +132,19 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
         blocks.append(pd.DataFrame(columns, index=table.index))
     return blocks[0] if len(blocks) == 1 else pd.concat(blocks).sort_index()
+
+
+def with_method(means: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
+    """The columns of `mean_with_interval` and <name>_method: that of all values in a mean, or "mixed".
+
+    `methods` has the index of `means`, with repetitions. Means that are not exact have no interval: an interval covers
+    the spread over documents, and nothing tells the error of an estimate.
+    """
+    name, low, high = means.columns
+    by_head = methods.groupby(level=[*range(methods.index.nlevels)])
+    method = by_head.first().where(by_head.nunique() == 1, "mixed").reindex(means.index)
+    bounds = means[[low, high]].where(method == EXACT)
+    return pd.concat([means[name], bounds, method.rename(method_column(name))], axis=1)
 
 
 def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

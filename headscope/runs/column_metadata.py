@@ -13,7 +13,11 @@ from functools import cache
 import pandas as pd
 
 from headscope import plugins
-from headscope.errors import BadInput, did_you_mean
+from headscope.errors import BadInput, BrokenProbe, did_you_mean
+from headscope.estimates import METHOD_ENDING
+
+RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})
+"""Keys of the per-head table, and columns that comparisons add to it."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,24 @@ def parse_column(name: str) -> ColumnName:
 
 @cache
 def statistics() -> Mapping[str, Statistic]:
-    """Every declared statistic by name, without a context length."""
-    return {name: entry for _, declared in plugins.load_parts("statistics") for name, entry in declared.items()}
+    """Every declared statistic by name, without a context length.
+
+    A name that reads as a part of another statistic's name, or that two probes declare, is reported and left out.
+    """
+    entries: dict[str, Statistic] = {}
+    for probe, declared in plugins.load_parts("statistics"):
+        for name, entry in declared.items():
+            if name in entries or name in RESERVED_COLUMNS:
+                fault = "the name is already used"
+            elif parse_column(name).stem != name or name.endswith(METHOD_ENDING):
+                fault = "_<number>, _diff, _low, _high and _method end the columns that belong to another statistic"
+            else:
+                entries[name] = entry
+                continue
+            plugins.report_broken(
+                BrokenProbe(f"probe '{probe.name}': statistic '{name}' is left out: {fault}. Rename it")
+            )
+    return entries
 
 
 def is_statistic(name: str) -> bool:
@@ -128,6 +148,21 @@ def format_number(value: float) -> str:
 def capitalise(text: str) -> str:
     """The text with a capital first letter."""
     return f"{text[:1].upper()}{text[1:]}"
+
+
+ROUNDING = 1e-6
+"""Relative difference below which a value equals a threshold: values are stored with seven digits."""
+
+
+def exceeds(values: pd.Series, threshold: float) -> pd.Series:
+    """Mask of the values above a threshold by more than rounding, so that every place counts the same heads."""
+    mask: pd.Series = values.astype("float64") - threshold > ROUNDING * abs(threshold)
+    return mask
+
+
+def falls_below(values: pd.Series, threshold: float) -> pd.Series:
+    """Mask of the values below a threshold by more than rounding."""
+    return exceeds(-values, -threshold)
 
 
 @dataclass(frozen=True)

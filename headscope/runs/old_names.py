@@ -36,6 +36,7 @@ ABSENT_COLUMNS: Mapping[str, Mapping[str, float]] = {
     "needles": {"achieved_depth": -1.0},  # until format 2
     "positions": {"context_length": 0},  # until format 3
     "scales": {"context_length": 0, "attention_factor": 0.0, "softmax_factor": 0.0},  # until format 3
+    "head_circuits": {"is_centred": False},  # until format 3
 }
 """Values by column and table, in the order of the columns, for runs that were stored before the column existed."""
 ADDED_COLUMNS = {

@@ -1,6 +1,7 @@
 """Finished runs, and several of them combined into one."""
 
 import importlib
+import logging
 import os
 import re
 import time
@@ -23,6 +24,8 @@ from headscope.runs import hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
 from headscope.runs.run_tables import RunTables
+
+log = logging.getLogger("headscope")
 
 PLAN_FILE = "plan.json"
 """File of an unfinished run with the number of its cells."""
@@ -71,10 +74,14 @@ class Run(RunTables):
 
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
         """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are
-        several)."""
+        several). Measured values come before estimates; a warning says if estimates enter the list or could change
+        it."""
         label = self.models[0] if model is None and len(self.models) == 1 else model
         digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
-        return HeadSet.top(self.heads, statistic, count, label, digest)
+        heads = HeadSet.top(self.heads, statistic, count, label, digest)
+        if "estimates" in heads.source:
+            log.warning("headscope: %s. Measure with method exact, or a larger verify_top", heads.source)
+        return heads
 
     def to_latex(self, *statistics: str, count: int = 10, model: str | None = None) -> str:
         """A LaTeX tabular of the `count` heads of `model` with the largest first statistic, and their other statistics.

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headscope import plugins
+from headscope.estimates import method_column
 from headscope.model_identity import Comparison, ModelIdentity
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
@@ -73,7 +74,7 @@ def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: 
 
 
 def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
-    """The heads of `model` in a row each, `name` with its interval first, every other measured statistic after it.
+    """The heads of `model` in a row each, `name` with its interval and method first, all other statistics after it.
 
     With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
     """
@@ -81,7 +82,7 @@ def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | N
     rows = heads[heads["model"] == model].drop(columns="model")
     measured = [column for column in rows if column == name or rows[column].notna().any()]
     rows = rows[measured] if len(rows) else rows
-    interval = [column for column in (f"{name}_low", f"{name}_high") if column in rows]
+    interval = [column for column in (f"{name}_low", f"{name}_high", method_column(name)) if column in rows]
     other_columns = [column for column in rows if column not in (*head_keys, name, *interval)]
     if baseline is None or baseline == model:
         return rows[[*head_keys, name, *interval, *other_columns]]

@@ -1,5 +1,6 @@
 """One score for every head of one model, and the match of a file's scores to the heads of a model."""
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.estimates import estimate_mask
 from headscope.heads import HeadSet, format_head
 from headscope.model_identity import (
     AcceptedWeights,
@@ -19,6 +21,8 @@ from headscope.runs.run_tables import RunTables
 
 if TYPE_CHECKING:
     from headscope.attention.record import Geometry
+
+log = logging.getLogger("headscope")
 
 Reduction = Literal["max", "mean"]
 """How the scores of the query heads that share a key head become one score."""
@@ -70,6 +74,11 @@ class HeadScores:
             raise BadInput(f"no score '{name}' in {run.name}. Use one of: {', '.join(names)}")
         label = choose_model(run, model)
         rows = heads.loc[heads["model"] == label, ["layer", "head", "kv_group", name]]
+        if estimated := int(estimate_mask(heads[heads["model"] == label], name).sum()):
+            log.warning(
+                "headscope: score '%s' is estimated for %d of %d heads of '%s'. Use method exact to measure them",
+                *(name, estimated, len(rows), label),
+            )
         table = rows.rename(columns={name: "score"}).astype({"score": "float64"}).reset_index(drop=True)
         digest = next(entry["weights_sha256"] for entry in run.manifest["models"] if entry["label"] == label)
         return cls(table.sort_values(["layer", "head"], ignore_index=True), name, label, run.name, digest or "")

@@ -14,6 +14,7 @@ import torch
 
 from headscope import plugins
 from headscope.forward.observe import observe
+from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
@@ -169,6 +170,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "label": label,
         "spec": context.study.models[label],
         "checkpoint": model.name,
+        "bridge": describe_bridge(model.bridge),
         "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": identity.weights.bfloat16,

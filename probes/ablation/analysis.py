@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, confidence_interval, mean_with_interval, plain_types
@@ -61,3 +63,11 @@ def with_change(table: pd.DataFrame) -> pd.DataFrame:
     """The rows with `change`: metric after minus metric before."""
     rows = plain_types(table)
     return rows.assign(change=rows["metric_after"] - rows["metric_before"])
+
+
+def prompt_metrics(run: RunTables) -> dict[tuple[str, str, str], npt.NDArray[np.float64]]:
+    """The metric of the unchanged run of every prompt, by (model, prompts, metric)."""
+    keys = ["model", "prompts", "metric"]
+    rows = plain_types(run.table(ABLATION.name)[[*keys, "pair", "metric_before"]].drop_duplicates([*keys, "pair"]))
+    groups: Any = rows.groupby(keys, sort=False)
+    return {key: group["metric_before"].to_numpy(np.float64) for key, group in groups}

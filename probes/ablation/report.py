@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 
 from headscope.plots.heads import plot_matrix
+from headscope.prompts.answers import count_pairs, describe_unanswered
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term
 from headscope.report.text import describe_extremes, head_mask
 from headscope.runs.run import Run
 from probes.ablation import PROBE
-from probes.ablation.analysis import STATISTICS, SweepKey, sweeps, with_change
+from probes.ablation.analysis import STATISTICS, SweepKey, prompt_metrics, sweeps, with_change
 from probes.ablation.schema import ABLATION, ABLATION_SETS
 
 GLOSSARY = (
@@ -35,13 +36,17 @@ def findings(run: Run) -> Iterator[Finding]:
     """The heads whose ablation lowers and raises the metric most, and the named heads together."""
     if ABLATION.name not in run.tables:
         return
+    metrics = run.derived(prompt_metrics)
+    for (model, prompts, metric), values in metrics.items():
+        if note := describe_unanswered(metric, values):
+            yield Finding(PROBE.title, f"{model}, {prompts}: {note}", model)
     for key, heads in run.derived(sweeps):
         order = heads.sort_values("change", kind="stable")
         low, high, count = order.iloc[0], order.iloc[-1], int(heads["prompt_count"].max())
         lower = "falls most" if low["change"] < 0 else "rises least"
         higher = "rises most" if high["change"] > 0 else "falls least"
         text = (
-            f"{_describe_sweep(key)} ({count} {'prompt' if count == 1 else 'prompts'}; {len(heads)} heads, one at a "
+            f"{_describe_sweep(key)} ({count_pairs(key[2], metrics[key[:3]], 'prompt')}; {len(heads)} heads, one at a "
             f"time): the {METRIC_LABELS[key[2]]} {lower} when {low['name']} is ablated, "
             f"{_format_change(low, key)}, and {higher} when {high['name']} is ablated, {_format_change(high, key)}."
         )

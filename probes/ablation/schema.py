@@ -1,21 +1,38 @@
 """Options, stored tables and synthetic rows of the ablation probe."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from headscope.heads import HeadSet, format_head
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import MultilineOptions
 
 KINDS = ("zero", "mean", "resample", "streaming")
-PROMPT_SET = "prompt"
-"""Name of the set of a single prompt."""
+
+
+HEADS_OF_WEIGHTS = "weights:"
+"""Start of the text weights:SHA256:HEAD,..., which keeps the weights that a head set was measured on."""
+
+
+def _head_names(value: Any) -> Any:
+    """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
+    if isinstance(value, HeadSet) and value.model_digest:
+        return [f"{HEADS_OF_WEIGHTS}{value.model_digest}:{value}"]
+    if not isinstance(value, HeadSet | list | tuple):
+        return value
+    return [format_head(*item) if _is_pair(item) else item for item in value]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
 
 
 class AblationOptions(MultilineOptions):
@@ -28,13 +45,14 @@ class AblationOptions(MultilineOptions):
         None, min_length=1, description="right continuation of the prompt, with its leading space"
     )
     wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metric logit_diff")
+    template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
     pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
         min_length=1,
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
         "induction, needle, or a JSON lines file",
     )
-    heads: list[str] = Field(
+    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
         ["all"],
         min_length=1,
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
@@ -45,8 +63,9 @@ class AblationOptions(MultilineOptions):
         ["zero"],
         min_length=1,
         description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text (fewer in a model with a "
-        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the prompts "
-        "with the same number of tokens; streaming: the head attends to the first --sink and last --recent tokens only",
+        "shorter context); resample: z is that of the same positions in another prompt of the set, drawn from the "
+        "prompts with the same number of tokens; streaming: the head attends to the first --sink and last --recent "
+        "tokens only",
     )
     sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
     recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")
@@ -70,10 +89,13 @@ class AblationOptions(MultilineOptions):
             raise ValueError("give either 'prompt' with 'answer', or 'pairs'")
         if self.prompt is not None and self.answer is None:
             raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
-        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong"}
+        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong", "template"}
         if unused := unused & self.model_fields_set:
             source = "a prompt" if self.prompt is not None else "'pairs'"
             raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")
+        for name, reason in unused_pair_options(self.pairs).items() if self.pairs is not None else ():
+            if name in self.model_fields_set:
+                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
         if self.wrong is not None and self.metric != "logit_diff":
             raise ValueError(
                 f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change 'metric'"

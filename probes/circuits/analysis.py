@@ -43,8 +43,15 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "ov_copying": Statistic(
             "OV copying score",
             "",
-            "share of the OV circuit's eigenvalue mass that raises the attended token's own logit: 1 copies, -1 "
-            "suppresses; from the weights, on token embeddings without context",
+            "share of the OV circuit's eigenvalue mass that raises the attended token's own logit above the mean "
+            "logit: 1 copies, -1 suppresses; from the weights, on token embeddings without context",
+            formula="Σ Re λ / Σ |λ| of (W_U − mean) W_OV W_E",
+            number_format="+.3f",
+        ),
+        "ov_copying_uncentred": Statistic(
+            "OV copying score, not centred",
+            "",
+            "the same without subtracting the mean of all logits, as earlier versions of headscope computed it",
             formula="Σ Re λ / Σ |λ| of W_U W_OV W_E",
             number_format="+.3f",
         ),
@@ -67,7 +74,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "positional effective length",
             "tokens",
             "effective length of the last query if its logits depended on distance alone (mean query with mean key, "
-            "rotated), at the longest length",
+            "rotated), at the longest length; geometric mean over documents",
             log_scale=True,
         ),
         "positional_distance": Statistic(
@@ -118,7 +125,11 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     blocks = []
     if "head_circuits" in run.tables:
         rows = plain_types(run.table("head_circuits")).set_index(HEAD_KEYS)
-        blocks.append(rows.rename(columns={"copying": "ov_copying"}))
+        is_centred = rows.pop("is_centred")
+        rows["ov_copying"] = rows["copying"].where(is_centred)
+        if not is_centred.all():
+            rows["ov_copying_uncentred"] = rows["copying"].mask(is_centred)
+        blocks.append(rows.drop(columns="copying").dropna(axis=1, how="all"))
     if "head_composition" in run.tables:
         best = strongest_inputs(run)
         wide = best.pivot_table(index=HEAD_KEYS, columns="input", values="excess", observed=True)
@@ -127,7 +138,9 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         rows = rows_at_longest_length(plain_types(run.table("positional_summary")))
         by_document = rows.set_index([*HEAD_KEYS, "doc"])
         blocks += [
-            mean_with_interval(by_document[name], column, 1.0 if name == "effective_length" else 0.0)
+            mean_with_interval(np.log(by_document[name]), column, 0.0).apply(np.exp)
+            if name == "effective_length"
+            else mean_with_interval(by_document[name], column, 0.0)
             for name, column in POSITIONAL_COLUMNS.items()
         ]
     if "value_attention" in run.tables:

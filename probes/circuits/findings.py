@@ -17,7 +17,7 @@ from headscope.report.text import (
     heads_by_model,
     heads_by_window,
 )
-from headscope.runs.column_metadata import format_number, roles, statistic
+from headscope.runs.column_metadata import exceeds, format_number, roles, statistic
 from headscope.runs.run import Run
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
@@ -66,9 +66,9 @@ def _copying_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
     best = heads.sort_values("ov_copying").iloc[-1]
     yield Finding(
         PROBE.title,
-        f"In {label}, the OV circuits of {format_head_count(heads['ov_copying'] > COPYING_THRESHOLD)} copy (copying "
-        f"score above {COPYING_THRESHOLD}); the median score is {heads['ov_copying'].median():+.2f}, the highest "
-        f"{best['ov_copying']:+.3f} ({head_name(best)}).",
+        f"In {label}, the OV circuits of {format_head_count(exceeds(heads['ov_copying'], COPYING_THRESHOLD))} copy "
+        f"(copying score above {COPYING_THRESHOLD}); the median score is {heads['ov_copying'].median():+.2f}, the "
+        f"highest {best['ov_copying']:+.3f} ({head_name(best)}).",
         label,
         data=FindingData(float(best["ov_copying"]), n=len(heads), layer=int(best["layer"]), head=int(best["head"])),
     )
@@ -81,7 +81,7 @@ def _copying_findings(label: str, heads: pd.DataFrame) -> Iterator[Finding]:
             PROBE.title,
             f"In {label}, OV copying and the {statistic(column).label} have a rank correlation of {correlation:+.2f} "
             f"over {count} heads; of the {len(top)} heads with the highest {statistic(column).label}, "
-            f"{int((top['ov_copying'] > COPYING_THRESHOLD).sum())} copy (median copying score "
+            f"{int(exceeds(top['ov_copying'], COPYING_THRESHOLD).sum())} copy (median copying score "
             f"{top['ov_copying'].median():+.2f}).",
             label,
             data=FindingData(correlation, n=count),

@@ -279,7 +279,8 @@ def circuit_rows(embeddings: TokenEmbeddings) -> dict[str, Any]:
         name: torch.cat([block[n].cpu() for block in blocks]).numpy()
         for n, name in enumerate(("copying", "ov_norm", "qk_norm"))
     }
-    return {**{str(name): column.to_numpy() for name, column in model_heads(model.geometry).items()}, **columns}
+    units = {str(name): column.to_numpy() for name, column in model_heads(model.geometry).items()}
+    return {**units, **columns, "is_centred": True}
 
 
 def ov_token_rows(embeddings: TokenEmbeddings, tokens: Mapping[str, int], top: int) -> dict[str, Any]:

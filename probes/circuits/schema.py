@@ -136,10 +136,16 @@ HEAD_CIRCUITS = Table(
             "value",
             "",
             "sum of the real parts of the eigenvalues of W_U W_OV W_E, divided by the sum of their moduli; 0 for a "
-            "head whose weights are 0. Norm gains are folded in, norm scales and the mean logit are not taken off "
-            "[ours]",
+            "head whose weights are 0. Norm gains are folded in, norm scales are left out [ours]",
             -1,
             1,
+        ),
+        Column(
+            "is_centred",
+            "flag",
+            "",
+            "whether the mean of W_U over the vocabulary was subtracted, as in direct logit attribution; runs of "
+            "earlier versions did not",
         ),
         Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
         Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import Role, Statistic
+from headscope.runs.column_metadata import Role, Statistic, exceeds
 from headscope.runs.run_tables import RunTables
 
 ROLE_THRESHOLD = 0.5
@@ -48,7 +48,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 
 def _exceeds_threshold(column: str, heads: pd.DataFrame) -> pd.Series:
-    return heads[column] > ROLE_THRESHOLD
+    return exceeds(heads[column], ROLE_THRESHOLD)
 
 
 TARGET_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(

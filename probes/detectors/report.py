@@ -19,7 +19,7 @@ from headscope.report.text import (
     heads_by_model,
 )
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import capitalise, statistic
+from headscope.runs.column_metadata import capitalise, exceeds, statistic
 from headscope.runs.run import Run
 from probes.detectors import PROBE, plots
 from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS, role_name
@@ -124,7 +124,7 @@ def findings(run: Run) -> Iterator[Finding]:
                     PROBE.title,
                     f"{capitalise(role_name(kind))} heads in {label} on a repeated random token sequence (more than "
                     f"half of the weight on {TARGET_DESCRIPTIONS[kind]}): "
-                    f"{format_head_count(heads[name] > ROLE_THRESHOLD)}. The highest score is "
+                    f"{format_head_count(exceeds(heads[name], ROLE_THRESHOLD))}. The highest score is "
                     f"{best[name]:.3g} ({head_name(best)}; {interval}chance {chance:.3g}).",
                     label,
                     data=FindingData.of_head(best, name, rows["sequence"].nunique()),
@@ -159,7 +159,7 @@ def overview(run: Run) -> Overview | None:
 def _overview_record(run: Run, model: str) -> dict[str, object]:
     heads = run.heads[run.heads["model"] == model]
     counts = {
-        f"{kind} > {ROLE_THRESHOLD:g}": int((heads[name] > ROLE_THRESHOLD).sum())
+        f"{kind} > {ROLE_THRESHOLD:g}": int((exceeds(heads[name], ROLE_THRESHOLD)).sum())
         for kind, name in KIND_COLUMNS.items()
         if name in heads
     }

@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import stdtr
 
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, rows_at_longest_length
+from headscope.estimates import EXACT
+from headscope.runs.aggregation import (
+    MIN_DOCUMENTS,
+    adjust_p_values,
+    confidence_interval,
+    rows_at_longest_length,
+    t_test,
+)
 from headscope.runs.column_metadata import statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
@@ -36,39 +42,47 @@ def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
     """One row per unit of every sweep and method, in nats/token over documents or trials.
 
     delta (mean), low, high (95 % confidence interval), minimum, maximum (over documents), p (two-sided t-test of zero),
-    p_adjusted (Benjamini-Hochberg over the units of the sweep), documents (number). Below three documents, low, high, p
-    and p_adjusted are NaN.
+    p_adjusted (Benjamini-Hochberg over the units of the sweep), documents (number). Below three documents and for
+    estimates, whose error is unknown, low, high, p and p_adjusted are NaN.
     """
-    blocks = []
-    for _, block in with_objective(influence).groupby([*SWEEP_KEYS, "method"], observed=True, sort=False):
-        # With documents as columns, all units of a sweep share the bootstrap's draws.
-        table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
-            index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True
-        )
-        numbers = table.to_numpy(dtype=np.float64)
-        low, high = confidence_interval(numbers)
-        p = _t_test(numbers)
-        ranges = {"low": low, "high": high, "minimum": numbers.min(axis=1), "maximum": numbers.max(axis=1)}
-        effects = {"delta": numbers.mean(axis=1), **ranges, "p": p, "p_adjusted": adjust_p_values(p)}
-        sweep = {name: block[name].iloc[0] for name in [*SWEEP_KEYS, "method"]}
-        blocks.append(
-            pd.DataFrame({**effects, "documents": numbers.shape[1]}, index=table.index).reset_index().assign(**sweep)
-        )
-    results = ["delta", "low", "high", "minimum", "maximum", "p", "p_adjusted", "documents"]
-    columns = [*SWEEP_KEYS, "method", *UNIT_COLUMNS, *results]
-    return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame(columns=columns)
+    return _tested(_mean_effects(with_objective(influence)), [*SWEEP_KEYS, "method"])
 
 
 def best_unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
     """`unit_effects` at the longest context length of each model, with the most accurate method of each unit.
 
-    p-values are adjusted over all units of a sweep, whatever their methods.
+    p-values are adjusted over all units of a sweep; those that were only estimated count as tests with p = 1.
     """
     best = best_method_rows(influence)
     methods = best.groupby([*SWEEP_KEYS, *UNIT_COLUMNS], observed=True, sort=False)["method"].first().reset_index()
-    return (
-        unit_effects(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP_KEYS, *UNIT_COLUMNS])
-    )
+    effects = _mean_effects(best.assign(method="best")).drop(columns="method")
+    return _tested(effects.merge(methods, on=[*SWEEP_KEYS, *UNIT_COLUMNS]), SWEEP_KEYS)
+
+
+def _mean_effects(rows: pd.DataFrame) -> pd.DataFrame:
+    """The `unit_effects` without corrected p-values, with intervals and p-values for estimates too."""
+    results = ["delta", "low", "high", "minimum", "maximum", "p", "documents"]
+    blocks = [pd.DataFrame(columns=[*SWEEP_KEYS, "method", *UNIT_COLUMNS, *results])]
+    for _, block in rows.groupby([*SWEEP_KEYS, "method"], observed=True, sort=False):
+        table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
+            index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True
+        )
+        numbers = table.to_numpy(dtype=np.float64)
+        low, high = confidence_interval(numbers)
+        ranges = {"low": low, "high": high, "minimum": numbers.min(axis=1), "maximum": numbers.max(axis=1)}
+        effects = {"delta": numbers.mean(axis=1), **ranges, "p": t_test(numbers), "documents": numbers.shape[1]}
+        sweep = {name: block[name].iloc[0] for name in [*SWEEP_KEYS, "method"]}
+        blocks.append(pd.DataFrame(effects, index=table.index).reset_index().assign(**sweep))
+    columns = blocks[0].columns
+    return pd.concat(blocks[1:], ignore_index=True)[columns] if len(blocks) > 1 else blocks[0]
+
+
+def _tested(effects: pd.DataFrame, test_keys: list[str]) -> pd.DataFrame:
+    """The effects with `p_adjusted` over the units of equal `test_keys`, without intervals and p-values of
+    estimates."""
+    effects = effects.assign(**effects[["low", "high", "p"]].where(effects["method"] == EXACT))
+    adjusted = effects.groupby(test_keys, observed=True, sort=False)["p"].transform(adjust_p_values)
+    return effects.assign(p_adjusted=adjusted)
 
 
 def sweeps_without_bands(run: RunTables) -> list[SweepUnits]:
@@ -138,16 +152,6 @@ def covers_all_units(units: pd.DataFrame, heads: pd.DataFrame) -> bool:
 def unit_rank(units: pd.DataFrame, unit: pd.Series) -> int:
     """Rank of a unit by influence, from 1 for the largest rise of the loss."""
     return int((units["delta"] > unit["delta"]).sum()) + 1
-
-
-def adjust_p_values(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN stay NaN."""
-    if not len(p) or np.isnan(p).any():
-        return np.full_like(p, np.nan)
-    from scipy.stats import false_discovery_control  # takes a second to import
-
-    adjusted: npt.NDArray[np.float64] = false_discovery_control(p)
-    return adjusted
 
 
 def gini(values: npt.ArrayLike) -> float:
@@ -303,14 +307,3 @@ def _all_set_effects(run: RunTables) -> pd.DataFrame:
 
 def _is_named_set(sets: pd.DataFrame) -> pd.Series:
     return sets["choice"].astype("str").str.startswith(NAMED_SET_PREFIX)
-
-
-def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Two-sided p-value of a zero mean for each row; 1 if all values of a row are zero."""
-    if numbers.shape[1] < MIN_DOCUMENTS:
-        return np.full(len(numbers), np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = numbers.std(axis=1, ddof=1) / np.sqrt(numbers.shape[1])
-        t = np.abs(numbers.mean(axis=1)) / error
-    p: npt.NDArray[np.float64] = 2 * stdtr(numbers.shape[1] - 1, -np.nan_to_num(t, nan=0.0))
-    return p

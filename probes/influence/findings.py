@@ -278,7 +278,9 @@ def _sweep_finding(
         f"{changes} significant after correction for {len(order)} tests (false discovery rate 5 %); intervals of "
         f"single {unit_nouns(units)} are uncorrected"
     )
-    if largest["documents"] < MIN_DOCUMENTS:
+    if "exact" not in set(order["method"]):
+        significance = "Estimates do not decide whether a change is real"
+    elif largest["documents"] < MIN_DOCUMENTS:
         significance = f"Too few {TEXT_NOUNS[objective]}s for a significance test"
     mixed = "; of exact and estimated changes together" if order["method"].nunique() > 1 else ""
     text = (

@@ -15,6 +15,7 @@ from headscope.runs.aggregation import (
     mean_with_interval,
     plain_types,
     rows_at_longest_length,
+    with_method,
 )
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
@@ -73,7 +74,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group): `influence_<component>` at the longest length and, over all trials,
-    `influence_answer_<component>`, each with its confidence interval. Bands of pairs have no columns."""
+    `influence_answer_<component>`, each with its confidence interval and method. Estimates have no interval, and bands
+    of pairs no columns."""
     unit_rows = read_unit_rows(run)
     if unit_rows is None:
         return None
@@ -89,8 +91,12 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     groups: Any = rows.groupby(["objective", "component"], sort=False)
     return pd.concat(
         [
-            mean_with_interval(
-                block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{_COLUMN_PREFIXES[objective]}{component}"
+            with_method(
+                mean_with_interval(
+                    block.set_index([*HEAD_KEYS, "doc"])["delta_nll"],
+                    f"influence_{_COLUMN_PREFIXES[objective]}{component}",
+                ),
+                block.set_index(HEAD_KEYS)["method"],
             )
             for (objective, component), block in groups
         ],

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import capitalise
 from headscope.streaming import StreamingWindow, is_streaming
 from probes.influence import bands
@@ -104,14 +105,16 @@ def _describe_size(unit: pd.Series) -> str:
 
 
 def describe_uncertainty(unit: pd.Series) -> str:
-    """Text with the uncertainty of an effect: whether it is an estimate, and its 95 % confidence interval.
+    """Text with the uncertainty of an effect: whether it is an estimate, or its 95 % confidence interval.
 
     Two documents have no interval, so the text has both values.
     """
     estimated = "" if unit["method"] == "exact" else "estimated, "
+    if estimated and unit["documents"] >= MIN_DOCUMENTS:
+        return " (estimated)"
     if not np.isnan(unit["low"]):
         interval = f"95 % confidence interval {format_change(unit['low'])} to {format_change(unit['high'])}"
-        return f" ({estimated}{interval})"
+        return f" ({interval})"
     noun = TEXT_NOUNS[unit["objective"]]
     if unit["documents"] == 1:
         return f" ({estimated}one {noun})"

@@ -159,7 +159,7 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     yield Chart(
         plots.plot_forest(units, _rows_of_sweep(run.derived(document_effects), key)),
         f"{_count_texts(units)} The {nouns} with the largest influence. Filled: exact; hollow: estimated. One small "
-        f"dot per {text_noun}; bars are 95 % confidence intervals over {text_noun}s (three or more).",
+        f"dot per {text_noun}; bars are 95 % confidence intervals of exact effects over {text_noun}s (three or more).",
         _describe_largest_effect(units),
     )
     if len(sets := _rows_of_sweep(run.derived(named_set_effects), key)):
@@ -232,6 +232,8 @@ def _describe_largest_effect(units: pd.DataFrame) -> str:
         f"{_name_highest(largest)}: {unit_label(largest)}, {format_change(largest['delta'])} nats/token"
         f"{describe_uncertainty(largest)}{format_q_value(largest)}."
     )
+    if "exact" not in set(units["method"]):
+        return f"{text} Estimates do not decide whether an effect is real."
     if units["p_adjusted"].isna().all():
         return f"{text} Too few {TEXT_NOUNS[largest['objective']]}s to call any effect real."
     significant = int((units["p_adjusted"] < 0.05).sum())

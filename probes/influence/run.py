@@ -242,11 +242,15 @@ def _prepare_replay(sweep: Sweep, text: ObjectiveText, memory_mib: int) -> TextR
 def select_units_to_verify(
     sweep: Sweep, estimates: pd.DataFrame, options: InfluenceOptions, seed: int
 ) -> dict[ComponentKey, list[Unit]]:
-    """By (component, target): the units of largest |mean estimate| over texts, random others, named units."""
+    """By (component, target): the units of largest root mean square estimate over texts, random others, named units.
+
+    All units if there are fewer than `verify_top` and `verify_random`.
+    """
     selected, estimates = {}, add_damped_estimates(estimates)
     for number, (key, units) in enumerate(sweep.units.items()):
-        means = _mean_influence(sweep, estimates, key, "damped" if options.estimate_order == 2 else "estimate")
-        order = sorted(units, key=lambda unit: -abs(means[unit]))
+        method = "damped" if options.estimate_order == 2 else "estimate"
+        squares = _mean_influence(sweep, estimates.assign(delta_nll=estimates["delta_nll"] ** 2), key, method)
+        order = sorted(units, key=lambda unit: -squares[unit])
         top, others = order[: options.verify_top], order[options.verify_top :]
         random_indices = np.random.default_rng([seed, number]).permutation(len(others))[: options.verify_random]
         sampled = [others[index] for index in sorted(random_indices)]
@@ -268,11 +272,10 @@ def _mean_influence(sweep: Sweep, rows: pd.DataFrame, key: ComponentKey, method:
     """Mean of delta_nll over texts, by unit. The rows have layer numbers, units have indices of attention layers."""
     rows = rows[(rows["component"] == key[0]) & (rows["target"] == key[1]) & (rows["method"] == method)]
     means = rows.astype({"delta_nll": "float64"}).groupby(UNIT_COLUMNS)["delta_nll"].mean()
-    index = sweep.model.geometry.layer_numbers.index
-    return {
-        Unit(index(layer), int(group), int(head)): float(mean)
-        for (layer, group, head), mean in means.items()  # type: ignore[misc]
-    }
+    layers = np.searchsorted(sweep.model.geometry.layer_numbers, means.index.get_level_values("layer"))
+    groups, heads = (means.index.get_level_values(name) for name in UNIT_COLUMNS[1:])
+    units = zip(layers, groups, heads, strict=True)
+    return {Unit(*map(int, unit)): float(mean) for unit, mean in zip(units, means, strict=True)}
 
 
 def _rows_to_columns(keys: Mapping[str, Any], rows: Iterator[Row]) -> Rows:

@@ -43,6 +43,8 @@ ComponentKey = tuple[str, str]
 """(component, target) as in the tables."""
 Row = dict[str, Any]
 QKVEdit = Callable[[Tensor, Tensor, Tensor, int], QKV]
+RESETS = ("joint", "freq", "scale")
+"""Default components of a model with an AdaRoPE adapter; of other models, zero ablation."""
 NO_TARGET = "none"
 
 
@@ -156,7 +158,9 @@ def plan_sweep(
     interventions: dict[ComponentKey, Intervention] = {
         (name, NO_TARGET): qkv_intervention(edit) for name, edit in (edits or {}).items()
     }
-    for component in options.components:
+    has_resets = isinstance(schedule, AdaRoPE) or "reset_to" in options.model_fields_set
+    default_components = RESETS if has_resets else ("zero",)
+    for component in default_components if options.components is None else options.components:
         if component in ABLATIONS:
             interventions[component, NO_TARGET] = ABLATIONS[component]
             continue
@@ -193,12 +197,6 @@ def plan_sweep(
                     "Remove its heads from the set"
                 )
         units = {key: named_units if options.method == "exact" else candidates for key, candidates in units.items()}
-    fewest = min(map(len, units.values()))
-    if options.method == "verify" and options.verify_top + options.verify_random > fewest:
-        raise BadInput(
-            f"--verify-top {options.verify_top} and --verify-random {options.verify_random} exceed the {fewest} heads "
-            f"or KV groups of model '{label}'. Use smaller numbers, or --method exact"
-        )
     return Sweep(model, schedule, interventions, units, named_sets)
 
 

@@ -19,7 +19,7 @@ from headscope.runs.aggregation import (
     plain_types,
     rows_at_longest_length,
 )
-from headscope.runs.column_metadata import Role, Statistic, columns_by_length
+from headscope.runs.column_metadata import Role, Statistic, columns_by_length, exceeds, falls_below
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
 
@@ -133,23 +133,23 @@ ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "local": Role(
             f"effective length below {LOCAL_LENGTH} tokens at the longest length, and not the role sink",
-            lambda h: (h[_effective_length_column(h)] < LOCAL_LENGTH) & ~(h["sink_mass"] > SINK_MASS),
+            lambda h: falls_below(h[_effective_length_column(h)], LOCAL_LENGTH) & ~exceeds(h["sink_mass"], SINK_MASS),
             "local_mass",
         ),
         "constant": Role(
             f"growth exponent below {RETRIEVAL_GROWTH}, as expected of retrieval heads",
-            lambda h: h["growth"] < RETRIEVAL_GROWTH,
+            lambda h: falls_below(h["growth"], RETRIEVAL_GROWTH),
             "growth",
             True,
         ),
         "widening": Role(
             f"growth exponent above {AGGREGATION_GROWTH}, as expected of aggregation heads",
-            lambda h: h["growth"] > AGGREGATION_GROWTH,
+            lambda h: exceeds(h["growth"], AGGREGATION_GROWTH),
             "growth",
         ),
         "sink": Role(
             "more than half of the weight on the first token, in the rows that see it",
-            lambda h: h["sink_mass"] > SINK_MASS,
+            lambda h: exceeds(h["sink_mass"], SINK_MASS),
             "sink_mass",
         ),
     }

@@ -27,7 +27,7 @@ from headscope.report.text import (
     layer_windows,
 )
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
+from headscope.runs.column_metadata import exceeds, falls_below, format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens, same_text_mask
 from headscope.runs.summary import model_table as per_model
@@ -87,8 +87,8 @@ GLOSSARY = (
     ),
     Term(
         "95 % confidence intervals",
-        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials): by bootstrap "
-        "from 30 documents on, by Student's t from three on. One or two documents give no interval.",
+        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials), by Student's "
+        "t. One or two documents give no interval.",
     ),
 )
 
@@ -154,8 +154,8 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         context = f" at a context length of {length:,} tokens" if index == 0 else ""
         yield Sentence(
             f"In {label}, the median effective length{context} is {format_number(rows[name].median())} tokens"
-            f"{window_label and f' over the heads{window_label}'}; {format_head_count(rows[name] < LOCAL_LENGTH)} are "
-            f"below {LOCAL_LENGTH} tokens.",
+            f"{window_label and f' over the heads{window_label}'}; "
+            f"{format_head_count(falls_below(rows[name], LOCAL_LENGTH))} are below {LOCAL_LENGTH} tokens.",
             label,
             FindingData(rows[name].median(), n=len(rows)),
         )
@@ -169,7 +169,7 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         _head_data(high, name, run),
     )
     for window_label, part in heads_by_window(run, rows, length):
-        is_sink = part["sink_mass"] > SINK_MASS
+        is_sink = exceeds(part["sink_mass"], SINK_MASS)
         seeing = f", {describe_sink_rows(run.attention, part)}" if window_label == WINDOWED else ""
         yield Sentence(
             f"On text, {format_head_count(is_sink)}{window_label} of {label} put more than half of their weight on the "
@@ -188,8 +188,8 @@ def _growth_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         for window_label, part in heads_by_window(run, rows, length)
     ]
     for index, (label, window_label, rows) in enumerate(parts):
-        constant = format_head_count(rows["growth"] < RETRIEVAL_GROWTH)
-        widening = format_head_count(rows["growth"] > AGGREGATION_GROWTH)
+        constant = format_head_count(falls_below(rows["growth"], RETRIEVAL_GROWTH))
+        widening = format_head_count(exceeds(rows["growth"], AGGREGATION_GROWTH))
         median = f"{rows['growth'].median():.2f}"
         data = FindingData(rows["growth"].median(), n=len(rows))
         if index == 0:

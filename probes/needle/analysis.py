@@ -11,6 +11,7 @@ import pandas as pd
 from headscope.prompts.needle_grid import CONTROL
 from headscope.report.text import format_percent
 from headscope.runs.aggregation import HEAD_KEYS, plain_types
+from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 
@@ -65,7 +66,7 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
         top_head = block.loc[scores.idxmax()] if len(scores) else None
         rows.append(
             {
-                "above": (scores > RETRIEVAL_THRESHOLD).mean(),
+                "above": exceeds(scores, RETRIEVAL_THRESHOLD).mean(),
                 "zero": (scores == 0).mean(),
                 "layer": np.nan if top_head is None else top_head["layer"],
                 "head": np.nan if top_head is None else top_head["head"],

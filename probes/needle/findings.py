@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.report.blocks import Finding, FindingData, Overview, PaperClaim, Term
 from headscope.report.text import describe_ranks, format_percent, head_mask, heads_by_model
 from headscope.runs.aggregation import verdict_above
-from headscope.runs.column_metadata import statistic
+from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis
 from probes.needle.analysis import PUBLISHED_SHARES
@@ -66,7 +66,7 @@ def findings(run: Run) -> Iterator[Finding]:
     for label, groups in (
         analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
     ):
-        count = int((groups["max"] > RETRIEVAL_THRESHOLD).sum())
+        count = int(exceeds(groups["max"], RETRIEVAL_THRESHOLD).sum())
         verb = "contains" if count == 1 else "contain"
         yield Finding(
             PROBE.title,

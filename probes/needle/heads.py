@@ -8,7 +8,7 @@ import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
-from headscope.runs.column_metadata import Role, Statistic
+from headscope.runs.column_metadata import Role, Statistic, exceeds
 from headscope.runs.run_tables import RunTables
 from probes.needle.schema import NEEDLES
 
@@ -65,7 +65,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "retrieval": Role(
             f"retrieval score above {RETRIEVAL_THRESHOLD}",
-            lambda heads: heads["retrieval"] > RETRIEVAL_THRESHOLD,
+            lambda heads: exceeds(heads["retrieval"], RETRIEVAL_THRESHOLD),
             "retrieval",
         )
     }

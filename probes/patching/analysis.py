@@ -10,17 +10,18 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy.special import stdtr
 
+from headscope.prompts.answers import ask_about_exchange
 from headscope.runs.aggregation import (
     HEAD_KEYS,
-    MIN_DOCUMENTS,
+    adjust_p_values,
     confidence_interval,
     group_members,
     mean_with_interval,
     plain_types,
+    t_test,
+    with_method,
 )
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
@@ -58,7 +59,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """Columns `patching_<activation>` by (model, layer, head, kv_group), each with its confidence interval over pairs.
+    """Columns `patching_<activation>` by (model, layer, head, kv_group), each with its confidence interval over pairs
+    and its method: exact; estimate, which has no interval; or mixed, if only some prompt sets were patched exactly.
 
     Denoising where it was measured, else noising. Every head of a KV group has the effect of the group.
     """
@@ -73,7 +75,10 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     groups: Any = rows.groupby("activation", sort=False)
     return pd.concat(
         [
-            mean_with_interval(block.set_index([*HEAD_KEYS, "doc"])["effect"], f"patching_{activation}")
+            with_method(
+                mean_with_interval(block.set_index([*HEAD_KEYS, "doc"])["effect"], f"patching_{activation}"),
+                block.set_index(HEAD_KEYS)["method"],
+            )
             for activation, block in groups
         ],
         axis=1,
@@ -85,7 +90,7 @@ def unit_effects(run: RunTables) -> pd.DataFrame:
     `p` and `p_adjusted` (two-sided t-test of 0; Benjamini-Hochberg over all units of the sweep, those that were only
     estimated with p = 1, because the estimates selected the others).
 
-    p and p_adjusted are NaN for estimates and below three pairs.
+    low, high, p and p_adjusted are NaN for estimates, whose error is unknown, and below three pairs.
     """
     return _mean_effects(_usable_rows(run), SWEEP_KEYS, run)
 
@@ -95,7 +100,7 @@ def span_effects(run: RunTables) -> pd.DataFrame:
     rows = None
     if PATCHING_SPANS.name in run.tables:
         rows = run.table(PATCHING_SPANS.name)
-        rows = plain_types(rows[rows["is_normalised"]])
+        rows = plain_types(rows[rows["is_normalised"]]).merge(run.derived(pairs_usable_in_all_models))
     return _mean_effects(rows, [*SWEEP_KEYS, "span"], run)
 
 
@@ -109,14 +114,16 @@ def _mean_effects(rows: pd.DataFrame | None, sweep_keys: list[str], run: RunTabl
     for (*sweep, method), block in groups:
         table = block.pivot_table(index=UNIT_KEYS, columns="pair", values="effect")
         values = table.to_numpy(dtype=np.float64)
-        low, high = confidence_interval(values)
-        p = t_test(values) if method == "exact" else np.full(len(values), np.nan)
+        unknown = np.full(len(values), np.nan)
+        low, high, p = unknown, unknown, unknown
+        if method == "exact":
+            (low, high), p = confidence_interval(values), t_test(values)
         results = {"effect": values.mean(axis=1), "low": low, "high": high, "p": p}
         keys = dict(zip(sweep_keys, sweep, strict=True))
         frame = pd.DataFrame({**results, "pairs": values.shape[1]}, index=table.index).reset_index()
         blocks.append(frame.assign(**keys, method=method))
     effects = pd.concat(blocks, ignore_index=True)
-    effects["p_adjusted"] = effects.groupby(sweep_keys, sort=False)["p"].transform(adjusted_p_values)
+    effects["p_adjusted"] = effects.groupby(sweep_keys, sort=False)["p"].transform(adjust_p_values)
     return effects[columns].sort_values([*sweep_keys, *UNIT_KEYS], key=order_of_models(run), ignore_index=True)
 
 
@@ -155,11 +162,22 @@ def largest_unit(units: pd.DataFrame) -> pd.Series:
     return exact_or_all(units).sort_values("effect", ascending=False, kind="stable").iloc[0]
 
 
-def pair_metrics(run: RunTables) -> pd.DataFrame:
+def pair_metrics(run: RunTables, table: str = PATCHING.name) -> pd.DataFrame:
     """One row per pair of every model, set and metric: clean and corrupted metric, and whether it is normalised."""
-    rows = plain_types(run.table(PATCHING.name))
     keys = ["model", "prompts", "metric", "pair"]
-    return rows[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]].drop_duplicates(keys, ignore_index=True)
+    rows = run.table(table)[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]]
+    return plain_types(rows.drop_duplicates(keys, ignore_index=True))
+
+
+def questions_about_pairs(run: RunTables, table: str = PATCHING.name) -> list[tuple[str, str]]:
+    """(model, question whether clean and corrupted prompts are exchanged) for the sets that give reason to ask."""
+    groups: Any = run.derived(pair_metrics, table).groupby(["model", "prompts", "metric"], sort=False)
+    asked = []
+    for (model, prompts, metric), pairs in groups:
+        clean, corrupted = (pairs[name].to_numpy() for name in ("metric_clean", "metric_corrupted"))
+        if question := ask_about_exchange(metric, clean, corrupted):
+            asked.append((model, f"{model}, {prompts}: {question}"))
+    return asked
 
 
 def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
@@ -231,25 +249,3 @@ def _best_method(rows: pd.DataFrame, sweep_keys: Sequence[str] = SWEEP_KEYS) -> 
     is_exact = rows["method"] == "exact"
     has_exact = is_exact.groupby([rows[name] for name in [*sweep_keys, *UNIT_KEYS]]).transform("any")
     return rows[is_exact | ~has_exact]
-
-
-def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Two-sided p-values of mean 0 over pairs for each row of [units, pairs]; NaN below three pairs."""
-    units, pairs = values.shape
-    if pairs < MIN_DOCUMENTS:
-        return np.full(units, np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = values.mean(axis=1) / (values.std(axis=1, ddof=1) / np.sqrt(pairs))
-    return np.asarray(np.where(np.isnan(t), 1.0, 2 * stdtr(pairs - 1, -np.abs(t))))
-
-
-def adjusted_p_values(p: pd.Series) -> pd.Series:
-    """Benjamini-Hochberg adjusted p-values of a sweep, NaN where p is NaN."""
-    if p.isna().all():
-        return p
-    from scipy.stats import false_discovery_control  # takes a second to import
-
-    measured = p.dropna()
-    # Units without a p-value count as tests with p = 1: they scale the other adjusted p-values and do nothing else.
-    adjusted = np.minimum(false_discovery_control(measured) * (len(p) / len(measured)), 1)
-    return pd.Series(adjusted, measured.index).reindex(p.index)

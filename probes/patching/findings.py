@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.prompts.answers import count_pairs, describe_unanswered
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import head_mask
@@ -22,6 +23,7 @@ from probes.patching.analysis import (
     largest_unit,
     pair_metrics,
     pairs_usable_in_all_models,
+    questions_about_pairs,
     sweeps,
 )
 from probes.patching.claims import model_claims
@@ -29,6 +31,7 @@ from probes.patching.labels import (
     describe_methods,
     describe_significance,
     describe_sweep,
+    describe_unmeasured,
     format_effect,
     unit_label,
     unit_noun_plural,
@@ -60,18 +63,20 @@ def findings(run: Run) -> Iterator[Finding]:
     """The pairs of each model and set, the largest effects of each sweep, agreement of estimates, changes of models."""
     if PATCHING.name not in run.tables:
         return
+    for model, question in run.derived(questions_about_pairs):
+        yield Finding(PROBE.title, question, model)
     shared = run.derived(pairs_usable_in_all_models).groupby(["prompts", "metric"]).size()
     groups: Any = run.derived(pair_metrics).groupby(["model", "prompts", "metric"], sort=False)
     for (model, prompts, metric), pairs in groups:
         text = _describe_pairs(model, prompts, metric, pairs, int(shared.get((prompts, metric), 0)))
         yield Finding(PROBE.title, text, model)
     for key, units in run.derived(sweeps):
-        yield _sweep_finding(key, units)
+        yield _sweep_finding(key, units, _count_pairs(run, key))
         if len(spans := effects_by_span(run, key)):
             yield _span_finding(key, spans)
     agreement: Any = run.derived(estimate_agreement).groupby(SWEEP_KEYS, sort=False)
     for key, units in agreement:
-        yield _agreement_finding(key, units)
+        yield _agreement_finding(key, units, dict(run.derived(sweeps))[key])
     yield from _model_findings(run)
     yield from model_claims(run)
 
@@ -111,18 +116,27 @@ def _describe_pairs(model: str, prompts: str, metric: str, pairs: pd.DataFrame, 
     if left_out:
         verb = "pair differs" if left_out == 1 else "pairs differ"
         text += f" {left_out} {verb} by less than {MIN_DIFFERENCE} {unit}; means leave them out."
+    if unanswered := describe_unanswered(metric, pairs["metric_clean"].to_numpy()):
+        text += f" {unanswered}"
     if shared < len(pairs) - left_out:
         text += f" Means are over the {shared} pairs that differ by at least {MIN_DIFFERENCE} {unit} in every model."
     return text
 
 
-def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
+def _count_pairs(run: Run, key: SweepKey) -> str:
+    """The number of pairs in the means of a sweep, and of those whose answer the model does not give."""
+    rows = run.derived(pair_metrics).merge(run.derived(pairs_usable_in_all_models))
+    rows = rows[(rows["model"] == key[0]) & (rows["prompts"] == key[1]) & (rows["metric"] == key[2])]
+    return count_pairs(key[2], rows["metric_clean"].to_numpy())
+
+
+def _sweep_finding(key: SweepKey, units: pd.DataFrame, pair_count: str) -> Finding:
     """The units of largest and lowest effect, exact ones if there are any, and how many effects differ from zero."""
     model, prompts = key[:2]
     largest, pairs = largest_unit(units), int(units["pairs"].max())
     smallest = exact_or_all(units).sort_values("effect", kind="stable").iloc[0]
     text = (
-        f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the most "
+        f"{describe_sweep(key)}, {prompts}, in {model} ({pair_count}; {describe_methods(units)}): the most "
         f"positive effect is that of {unit_label(largest)}, {format_effect(largest)}. The lowest is that of "
         f"{unit_label(smallest)}, {format_effect(smallest)}. {describe_significance(units, unit_noun_plural(units))}."
     )
@@ -146,14 +160,19 @@ def _span_finding(key: SweepKey, effects: pd.DataFrame) -> Finding:
     )
 
 
-def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
+def _agreement_finding(key: SweepKey, units: pd.DataFrame, effects: pd.DataFrame) -> Finding:
+    """How well the estimates of a sweep agree with exact effects, and whether an estimated unit may have a larger one.
+
+    `units` are those with both, `effects` are all of the sweep.
+    """
     spearman, shared, size = agreement_of(units)
     correlation = "not defined" if np.isnan(spearman) else f"{spearman:.2f}"
+    noun, error = unit_noun_plural(units), float((units["estimate"] - units["exact"]).abs().max())
     return Finding(
         PROBE.title,
-        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} {unit_noun_plural(units)} patched exactly, "
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} {noun} patched exactly, "
         f"the rank correlation of estimates with exact effects is {correlation}; the top {size} by estimated and by "
-        f"exact absolute effect share {shared} {unit_noun_plural(units)}.",
+        f"exact absolute effect share {shared} {noun}.{describe_unmeasured(effects, error, noun)}",
         key[0],
         data=FindingData(spearman, n=len(units)),
     )

@@ -72,6 +72,21 @@ def describe_significance(effects: pd.DataFrame, noun: str) -> str:
     return f"{count} of {len(exact)} exact effects differ from zero (false discovery rate 5 % over {rows})"
 
 
+def describe_unmeasured(effects: pd.DataFrame, largest_error: float, noun: str) -> str:
+    """A sentence that says whether a row that was only estimated may have a larger effect than all exact ones; "" if
+    every row is exact. `noun` is the plural of what a row of `effects` is."""
+    is_exact = effects["method"] == "exact"
+    if is_exact.all():
+        return ""
+    top = effects.loc[is_exact, "effect"].abs().max()
+    candidates = int((effects.loc[~is_exact, "effect"].abs() + largest_error > top).sum())
+    others = f"of the {int((~is_exact).sum()):,} other {noun}, which were only estimated,"
+    error = f"if its estimate were off by the largest error, {largest_error:.2f}"
+    if candidates:
+        return f" Whether one {others} has a larger effect than these is not known: {candidates:,} could, {error}."
+    return f" None {others} would have a larger effect than these {error}."
+
+
 def format_effect(effect: pd.Series) -> str:
     """Text such as "+0.45 (95 % confidence interval +0.40 to +0.50, exact)"; `effect` is a row of a unit or a path."""
     interval = f"95 % confidence interval {effect['low']:+.2f} to {effect['high']:+.2f}, "

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.estimates import ESTIMATE_MARK
 from headscope.plots import head_scatter, style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
@@ -17,8 +18,6 @@ from probes.patching.schema import WHOLE_GROUP
 
 MAX_POSITION_UNITS = 20
 """Units in a plot of effects by position."""
-ESTIMATE_MARK = "~"
-"""Marks estimated units in a matrix."""
 
 
 def plot_matrix(key: SweepKey, units: pd.DataFrame) -> go.Figure:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
 from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext
 from headscope.report.text import default_models_with
@@ -21,6 +22,7 @@ from probes.patching.analysis import (
     largest_unit,
     pair_metrics,
     position_effects,
+    questions_about_pairs,
     sweeps,
     unit_effects,
 )
@@ -30,7 +32,7 @@ from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
 MATRIX_CAPTION = (
     "Mean over pairs of the share of the metric's difference that one head's patch moves. Red: towards the run that "
-    f"the activation comes from; blue: away from it. {plots.ESTIMATE_MARK}: estimated."
+    f"the activation comes from; blue: away from it. {ESTIMATE_MARK}: estimated."
 )
 POSITION_CAPTION = (
     "Effect of patching one position at a time, for the heads of largest effect. Tokens are those of the clean prompt, "
@@ -38,7 +40,7 @@ POSITION_CAPTION = (
 )
 SPAN_CAPTION = (
     "Effect of patching the positions of one named span, mean over pairs, for the heads of largest effect. "
-    f"{plots.ESTIMATE_MARK}: estimated."
+    f"{ESTIMATE_MARK}: estimated."
 )
 
 
@@ -89,7 +91,7 @@ def overview(run: Run) -> Overview | None:
                 "most positive effect": f"{unit_label(largest)}, {format_effect(largest)}",
             }
         )
-    warnings = []
+    warnings = [question for _, question in run.derived(questions_about_pairs)]
     if not records:
         warnings.append(
             "no pair differs enough in its metric between the two prompts in every model, so there are no effects. Use "
@@ -133,5 +135,5 @@ def _model_charts(context: RenderContext) -> Iterator[Chart]:
             yield Chart(
                 plot_small_matrices(context.heads, column, context.scale_heads),
                 f"One cell per head; layer 0 is at the bottom. {capitalise(STATISTICS[column].meaning)}. Compare how "
-                f"the effects of the {label} change between models.",
+                f"the effects of the {label} change between models. {ESTIMATE_MARK}: not exact in every prompt set.",
             )

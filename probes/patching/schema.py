@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
-from headscope.errors import did_you_mean
-from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH
+from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
@@ -70,20 +69,13 @@ class PairOptions(Options):
     @model_validator(mode="after")
     def _refuse_unused_options(self) -> Self:
         """Refuse options that would change nothing."""
-        files = [source for source in self.pairs if source not in GENERATED_SETS]
-        for source in files:
-            is_bare_name = "." not in source and "/" not in source
-            if is_bare_name and (hint := did_you_mean(source, GENERATED_SETS)):
-                raise ValueError(f"no set of prompt pairs '{source}'{hint}. A file of that name is ./{source}")
-        unused = {
-            "verify_top": self.method != "verify" and "it selects heads for method verify",
-            "verify_random": self.method != "verify" and "it selects heads for method verify",
-            "count": len(files) == len(self.pairs) and "every pair of a file is used",
-            "length": not {*SETS_OF_ANY_LENGTH} & {*self.pairs} and f"it is for {' and '.join(SETS_OF_ANY_LENGTH)}",
-            "align": not files and "it is for files of pairs",
-        }
+        unused = unused_pair_options(self.pairs)
+        if self.method != "verify":
+            unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
+        if {*self.pairs} <= {*GENERATED_SETS}:
+            unused["align"] = "it is for files of pairs"
         for name, reason in unused.items():
-            if reason and name in self.model_fields_set:
+            if name in self.model_fields_set:
                 raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
         return self
 
@@ -111,14 +103,15 @@ class PatchingOptions(PairOptions):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of heads or KV groups to patch exactly, those with the largest absolute mean "
-        "estimate, per model, set, activation and direction",
+        description="for verify: number of heads or KV groups to patch exactly, those with the largest root mean "
+        "square estimate over pairs, per model, set, activation and direction",
     )
     verify_random: int = Field(
         10,
         ge=0,
         le=MAX_UNITS,
-        description="for verify: number of other heads or KV groups to patch exactly, drawn at random",
+        description="for verify: number of other heads or KV groups to patch exactly, drawn at random; all if there "
+        "are fewer",
     )
 
     @field_validator("positions", mode="before")

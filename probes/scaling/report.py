@@ -31,8 +31,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def _convergence_charts(scaling: pd.DataFrame) -> Iterator[Chart]:
     caption = (
-        "Means over sampled rows of Gaussian logits, with 95 % confidence intervals if there are at least three rows. "
-        "The theorem predicts 1."
+        "Geometric means over sampled rows of Gaussian logits, with 95 % confidence intervals if there are at least "
+        "three rows. The theorem predicts 1."
     )
     for scheme in scaling["scheme"].unique():
         yield Chart(plot_convergence(scaling, scheme), caption, half_width=True)
@@ -88,7 +88,7 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
 
 
 def _mean_with_interval(ratios: pd.Series) -> tuple[float, float, float]:
-    """Mean over rows and the bounds of its interval, which are NaN for fewer than three rows."""
-    values = ratios.to_numpy(dtype=np.float64)
-    low, high = confidence_interval(values[None])
-    return float(values.mean()), float(low[0]), float(high[0])
+    """Geometric mean over rows and the bounds of its interval, which are NaN for fewer than three rows."""
+    logarithms = np.log(ratios.to_numpy(dtype=np.float64))
+    (low,), (high,) = np.exp(confidence_interval(logarithms[None]))
+    return float(np.exp(logarithms.mean())), float(low), float(high)

@@ -89,7 +89,7 @@ def _weights(layer: Any, heads: int, groups: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def dense_copying_score(module: Any, head: DenseHead) -> float:
-    """From the eigenvalues of the [vocabulary, vocabulary] matrix W_U W_OV W_E."""
+    """From the eigenvalues of the [vocabulary, vocabulary] matrix W_U W_OV W_E, W_U minus its mean over tokens."""
     final = next(
         norm for name in ("norm", "ln_f", "final_layer_norm") if (norm := getattr(module.base_model, name, None))
     )
@@ -97,6 +97,7 @@ def dense_copying_score(module: Any, head: DenseHead) -> float:
     unembedding = module.get_output_embeddings().weight.double() * gain
     if getattr(final, "bias", None) is not None:
         unembedding = unembedding - unembedding.mean(1, keepdim=True)
+    unembedding = unembedding - unembedding.mean(0)
     matrix = unembedding @ head.ov @ module.get_input_embeddings().weight.double().T
     eigenvalues = torch.linalg.eigvals(matrix)
     return float(eigenvalues.real.sum() / eigenvalues.abs().sum())

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import adjust_p_values, confidence_interval, t_test
 from headscope.runs.run_tables import RunTables
-from probes.patching.analysis import adjusted_p_values, exact_or_all, t_test
+from probes.patching.analysis import exact_or_all
 from probes.patching.paths.schema import LOGITS, PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS
 
 SWEEP_KEYS = ["model", "prompts", "metric", "direction", "norms"]
@@ -65,7 +65,7 @@ def _path_effects(exact_rows: pd.DataFrame | None, estimate_rows: pd.DataFrame |
     paths["method"] = pd.Categorical.from_codes(is_exact.to_numpy().astype(np.int8), pd.Index(["estimate", "exact"]))
     paths["effect"] = paths["effect"].fillna(paths["estimate"])
     paths["pairs"] = paths["pairs"].fillna(paths.pop("pairs_estimated")).astype(int)
-    paths["p_adjusted"] = adjusted_p_values(paths["p"])
+    paths["p_adjusted"] = adjust_p_values(paths["p"])
     return _path_columns(paths.index.to_numpy()).join(paths.reset_index(drop=True))
 
 

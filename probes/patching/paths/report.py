@@ -5,13 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from headscope.prompts.answers import count_pairs
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term, TextTable
 from headscope.runs.run import Run
-from probes.patching.analysis import exact_or_all
+from probes.patching.analysis import exact_or_all, pair_metrics, questions_about_pairs
 from probes.patching.labels import (
     describe_path_methods,
     describe_path_sweep,
     describe_significance,
+    describe_unmeasured,
     format_effect,
     path_name,
 )
@@ -51,8 +53,10 @@ def findings(run: Run) -> Iterator[Finding]:
     """The paths of largest effect of each sweep, and the agreement of estimates."""
     if not _has_paths(run):
         return
+    for model, question in _questions(run):
+        yield Finding(PROBE.title, question, model)
     for key, paths in sweeps(run):
-        yield _sweep_finding(key, paths)
+        yield _sweep_finding(key, paths, _count_pairs(run, key, paths))
         both = _with_both(paths)
         if len(both) > 2:
             spearman = float(both["estimate"].corr(both["effect"], "spearman"))
@@ -61,7 +65,7 @@ def findings(run: Run) -> Iterator[Finding]:
                 PROBE.title,
                 f"{describe_path_sweep(key)}, {key[1]}, in {key[0]}: for {len(both)} paths patched exactly, the rank "
                 f"correlation of estimates with exact effects is {spearman:.2f}; the largest error of an estimate is "
-                f"{error.max():.2f}.",
+                f"{error.max():.2f}.{describe_unmeasured(paths, float(error.max()), 'paths')}",
                 key[0],
                 data=FindingData(spearman, n=len(both)),
             )
@@ -98,7 +102,7 @@ def overview(run: Run) -> Overview | None:
                 "strongest path": f"{path_name(strongest)}, {format_effect(strongest)}",
             }
         )
-    warnings = []
+    warnings = [question for _, question in _questions(run)]
     if not records:
         warnings.append(
             "the metric of the two prompts differs too little in every pair, so there are no effects. Use other pairs"
@@ -108,6 +112,20 @@ def overview(run: Run) -> Overview | None:
 
 def _has_paths(run: Run) -> bool:
     return PATHS.name in run.tables or PATH_ESTIMATES.name in run.tables
+
+
+def _questions(run: Run) -> list[tuple[str, str]]:
+    """The questions about the pairs of a run; estimates of paths do not store the metrics of pairs."""
+    return run.derived(questions_about_pairs, PATHS.name) if PATHS.name in run.tables else []
+
+
+def _count_pairs(run: Run, key: SweepKey, paths: pd.DataFrame) -> str:
+    """The number of pairs in the means of a sweep and, if their metrics are stored, of those without the answer."""
+    if PATHS.name not in run.tables:
+        return f"{int(paths['pairs'].max())} pairs"
+    rows = run.derived(pair_metrics, PATHS.name)
+    rows = rows[(rows["model"] == key[0]) & (rows["prompts"] == key[1]) & (rows["metric"] == key[2])]
+    return count_pairs(key[2], rows.loc[rows["is_normalised"], "metric_clean"].to_numpy())
 
 
 def _with_both(paths: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +150,7 @@ def _sweep_charts(key: SweepKey, paths: pd.DataFrame) -> Iterator[Chart | TextTa
         )
 
 
-def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
+def _sweep_finding(key: SweepKey, paths: pd.DataFrame, pair_count: str) -> Finding:
     """The paths of largest and lowest effect, the strongest to the logits, and how many effects differ from zero."""
     order = exact_or_all(paths).sort_values("effect", ascending=False, kind="stable")
     largest, smallest, pairs = order.iloc[0], order.iloc[-1], int(paths["pairs"].max())
@@ -143,7 +161,7 @@ def _sweep_finding(key: SweepKey, paths: pd.DataFrame) -> Finding:
         if largest["receiver_layer"] == LOGITS
     )
     text = (
-        f"{describe_path_sweep(key)}, {key[1]}, in {key[0]} ({pairs} pairs; {describe_path_methods(paths)}): the "
+        f"{describe_path_sweep(key)}, {key[1]}, in {key[0]} ({pair_count}; {describe_path_methods(paths)}): the "
         f"most positive effect is that of {path_name(largest)}, {format_effect(largest)}. The lowest is that of "
         f"{path_name(smallest)}, {format_effect(smallest)}.{between} {describe_significance(paths, 'paths')}."
     )

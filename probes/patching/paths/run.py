@@ -133,7 +133,7 @@ class PathsRunner:
         if not work.prerequisites:
             return dict.fromkeys(self.options.directions, self._paths(model))
         if (label, work.prompts) not in self._selections:
-            totals = self._total_estimates(model, work)
+            totals = self._summed_squares(model, work)
             self._selections[label, work.prompts] = {
                 direction: [
                     _read_path(model, row)
@@ -148,15 +148,15 @@ class PathsRunner:
             }
         return self._selections[label, work.prompts]
 
-    def _total_estimates(self, model: Model, work: PairWork) -> pd.DataFrame:
-        """The sum over pairs of the stored estimates, one cell at a time; 0 if no pair has estimates."""
+    def _summed_squares(self, model: Model, work: PairWork) -> pd.DataFrame:
+        """The sum over pairs of the squared estimates, one cell at a time; 0 if no pair has estimates."""
         sums: pd.Series | None = None
         for cell in work.prerequisites:
             job_id = f"paths/{cell}"
             if PATH_ESTIMATES.name in self.context.stored_tables(job_id):
                 rows = self.context.read_stored(job_id, PATH_ESTIMATES.name)
                 rows = rows.astype({"direction": str, "through": str, "effect": "float64"})
-                effects = rows.set_index(["direction", *PATH_COLUMNS])["effect"]
+                effects = rows.set_index(["direction", *PATH_COLUMNS])["effect"].pow(2)
                 sums = effects if sums is None else sums + effects
         if sums is None:
             paths = _path_columns(model, self._paths(model)).assign(effect=0.0)
@@ -170,12 +170,13 @@ class PathsRunner:
         return self._pair_sets[label, source]
 
 
-def select_paths(estimates: pd.DataFrame, options: PathsOptions, seed: Sequence[int]) -> list[dict[Any, Any]]:
-    """The `verify_top` paths of largest |estimate|, and `verify_random` seeded others; all if there are fewer."""
-    order = estimates["effect"].abs().sort_values(ascending=False, kind="stable").index
+def select_paths(squares: pd.DataFrame, options: PathsOptions, seed: Sequence[int]) -> list[dict[Any, Any]]:
+    """The `verify_top` paths of largest `effect`, here the sum of the squared estimates of all pairs, and
+    `verify_random` seeded others; all if there are fewer."""
+    order = squares["effect"].sort_values(ascending=False, kind="stable").index
     others = order[options.verify_top :]
     drawn = np.sort(np.random.default_rng(seed).permutation(len(others))[: options.verify_random])
-    rows = estimates.loc[[*order[: options.verify_top], *others[drawn]]]
+    rows = squares.loc[[*order[: options.verify_top], *others[drawn]]]
     return rows.to_dict("records")
 
 

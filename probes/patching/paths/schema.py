@@ -59,8 +59,8 @@ class PathsOptions(PairOptions):
         10,
         ge=1,
         le=MAX_UNITS,
-        description="for verify: number of paths to patch exactly, those with the largest absolute mean estimate, per "
-        "model, set, direction and input (q, k, v, logits)",
+        description="for verify: number of paths to patch exactly, those with the largest root mean square estimate "
+        "over pairs, per model, set, direction and input (q, k, v, logits)",
     )
     verify_random: int = Field(
         5, ge=0, le=MAX_UNITS, description="for verify: number of other paths to patch exactly, drawn at random"

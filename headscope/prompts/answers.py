@@ -1,0 +1,66 @@
+"""Whether a model gives the answers of prompt pairs, judged by the metric of its unchanged runs."""
+
+import numpy as np
+import numpy.typing as npt
+
+from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+
+LEAST_PROBABILITY = 0.01
+"""Least probability of an answer, per token, that a model gives to it [ours]."""
+MIN_EXCHANGE = 0.5
+"""Least difference of the two metrics, in logits or nats, that the corrupted prompt must lead by [ours]."""
+
+Values = npt.NDArray[np.float64]
+
+
+def gives_answer(metric: str, values: Values) -> npt.NDArray[np.bool_]:
+    """Which runs of clean prompts give the answer: [n], of the metric [n] of these runs.
+
+    logit_diff: the answer has a larger logit than the wrong answer. logprob and nll: its probability is at least
+    `LEAST_PROBABILITY` per token. kl compares runs and knows no answer, so it is always True.
+    """
+    least = {"logit_diff": 0.0, "logprob": np.log(LEAST_PROBABILITY), "nll": np.log(LEAST_PROBABILITY)}
+    if metric == "kl":
+        return np.ones(len(values), bool)
+    return np.asarray((-values if metric == "nll" else values) > least[metric])
+
+
+def describe_unanswered(metric: str, values: Values) -> str:
+    """What to know about pairs whose answer the model does not give, with their number; "" if it gives all."""
+    missing = int((~gives_answer(metric, values)).sum())
+    if not missing:
+        return ""
+    reason = (
+        "its logit is not above that of the wrong answer"
+        if metric == "logit_diff"
+        else f"its probability is below {100 * LEAST_PROBABILITY:.0f} % per token"
+    )
+    question = ""
+    if metric == "logit_diff" and 2 * missing > len(values):
+        question = " Are answer and wrong answer, or clean and corrupted prompts, exchanged?"
+    return (
+        f"The unchanged model does not give the answer in {missing} of {len(values)} pairs ({reason}): their effects "
+        f"do not say how it answers.{question}"
+    )
+
+
+def count_pairs(metric: str, values: Values, noun: str = "pair") -> str:
+    """The number of pairs, and of those whose answer the model does not give: "8 pairs, 3 not answered"."""
+    missing = int((~gives_answer(metric, values)).sum())
+    return f"{len(values)} {noun}{'' if len(values) == 1 else 's'}" + (f", {missing} not answered" if missing else "")
+
+
+def ask_about_exchange(metric: str, clean: Values, corrupted: Values) -> str:
+    """The question whether clean and corrupted prompts are exchanged, if the corrupted prompt favours the answer in
+    most pairs; else ""."""
+    if metric == "kl" or not len(clean):
+        return ""
+    lead = (corrupted - clean) * (-1 if metric == "nll" else 1)
+    exchanged = int((lead >= MIN_EXCHANGE).sum())
+    if 2 * exchanged <= len(clean):
+        return ""
+    return (
+        f"Are clean and corrupted prompts exchanged? In {exchanged} of {len(clean)} pairs the corrupted prompt favours "
+        f"the answer: the mean {METRIC_LABELS[metric]} is {clean.mean():.2f} {METRIC_UNITS[metric]} for clean and "
+        f"{corrupted.mean():.2f} for corrupted prompts."
+    )
