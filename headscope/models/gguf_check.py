@@ -55,18 +55,22 @@ def check_model(module: PreTrainedModel, file: GgufFile, unused: Iterable[str]) 
     _require(file, "attention.head_count_kv", groups, list(inspection.layer_kv_groups))
     for attention in inspection.attention_modules:
         if (scale := getattr(attention, "scaling", None)) is not None and not _close(scale, softmax_scale(file)):
-            raise file.refuse("attention.scale", f"is {softmax_scale(file):.6g}, but the model has {scale:.6g}")
+            raise file.unsupported_error(
+                "attention.scale", f"is {softmax_scale(file):.6g}, but the model has {scale:.6g}"
+            )
     if not architecture(file).rotates:
         return
     for layer, local in enumerate(is_local):
         theta, factor = expected_rotation(file, local=local)
         if not _close(rotation.factors[layer], factor) and rotation.factor_scales_logits:
-            raise file.refuse(
+            raise file.unsupported_error(
                 "rope.scaling.attn_factor", f"is {factor:.6g}, but the model has {rotation.factors[layer]}"
             )
         own = rotation.layer_theta(layer)
         if own.shape != theta.shape or not torch.allclose(own.double(), theta, rtol=RELATIVE_TOLERANCE, atol=1e-12):
-            raise file.refuse("rope.scaling.type", f"gives other frequencies than the model has in layer {layer}")
+            raise file.unsupported_error(
+                "rope.scaling.type", f"gives other frequencies than the model has in layer {layer}"
+            )
 
 
 def expected_rotation(file: GgufFile, *, local: bool = False) -> tuple[Tensor, float]:
@@ -116,12 +120,12 @@ def _check_sizes(config: Any, file: GgufFile) -> None:
             continue
         value -= file.settings.get("nextn_predict_layers", 0) if key == "block_count" else 0
         if not _close(getattr(config, name) or 0, value):
-            raise file.refuse(key, f"differs from that of the model, {getattr(config, name)}")
+            raise file.unsupported_error(key, f"differs from that of the model, {getattr(config, name)}")
 
 
 def _require(file: GgufFile, key: str, expected: Any, actual: Any) -> None:
     if expected != actual:
-        raise file.refuse(key, f"differs from that of the model: {expected} instead of {actual}")
+        raise file.unsupported_error(key, f"differs from that of the model: {expected} instead of {actual}")
 
 
 def _close(value: float, expected: float) -> bool:

@@ -144,7 +144,9 @@ def gguf_config(file: GgufFile) -> PreTrainedConfig:
     if has_attribute(config_class, "query_pre_attn_scalar"):
         values["query_pre_attn_scalar"] = _rounded(softmax_scale(file) ** -2)
     elif not math.isclose(softmax_scale(file), default_scale(file), rel_tol=1e-6):
-        raise file.refuse("attention.scale", f"is not {default_scale(file):.6g}, as in this model of transformers")
+        raise file.unsupported_error(
+            "attention.scale", f"is not {default_scale(file):.6g}, as in this model of transformers"
+        )
     if has_attribute(config_class, "original_max_position_embeddings"):  # Phi-3, which prefers it to rope_parameters
         default = file.settings["context_length"]
         length = file.settings.get("rope.scaling.original_context_length", default)
@@ -188,14 +190,14 @@ def layer_windows(file: GgufFile) -> tuple[int | None, ...]:
     if window is None or (declaration.windows == "none" and window >= file.settings["context_length"]):
         return (None,) * layers
     if declaration.windows == "none":
-        raise file.refuse("attention.sliding_window", "has no place in this architecture of transformers")
+        raise file.unsupported_error("attention.sliding_window", "has no place in this architecture of transformers")
     pattern = file.settings.get("attention.sliding_window_pattern", declaration.period)
     if isinstance(pattern, int):
         pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers)]
         if declaration.windows == "all":
             pattern = [True] * layers
     if len(pattern) != layers or (declaration.windows == "all" and not all(pattern)):
-        raise file.refuse("attention.sliding_window_pattern", "does not fit the layers of this architecture")
+        raise file.unsupported_error("attention.sliding_window_pattern", "does not fit the layers of this architecture")
     return tuple(window if sliding else None for sliding in pattern)
 
 
@@ -208,20 +210,20 @@ def _refuse_unknown_settings(file: GgufFile, declaration: Architecture) -> None:
     known = {*SIZES, *POSITION_KEYS, *OTHER_KEYS} - {*_EXPERTS}
     for key in file.settings:
         if key not in known and key not in declaration.keys:
-            raise file.refuse(key, "is not one that headscope reads for this architecture")
+            raise file.unsupported_error(key, "is not one that headscope reads for this architecture")
         if (value := declaration.keys.get(key, ANY)) is not ANY and file.settings[key] != value:
-            raise file.refuse(key, f"must be {value}")
+            raise file.unsupported_error(key, f"must be {value}")
         is_local = key in LOCAL_BASES and not declaration.rotates_by_window
         if is_local or (key.startswith("rope.") and not declaration.rotates):
-            raise file.refuse(key, "has no place in this architecture of transformers")
+            raise file.unsupported_error(key, "has no place in this architecture of transformers")
     if file.settings.get("attention.causal") is False:
-        raise file.refuse("attention.causal", "makes it attend in both directions")
+        raise file.unsupported_error("attention.causal", "makes it attend in both directions")
     for key, length in (
         ("attention.value_length", head_dim(file)),
         ("attention.value_length_swa", head_dim(file, local=True)),
     ):
         if file.settings.get(key, length) != length:
-            raise file.refuse(key, "differs from the length of the keys")
+            raise file.unsupported_error(key, "differs from the length of the keys")
 
 
 def _sizes(file: GgufFile, config_class: Any) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _sizes(file: GgufFile, config_class: Any) -> dict[str, Any]:
         if name is not None:
             sizes[config_class.attribute_map.get(name, name)] = value
         elif value and key not in OPTIONAL_SIZES:
-            raise file.refuse(key, "has no place in this architecture of transformers")
+            raise file.unsupported_error(key, "has no place in this architecture of transformers")
     return sizes
 
 
@@ -248,7 +250,7 @@ def _rope(file: GgufFile, config_class: Any, axes: Mapping[str, Any]) -> dict[st
             ("rope.dimension_count_swa", head_dim(file, local=True)),
         ):
             if file.settings.get(key, dims) != dims:
-                raise file.refuse(key, "is not the whole head")
+                raise file.unsupported_error(key, "is not the whole head")
         return {"full_attention": proportional_parameters(file, head_dim(file)), "sliding_attention": local}
     rope = {**axes, **rope_parameters(file, head_dim(file))}
     class_share = config_class().rope_parameters.get("partial_rotary_factor", 1.0)

@@ -20,7 +20,9 @@ def family_values(file: GgufFile) -> dict[str, Any]:
 
 def _falcon(file: GgufFile) -> dict[str, Any]:
     if file.settings["attention.head_count_kv"] != 1:
-        raise file.refuse("attention.head_count_kv", "is not 1: transformers cannot read the order of its weights")
+        raise file.unsupported_error(
+            "attention.head_count_kv", "is not 1: transformers cannot read the order of its weights"
+        )
     return {"multi_query": True}
 
 
@@ -29,12 +31,12 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
     settings, layers = file.settings, file.settings["block_count"]
     sliding = settings.get("attention.sliding_window_pattern")
     if not isinstance(sliding, list) or len(sliding) != layers or all(sliding) or not any(sliding):
-        raise file.refuse("attention.sliding_window_pattern", "does not name layers of both kinds")
+        raise file.unsupported_error("attention.sliding_window_pattern", "does not name layers of both kinds")
     groups, widths = settings["attention.head_count_kv"], settings["feed_forward_length"]
     groups = groups if isinstance(groups, list) else [groups] * layers
     widths = widths if isinstance(widths, list) else [widths] * layers
     if {*widths} - {widths[0], 2 * widths[0]}:
-        raise file.refuse("feed_forward_length", "is neither equal in all layers nor double in some")
+        raise file.unsupported_error("feed_forward_length", "is neither equal in all layers nor double in some")
     full = sliding.index(False)
     return {
         "head_dim": settings["attention.key_length_swa"],
