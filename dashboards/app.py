@@ -21,6 +21,7 @@ from dashboards.lazy_loading import rendered_page
 from dashboards.pages.runs import describe_progress
 from dashboards.playground.callbacks import register_callbacks
 from dashboards.playground.worker import ModelWorker, add_worker
+from dashboards.request_checks import add_request_checks
 from dashboards.run_store import RunStore, current_store
 from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
@@ -80,6 +81,7 @@ def create_app(
         add_worker(app.server, ModelWorker(models))
         register_callbacks(app)
     _add_security_headers(app)
+    add_request_checks(app)
     app.server.add_url_rule("/newest-run", view_func=_newest_run)
     app.server.add_url_rule("/run-progress", view_func=_run_progress)
     return app
@@ -179,7 +181,10 @@ def _register_page_callbacks(app: Dash) -> None:
     def save(clicks: int | None, path: str, search: str) -> Any:
         if not clicks:
             return no_update
-        _, run, view, content = layout.resolve_url(path, parse_query(search))
+        try:
+            _, run, view, content = layout.resolve_url(path, parse_query(search))
+        except HeadscopeError:  # the page that is shown says why there is nothing to save
+            return no_update
         page_html = export.render_page_html(content, run, view, f"{path}{search}")
         return dcc.send_string(page_html, export.export_file_name(content, run))
 

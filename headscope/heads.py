@@ -121,7 +121,7 @@ class HeadSet:
         try:
             heads = tuple(parse_head(str(entry)) for entry in entries)
             weights = tuple(float(weight) for weight in fields["weights"]) if fields.get("weights") else None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"head set '{file}': {error}") from error
         return cls(heads, weights, str(fields.get("source", "")), str(fields.get("model_digest", "")))
 

@@ -138,9 +138,9 @@ class ModelIdentity:
 
     `positions` is the digest of the resolved frequencies, attention factors, query scales and slopes of every layer
     under `scheme`; `adapter` that of an AdaRoPE adapter. `configuration` is the resolved config without entries that
-    change no forward pass. `constants` are the numbers that modules keep, such as `scaling` (the softmax temperature)
-    and `eps`, by attribute: one number, or one per module. `geometry` holds heads and windows by layer. `hooks` names
-    the hooks and replaced forwards that are not headscope's, `contexts` the headscope contexts that the model was in.
+    change no forward pass. `constants` are the numbers that modules keep, such as the softmax temperature and epsilons,
+    by attribute: one number, or one per module. `geometry` holds heads and windows by layer. `hooks` names the hooks
+    and replaced forwards that are not headscope's, `contexts` the headscope contexts that the model was in.
     """
 
     weights: WeightDigests

@@ -22,6 +22,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MESSAGE = "headscope: interrupted; finished work items are kept. Add --resume to continue"
 SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides the cursor."""
+_has_last_line = threading.Event()
+"""Set once the process has said why it ends."""
 
 
 def install_handlers() -> None:
@@ -29,6 +31,7 @@ def install_handlers() -> None:
 
     For a process of our own, until it ends; signals are ignored while it ends.
     """
+    _has_last_line.clear()
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) in (
         _on_first_signal,
         _on_next_signal,
@@ -54,10 +57,18 @@ def install_handlers() -> None:
             signal.signal(number, _on_first_signal)
 
 
+def claim_last_line() -> bool:
+    """Whether the process has not yet said why it ends. From this call on it has: a later signal says nothing more."""
+    is_first = not _has_last_line.is_set()
+    _has_last_line.set()
+    return is_first
+
+
 def exit_now() -> NoReturn:
     """End this process now, with one line."""
-    prefix = SHOW_CURSOR if os.isatty(2) else ""
-    os.write(2, f"{prefix}{MESSAGE}\n".encode())
+    if claim_last_line():
+        prefix = SHOW_CURSOR if os.isatty(2) else ""
+        os.write(2, f"{prefix}{MESSAGE}\n".encode())
     os._exit(EXIT_CODE)
 
 

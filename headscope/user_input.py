@@ -12,8 +12,8 @@ import yaml
 
 from headscope.errors import BadInput, ResourceMissing
 
-RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
-"""Pattern of run names."""
+RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+"""Pattern of run names; the folder of a run adds a time and a digest to it."""
 MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
 MAX_YAML_DEPTH, MAX_YAML_NODES = 100, 100_000
@@ -51,6 +51,34 @@ def expand_path(text: Path | str, argument_name: str) -> Path:
     return expanded
 
 
+def working_directory() -> str:
+    """The working directory, for messages about relative paths."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "a working directory that was deleted"
+
+
+def read_text_file(file: Path, source_name: str) -> str:
+    """The text of a regular file in UTF-8, without a byte order mark.
+
+    Raises FileNotFoundError if it does not exist, BadInput, naming it `source_name`, for a folder, a pipe or a device,
+    and for a file that cannot be read or is not UTF-8.
+    """
+    try:
+        if file.exists() and not file.is_file():
+            raise BadInput(f"cannot read {source_name}: it is not a regular file. Give the path of a file")
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"cannot read {source_name}: it is not UTF-8 text (byte {error.start}). Save it as UTF-8"
+        ) from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BadInput(f"cannot read {source_name}: {error.strerror}. Check its path and permissions") from error
+
+
 def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
     """The values of a file with one JSON value per line, each after its location, as messages name it.
 
@@ -58,11 +86,9 @@ def read_json_lines(file: str, file_kind: str) -> list[tuple[str, Any]]:
     BadInput if it cannot be read, or naming the first line that is not JSON.
     """
     try:
-        lines = expand_path(file, file_kind).read_text(encoding="utf-8").split("\n")
+        lines = read_text_file(expand_path(file, file_kind), f"{file_kind} '{file}'").split("\n")
     except FileNotFoundError as error:
         raise ResourceMissing(f"no {file_kind} at '{file}'. Check the path") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {file_kind} '{file}'. Check that it is a readable UTF-8 file") from error
     values = []
     for number, line in enumerate(lines, start=1):
         location = f"'{file}', line {number}"
@@ -170,15 +196,13 @@ def check_yaml_size(text: str) -> None:
 
 def read_yaml(file: Path, source_name: str) -> Any:
     """Read a YAML file. Raises FileNotFoundError if it does not exist, BadInput for any other problem."""
+    text = read_text_file(file, source_name)
     try:
-        text = file.read_text(encoding="utf-8")
         check_yaml_size(text)
         return yaml.load(text, _StrictLoader)
-    except FileNotFoundError:
-        raise
     except BadInput as error:
         raise BadInput(f"{source_name}: {error}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise BadInput(f"cannot read {source_name}: {reason}. Use a readable YAML file in UTF-8") from error
     except RecursionError as error:

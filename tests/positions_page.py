@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support.gguf_cases import CASES, MEANINGS, REFUSED
+from support.gguf_cases import CASES, MEANINGS, REFUSED, VARIANTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "positions.md"
 BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -24,7 +24,7 @@ def gguf_table() -> str:
         "|---|---|---|---|",
     ]
     for key, meaning in MEANINGS.items():
-        checks = "; ".join(name for name, case in CASES.items() if key in case.keys)
+        checks = "; ".join(name for name, case in (CASES | VARIANTS).items() if key in case.keys)
         refusal = REFUSED[key][0] if key in REFUSED else ""
         rows.append(f"| `{key}` | {meaning} | {checks} | {refusal} |")
     return "\n".join(rows)
@@ -32,7 +32,7 @@ def gguf_table() -> str:
 
 def gguf_models() -> str:
     """The models of the comparisons."""
-    return "; ".join(CASES) + "."
+    return f"Files opened: {'; '.join(CASES)}.\n\nConfigurations: {'; '.join(VARIANTS)}."
 
 
 TABLES: Mapping[str, Callable[[], str]] = {"gguf settings": gguf_table, "gguf models": gguf_models}

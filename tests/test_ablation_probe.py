@@ -1,6 +1,7 @@
 """The ablation probe: rows equal passes under `hs.ablated`, alone and together, and mistakes are refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
-from headscope.errors import InputChanged, Interrupted
+from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.forward.ablation import REFERENCE_TOKENS
+from headscope.heads import HeadSet
 from headscope.models.loading import load_tokenizer
 from headscope.report import assembly
 from headscope.runs.run import Run
@@ -52,6 +54,26 @@ def answer_log_probability(model: Any, heads: Any, kind: Any, text: str) -> floa
     with torch.no_grad(), hs.attached(model), hs.ablated(model, heads, kind, text=text):
         logits = model.module(ids, use_cache=False).logits[0, -1]
     return float(logits.log_softmax(-1)[tokenizer()(ANSWER)["input_ids"][0]])
+
+
+def test_heads_may_be_a_head_set_or_pairs_as_in_ablated(folder: Path, tmp_path: Path) -> None:
+    """`hs.ablate(heads=run.top_heads(...))` is what a notebook writes."""
+    named = ["L2H3", "L0H1"]
+    for heads in (HeadSet.parse(named), [(2, 3), (0, 1)], named):
+        section = {"prompt": PROMPT, "answer": ANSWER, "heads": heads}
+        run = run_study(folder, tmp_path, **section)
+        assert run.manifest["config"]["ablation"]["heads"] == named
+        shutil.rmtree(run.path)
+
+
+def test_a_head_set_of_other_weights_is_refused_as_in_ablated(folder: Path, tmp_path: Path) -> None:
+    own = hs.load(f"{folder}/tiny", device="cpu").weights_sha256
+    for digest, weights in ((own, "same"), ("0" * 64, "any")):
+        heads = HeadSet(((2, 3), (0, 1)), model_digest=digest)
+        run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads, weights=weights)
+        assert {*zip(run.ablation["layer"], run.ablation["head"], strict=True)} == {*heads}
+    with pytest.raises(BadInput, match="belongs to other weights"):
+        run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads)
 
 
 def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """Bad inputs, one table: each is one line and its exit code, without a traceback, and leaves nothing in --out."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope import plugins
+from headscope.cli.flags import EXAMPLE
+from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.adarope import FORMAT
@@ -788,7 +793,7 @@ def of_ceilings() -> Iterator[Any]:
         yield case(2, "--periods must be at most", "detectors", f"--period={period}")
     yield case(2, "--sequences must be at most", "detectors", f"--sequences={DIGITS}")
     yield run(2, "rows are too many. Give at most 1048576, or exact", "--rows", DIGITS)
-    yield run(2, "have 9999999999999999999999999 tokens", "--length", DIGITS)
+    yield run(2, "context length 9999999999999999999999999 is too long", "--length", DIGITS)
     yield run(2, "--docs must be at most", "--docs", DIGITS)
     yield case(2, "--dims must be", "window", f"--dims={DIGITS}")
     for name in ("center", "steps", "seeds"):
@@ -905,7 +910,77 @@ HONEST = [
     model(2, "unterminated subpattern", "{place}/tiny+{place}/lora-pattern.lora"),
 ]
 
+SCORE_FILES: dict[str, tuple[str, bytes]] = {
+    "utf-16.csv": ("is not UTF-8 text (byte 0). Save it as UTF-8", "layer,head,score\n0,0,1\n".encode("utf-16")),
+    "latin.csv": ("is not UTF-8 text (byte 17). Save it as UTF-8", b"layer,head,score,\xe9\n0,0,1,1\n"),
+    "semicolons.csv": ("needs the columns layer, head and score, separated by commas", b"layer;head;score\n0;0;1\n"),
+    "field.csv": ("field larger than field limit", b"layer,head,score\n0,0," + b"1" * 200_000),
+    "digits.csv": ("and head 0, which no model has", b"layer,head,score\n" + b"9" * 400 + b",0,1\n0,0,1\n"),
+    "negative.csv": ("name layer -1 and head 0, which no model has", b"layer,head,score\n-1,0,1\n"),
+    "digits.json": ("and head 0, which no model has", b'{"' + b"9" * 400 + b'-0": [1], "0-0": [1]}'),
+    "value.json": ("int too large to convert to float", b'{"0-0": [' + b"9" * 400 + b"]}"),
+    "number.json": ("holds no scores of heads: {'headwise_config': 5}", b'{"headwise_config": 5}'),
+    "list.json": ("holds no scores of heads: {'headwise_config': [1]}", b'{"headwise_config": [1]}'),
+    "null.json": ("holds no scores of heads: {'headwise_config': None}", b'{"headwise_config": null}'),
+    "flags.json": ("is not iterable. Check the file", b'{"headwise_config": {"0": 5}}'),
+    "empty.json": ("the list of '0-0' is empty", b'{"0-0": []}'),
+    "surrogate.json": ("holds no scores of heads: {'\\ud800': [1]}", b'{"\\ud800": [1]}'),
+    "weights.yaml": ("int too large to convert to float", b"heads: [L0H0]\nweights: [" + b"9" * 400 + b"]"),
+    "ragged.tsv": ("must hold tab-separated numbers", b"1\t0\n1\n"),
+    "latin.tsv": ("is not UTF-8 text", b"\xff\xfe1\t0\n"),
+    "pattern.npy": ("are an array of numpy, which does not name layers and heads. Save them as CSV", b"\x93NUMPY"),
+}
+"""Files of scores with what is wrong with them."""
+
+NINES = "9" * 400
+FILES = [
+    *(
+        case(2, message, "import", *TINY[:2], "--file", f"{{place}}/scores/{name}", name=f"scores {name}")
+        for name, (message, _) in SCORE_FILES.items()
+    ),
+    *(
+        case(2, "it is not a regular file. Give the path of a file", *arguments)
+        for pipe in ("{place}/pipe", "/dev/zero")
+        for arguments in (
+            ("import", *TINY[:2], "--file", pipe),
+            ("run", pipe),
+            ("run", "--config", pipe),
+            ("patch", *TINY[:2], "--pairs", pipe),
+            ("ablate", *TINY[:2], "--prompt", "w1", "--answer", " w2", "--heads", f"file:{pipe}"),
+            ("budget", *BUDGET, "--order", f"file:{pipe}"),
+        )
+    ),
+    case(2, "cannot be accessed (File name too long)", "import", *TINY[:2], "--file", "x" * 300, name="long scores"),
+    study("models.llama-3 must be a string: None", "models:\n  llama-3:\nmeasure: {}"),
+    study("must be a string: datetime.date(2020, 1, 1)", "models: {2020-01-01: smollm2-135m}\nmeasure: {}"),
+    study("must be a string (a key)", "measure: {2020-01-01: 3}"),
+    study("models.my model must be a string: None", "models:\n  my model:\nmeasure: {}"),
+    study("is too long. Use at most 2147483647 tokens", f"measure: {{lengths: [{NINES}]}}"),
+    study("seed must be at most 2147483647", f"seed: {NINES}\nmeasure: {{}}"),
+    run(2, "--name may only have letters, digits, - and _, at most 100 of them: 'nnn", "--name", "n" * 300),
+    *(
+        case(2, "is too long. Use at most 2147483647 tokens", "budget", *BUDGET, "--cache-length", length)
+        for length in (10**12, NINES)
+    ),
+]
+
+EXPORT = ("export", EXAMPLE, "--format", "csv", "--score", "retrieval", "--model", "base", "--out")
+OTHERS += [
+    *(case(2, "exists already. Remove it, or choose another --out", *EXPORT, out) for out in (".", "..", "/", "")),
+    case(2, "cannot be accessed (File name too long)", *EXPORT, "x" * 300, name="export long"),
+    case(2, "cannot write", *EXPORT, "{place}/" + "x" * 250, name="export almost long"),
+    case(2, "cannot be accessed (File name too long)", "bundle", EXAMPLE, "--out", "x" * 300, name="bundle long"),
+    case(2, "invalid run name 'nnn", "join", "{place}/tiny", "{place}/tiny", "--name", "n" * 300, name="join long"),
+    *(
+        case(2, "it is not a regular file", command, *flags, pipe)
+        for pipe in ("{place}/pipe", "/dev/zero")
+        for command, *flags in (("bench", "--compare"), ("plan",))
+    ),
+    case(2, "cannot be accessed (File name too long)", "bench", "--compare", "x" * 300, name="bench long"),
+]
+
 TABLE = [
+    *FILES,
     *of_schemes(),
     *of_options(),
     *(study(message, content) for message, content in STUDIES),
@@ -935,6 +1010,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "odd" / "nan.csv").write_text("layer,head,score\n0,0,1\n0,1,nan\n")
     (place / "odd" / "twice.csv").write_text("layer,head,score\n0,1,1\n0,1,0.5\n")
     needle = {"name": "n", "question": "w1 w2", "opening": "w3 w4", "fact": "w5 w6"}
+    (place / "scores").mkdir()
+    for name, (_, content) in SCORE_FILES.items():
+        (place / "scores" / name).write_bytes(content)
+    os.mkfifo(place / "pipe")
     (place / "needles.jsonl").write_text(json.dumps(needle))
     spoil_checkpoints(place, tiny)
     spoil_adapters(place, tiny)
@@ -1087,6 +1166,32 @@ def test_bad_input_to_read_only_commands_gives_one_line(code, message, arguments
     assert err.startswith("headscope: ")
     assert err.count("\n") == 1, err
     assert message in err
+
+
+@pytest.mark.slow
+def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    """In a process of its own: every relative path fails there."""
+    code = (
+        "import os, sys\n"
+        "from headscope.cli import app\n"
+        f"os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r}); os.rmdir(os.getcwd())\n"
+        "for sys.argv in (['headscope', 'report', 'x'], ['headscope', 'patterns', '--prompt-file', 'x']):\n"
+        "    try: app.main()\n"
+        "    except SystemExit as stop: print(stop.code)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["2", "3"], ended.stderr
+    first, second = ended.stderr.splitlines()
+    assert first == "headscope: the working directory was deleted. Change to a folder that exists"
+    assert "no prompt file at 'x' (from a working directory that was deleted)" in second
+
+
+def test_a_tokenizer_may_be_a_folder_and_anything_else_is_refused(place: Path) -> None:
+    module = families.MEASURABLE["llama-gqa"]()
+    for folder in (place / "tiny", str(place / "tiny")):
+        assert hs.load(module, tokenizer=folder).tokenizer("w1 w2")["input_ids"]
+    with pytest.raises(BadInput, match=r"the tokenizer is 5. Pass a tokenizer of transformers or a folder"):
+        hs.load(module, tokenizer=5)
 
 
 def test_text_source_without_count_is_accepted_with_and_without_flags(tmp_path: Path) -> None:

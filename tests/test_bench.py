@@ -1,6 +1,7 @@
 """The bench of bfloat16: one row per table, with the rounding error relative to the sampling error."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from typer.testing import CliRunner
 
 from headscope.bench import rounding, variants
 from headscope.cli import app as cli
+from headscope.cli import bench
+from headscope.errors import BadInput, ResourceMissing
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
+from headscope.study import ray_engine
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,51 @@ def test_bench_shows_bounds_and_the_ratios_of_an_earlier_bench(monkeypatch: pyte
     output = CliRunner().invoke(cli.app, ["bench", "--compare", str(earlier)]).output
     assert "Compared with" in output
     assert {"1.212", "1.25", "1.321"} <= {*output.split()}
+
+
+def test_bench_looks_for_transformer_lens_before_it_measures(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setitem(sys.modules, "transformer_lens.model_bridge", None)
+    monkeypatch.setattr(variants, "load", lambda spec: pytest.fail("a model was opened"))
+    with pytest.raises(ResourceMissing, match=r"the comparison with transformer-lens needs .* or use --lens-length 0"):
+        next(variants.compare_variants(folder, 64, 1, 64, {}))
+
+
+def test_bench_of_engines_looks_for_ray_before_it_measures(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setattr(variants, "run_study", lambda *_, **__: pytest.fail("a study was run"))
+    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResourceMissing, match="Ray is not installed"):
+        variants.compare_engines(folder, 64)
+
+
+def test_bench_compares_with_transformer_lens_by_default_only_if_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+    row = {"what": variants.PLAIN, "ratio": 1.0}
+
+    def compare_variants(spec: str, length: int, repeats: int, lens_length: int, probes: Any) -> Any:
+        lengths.append(lens_length)
+        yield [row]
+
+    monkeypatch.setattr(variants, "compare_variants", compare_variants)
+    monkeypatch.setattr(rounding, "has_bfloat16", lambda: False)
+    for is_installed, arguments in ((True, []), (False, []), (False, ["--lens-length", "64"])):
+        monkeypatch.setattr(bench, "find_spec", lambda name, value=is_installed: value or None)
+        assert CliRunner().invoke(cli.app, ["bench", *arguments]).exit_code == 0
+    assert lengths == [1024, 0, 64]
+
+
+def test_bench_prints_what_it_measured_before_a_later_table_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"what": variants.PLAIN, "ratio": 1.0}
+
+    def compare_variants(*_: Any) -> Any:
+        yield [row]
+        raise BadInput("no memory is left")
+
+    monkeypatch.setattr(variants, "compare_variants", compare_variants)
+    result = CliRunner().invoke(cli.app, ["bench", "--json"])
+    assert isinstance(result.exception, BadInput)
+    assert json.loads(result.stdout.splitlines()[-1])["rows"] == [row]
 
 
 @pytest.mark.parametrize("content", [None, "", "[1]", '{"rows": 5, "date": 1, "machine": 2}'])

@@ -33,6 +33,7 @@ from headscope.study.runner import run_study
 from probes.budget import findings, passes
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
 from probes.budget.labels import format_interval
+from probes.budget.schema import order_name
 from probes.budget.streaming_order import (
     cache_bytes,
     kept_tokens,
@@ -449,6 +450,37 @@ def test_a_task_whose_prompts_are_shorter_than_the_window_is_named(place: Path) 
         monkeypatch.setattr(log, "warning", lambda message, *values: warnings.append(message % values))
         run_study(build_study(content), place / "runs")
     assert "streaming changes nothing in task colours: its longest prompt has" in "\n".join(warnings)
+
+
+def test_a_file_that_is_named_like_an_order_is_an_order_of_its_own(place: Path) -> None:
+    """random.csv was taken for the random order, and effective-length.csv for the measured one."""
+    for name, best in (("random", 0), ("effective-length", 3)):
+        rows = [f"{layer},{head},{int(layer == best)}" for layer in range(4) for head in range(4)]
+        (place / f"{name}.csv").write_text("\n".join(["layer,head,score", *rows]))
+    orders = [f"file:{place}/random.csv", f"file:{place}/effective-length.csv", "random"]
+    options = {"orders": orders, "lengths": [32], "shares": [0.75], "prompts": [], "draws": 1}
+    content = study(place, **options)
+    del content["budget"]["count"]
+    run = run_study(build_study(content), place / "named")
+    ranks = run.budget_orders.set_index(["order", "layer"])["rank"]
+    assert {*run.budget_orders["order"]} == {"file:random", "file:effective-length", "random"}
+    assert {*ranks["file:random", 0]} == {6, 7}
+    assert {*ranks["file:effective-length", 3]} == {6, 7}
+
+
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        ("random", "random"),
+        ("file:x/every.json", "file:every"),
+        ("run:x:random", "run:random"),
+        ("run:x:-far", "-far"),
+        ("file:far-mass/", "file:far-mass"),
+        ("file:x/scores.v2.json", "scores"),
+    ],
+)
+def test_the_name_of_an_order_of_a_file_is_never_that_of_another_order(order: str, name: str) -> None:
+    assert order_name(order) == name
 
 
 # Bad input ---------------------------------------------------------------------------------------------------------

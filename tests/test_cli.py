@@ -177,8 +177,8 @@ def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
 
 
 @pytest.mark.model
-def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
-    line = refused(2, "influence", "--model", "yarn=smollm2-135m@yarn:factor=8", "--unit", "head")
+def test_a_reset_needs_an_adapter_and_influence_documents_of_the_length(refused):
+    line = refused(2, "influence", "--model", "yarn=smollm2-135m@yarn:factor=8", "--component", "joint")
     assert "model 'yarn' has no AdaRoPE adapter, so 'joint' cannot be reset" in line
     flags = ("--component", "zero", "--text", f"file:{LICENSE}", "--docs", 1, "--length", 10_000_000)
     assert "LICENSE, has" in refused(2, "influence", *flags)

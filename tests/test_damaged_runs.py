@@ -19,6 +19,7 @@ from dashboards.layout import empty_page, resolve_url
 from headscope.cli import app as cli
 from headscope.errors import BadRun, CannotWrite
 from headscope.report import write_report
+from headscope.runs import run_tables
 from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
@@ -283,6 +284,18 @@ def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:
     code, stdout, _ = headscope("ls", copy.parent, "--json")
     damaged, sound = json.loads(stdout)
     assert (code, set(damaged), sound["seconds"]) == (0, {"path", "error"}, 1.5)
+
+
+def test_ls_reads_the_ends_of_tables_only_and_lists_an_incomplete_one_as_damaged(
+    copy: Path, headscope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_tables: list[Path] = []
+    monkeypatch.setattr(run_tables, "read_bytes", lambda file, *_: read_tables.append(file))
+    assert headscope("ls", copy.parent)[1].startswith(f"{copy.name}  base, yarn")
+    table = next(copy.glob("*.parquet"))
+    table.write_bytes(table.read_bytes()[:-5])
+    assert f"{copy.name}  cannot be read: {table} is damaged" in headscope("ls", copy.parent)[1]
+    assert not read_tables
 
 
 def test_path_that_is_not_a_run_directory_is_refused(tmp_path: Path, headscope) -> None:

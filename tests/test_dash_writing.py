@@ -56,6 +56,15 @@ def test_notes_are_stored_beside_the_run_and_shown_in_the_table(run: Run, server
     assert validate(Run.open(run.path)) == []
 
 
+def test_a_note_that_cannot_be_stored_is_refused_and_leaves_no_file(run: Run) -> None:
+    for note, tags in (("x\ud800", "a"), ("x", "a\ud800")):
+        with pytest.raises(BadInput, match=r"the note or a tag has the character '\\ud800', which cannot be stored"):
+            RunNotes.parse(note, tags)
+    with pytest.raises(UnicodeEncodeError):
+        write_notes(run.path, RunNotes("x\ud800"))
+    assert not (run.path / ".notes.json").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "note", "tags", "message"),
     [

@@ -4,6 +4,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from support.tokenizers import tokenizer
 from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
 from zoo.build import tiny
@@ -15,6 +16,7 @@ from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
 from probes.influence.gradient_estimate import estimate_effects
+from probes.influence.run import head_influence
 
 pytestmark = pytest.mark.slow  # many models
 
@@ -41,6 +43,20 @@ def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_
             edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
             replayed = float(replay.losses(edits).double().sum())
             assert replayed == pytest.approx(loss_without_head(model, unit, IDS), rel=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["jamba", "zamba2"])
+def test_head_influence_with_its_default_method_evaluates_heads_of_a_hybrid(model_type: str) -> None:
+    """Attention layers are numbered as in the model, and none of these hybrids attends in its first layer."""
+    model = hs.load(loaded(model_type).module, tokenizer=tokenizer("characters"))
+    options = {"docs": 1, "length": 32, "components": ["zero"]}
+    rows = head_influence(model, verify_top=2, verify_random=1, **options)
+    exact = head_influence(model, method="exact", **options).set_index(["layer", "head"])["delta_nll"]
+    evaluated = rows[rows["method"] == "exact"].set_index(["layer", "head"])["delta_nll"]
+    assert len(evaluated) == 3
+    assert {layer for layer, _ in exact.index} == set(model.geometry.layer_numbers) != {*range(model.geometry.layers)}
+    for head, delta in evaluated.items():
+        assert delta == pytest.approx(exact[head], abs=1e-6)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "jamba", "bamba", "falcon_h1", "lfm2"])

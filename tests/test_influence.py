@@ -280,9 +280,18 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
     model = loaded("llama-gqa")
     for scheme in ("base", "yarn:factor=8"):
         for unit in ("auto", "head"):
-            message = refusal_of(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
+            message = refusal_of(model.with_scheme(scheme), tmp_path / "runs", unit=unit, components=["joint"])
             assert "model 'learned' has no AdaRoPE adapter, so 'joint' cannot be reset" in message
-    assert len(run_sweep(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
+    assert "so 'joint' cannot be reset" in refusal_of(model, tmp_path / "runs", reset_to=["base"])
+
+
+def test_default_components_are_resets_of_an_adapter_and_zero_ablation_of_other_models(
+    learned: Model, tmp_path: Path
+) -> None:
+    """So that the command runs without options: the default model has no adapter."""
+    for model, components in ((loaded("llama-gqa"), {"zero"}), (learned, {"joint", "freq", "scale"})):
+        run = run_sweep(model, tmp_path / min(components), method="estimate", curve=False)
+        assert {*run.influence["component"]} == components
 
 
 def test_heads_of_layers_that_share_keys_have_an_influence(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from support import eager_reference, families
-from transformers import AutoModel
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
@@ -31,11 +31,21 @@ def test_the_loss_equals_that_of_the_models_own_head(family: str) -> None:
     assert mean == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
-def test_a_backbone_without_a_head_has_attention_tables_but_no_loss() -> None:
-    model = hs.load(AutoModel.from_config(families.build("llama", {}).config))
-    assert len(measure_tokens(model, IDS[0], ["attention"], None)["attention"]["ess2"])
-    with pytest.raises(UnsupportedModel, match=r"no language-model head. Open it as a causal language model"):
-        measure_tokens(model, IDS[0], ["attention", "nll"], None)
+@pytest.mark.parametrize(
+    "head", ["Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
+)
+def test_a_model_without_a_language_model_head_is_refused_when_it_is_loaded(head: str) -> None:
+    module = getattr(transformers, f"AutoModel{head.removeprefix('Model')}").from_config(
+        families.build("llama", {}).config
+    )
+    with pytest.raises(UnsupportedModel, match=rf"\(llama\): Llama{head} has no language-model head. Use a causal"):
+        hs.load(module)
+
+
+def test_a_vision_model_is_refused_when_it_is_loaded() -> None:
+    config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28)
+    with pytest.raises(UnsupportedModel, match=r"\(vit\): ViTModel has no language-model head"):
+        hs.load(transformers.ViTModel(config))
 
 
 def test_a_head_that_does_not_use_its_backbone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

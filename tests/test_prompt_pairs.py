@@ -146,6 +146,14 @@ def test_an_answer_that_merges_with_the_end_of_the_prompt_is_refused() -> None:
         tokenize_pair(tokenizer, PromptPair("x", "ab", "ab", "c"), needs_one_token=True, needs_wrong=False)
 
 
+@pytest.mark.parametrize(("file", "name"), [("ioi.jsonl", "file:ioi"), ("prompt", "file:prompt"), ("own.jsonl", "own")])
+def test_a_file_of_pairs_has_not_the_name_of_another_set(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).write_text(json.dumps(PAIR))
+    tokenizer = tiny_studies.tokenizer()
+    pairs = pair_sets.file_pairs(str(tmp_path / file), tokenizer, "equal", needs_one_token=True, needs_wrong=True)
+    assert pairs.name == name
+
+
 # Spans -------------------------------------------------------------------------------------------------------------
 
 

@@ -223,6 +223,15 @@ def test_files_of_kv_groups_and_selections_are_read(example: Run, tmp_path: Path
         assert {*selected} == {*example.top_heads("retrieval", 4, "base")}
 
 
+def test_a_bare_tsv_of_duo_attention_and_a_csv_with_byte_order_mark_are_read(example: Run, tmp_path: Path) -> None:
+    folder = example.export("duo", tmp_path / "pattern", "retrieval", "base")
+    bare = scores.read(folder / "full_attention_heads.tsv")
+    assert bare.per_group
+    assert (bare.by_group() == scores.read(folder).by_group()).all()
+    (tmp_path / "excel.csv").write_text("layer,head,score\n0,0,0.5\n0,1,1\n", encoding="utf-8-sig")
+    assert scores.read(tmp_path / "excel.csv").by_head().tolist() == [[0.5, 1]]
+
+
 def test_lists_of_a_published_retrieval_head_file_are_averaged(tmp_path: Path) -> None:
     trials = {"16-19": [0.9, 1.0, 0.8], "11-15": [0.2, 0.4], "8-26": [1.0]}
     (tmp_path / "Model.json").write_text(json.dumps(trials))

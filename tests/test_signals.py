@@ -108,6 +108,21 @@ def assert_resumes(server: Server, plan: Path, out: Path, uninterrupted_run: Run
     assert list(out.iterdir()) == [folder]
 
 
+def test_a_second_signal_adds_no_second_line(tmp_path: Path) -> None:
+    """Ctrl-C twice: the first ends the work with its line, and the second must not repeat it."""
+    code = (
+        "import signal, sys\n"
+        "from headscope import signals\n"
+        "from headscope.cli import app\n"
+        "def work(**_): signal.raise_signal(signal.SIGINT)\n"
+        "def end(code): signal.raise_signal(signal.SIGINT)\n"
+        "app.app, sys.exit = work, end\n"
+        "app.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("headscope: interrupted")) == (4, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 15), (signal.SIGTERM, 9)])
 def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(

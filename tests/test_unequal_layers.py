@@ -20,6 +20,7 @@ from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from zoo import checks, decoding_and_bf16, gemma
+from zoo.build import tiny
 from zoo.eager import eager, tokens
 
 import headscope as hs
@@ -376,6 +377,15 @@ def test_the_checks_notice_frequencies_of_another_layer(monkeypatch: pytest.Monk
 
 
 # Position schemes ----------------------------------------------------------------------------------------------------
+
+
+def test_yarn_for_an_odd_number_of_rotary_dimensions_is_refused_by_name() -> None:
+    """A third of 16 dimensions: transformers pairs 5 of them, and its YaRN fails."""
+    model = hs.load(tiny("mimo_v2_flash", {"head_dim": 16}))
+    with pytest.raises(UnsupportedModel, match=r"cannot apply yarn to .* \(mimo_v2_flash\): .* its config gives 5"):
+        model.with_scheme("yarn:factor=4").schedule  # noqa: B018
+    even = hs.load(tiny("mimo_v2_flash", {"head_dim": 24}))
+    assert even.with_scheme("yarn:factor=4").schedule.theta(0).shape == (1, 4)
 
 
 @contextmanager

@@ -275,6 +275,12 @@ def attention_forward(
     mask = DecodedMask.decode(
         attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
     )
+    if any(mask.dropped_keys) and not (mask.window or mask.chunk_size):
+        # Moshi: its sliding cache drops keys that its attention sees without a cache.
+        reason = (
+            "its cache has dropped keys that it attends to without a cache, in transformers too. Pass use_cache=False"
+        )
+        raise unsupported_model_error(module, reason)
     if block_indices is not None and mask.key_roles is not None:
         raise unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)

@@ -11,7 +11,7 @@ import torch
 
 from headscope.bench.variants import ALL_MEASURES, EXACT_STATISTICS, SAMPLED_STATISTICS
 from headscope.errors import BadInput, ResourceMissing
-from headscope.user_input import quote
+from headscope.user_input import expand_path, quote, read_text_file
 
 Row = Mapping[str, Any]
 Key = tuple[Any, ...]
@@ -43,12 +43,12 @@ def read_earlier(path: Path) -> tuple[str, dict[Key, Row]]:
     Raises ResourceMissing without the file, BadInput for another file.
     """
     try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = json.loads(read_text_file(expand_path(path, "earlier bench"), f"earlier bench {quote(str(path))}"))
         return f"{earlier['date']}, {earlier['machine']}", {_key(row): row for row in earlier["rows"]}
-    except OSError as error:
-        message = f"cannot read {quote(str(path))}: {error.strerror}. Write it with headscope bench --json"
+    except FileNotFoundError as error:
+        message = f"no earlier bench at {quote(str(path))}. Write it with headscope bench --json"
         raise ResourceMissing(message) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{quote(str(path))} is not the output of headscope bench --json. Use a file that it wrote"
         raise BadInput(message) from error
 

@@ -9,13 +9,14 @@ import torch
 
 from headscope import plugins
 from headscope.bench.timing import time_calls
-from headscope.errors import ResourceMissing
+from headscope.errors import ResourceMissing, missing_package
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.prompts.texts import load_token_documents
-from headscope.study.config import build_study
+from headscope.study.config import EngineOptions, build_study
 from headscope.study.progress import NoProgress
+from headscope.study.ray_engine import RayEngine
 from headscope.study.runner import run_study
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
@@ -38,8 +39,11 @@ def compare_variants(
     The first table compares measuring with the plain forward pass, which returns logits at every position. The second
     compares an adapter, and an optimiser step of its training, with the forward pass under YaRN. `lens_length` > 0 adds
     TransformerLens's run_with_cache of hook_pattern at that length. `probe_lengths` adds the calls that a probe names
-    for its bench, up to that length, timed once. Peak memory needs Linux or CUDA.
+    for its bench, up to that length, timed once. Peak memory needs Linux or CUDA. Raises ResourceMissing before any
+    measurement if TransformerLens is not installed.
     """
+    if lens_length:
+        _bridge_class()
     model = load(spec)
     yield time_calls(length, _measuring_calls(model, document_tokens(model, length)), repeats, model.device)
     yield time_calls(length, _scheme_calls(model, document_tokens(model, length)), repeats, model.device)
@@ -89,14 +93,19 @@ def _scheme_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any
     }
 
 
-def _lens_call(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
+def _bridge_class() -> Any:
     try:
         from transformer_lens.model_bridge import TransformerBridge
     except ImportError as error:
         raise ResourceMissing(
-            "transformer-lens is not installed. Install it (pip install 'headscope[lens]') or use --lens-length 0"
+            f"the comparison with transformer-lens needs {missing_package(error)}. Run pip install 'headscope[lens]', "
+            "or use --lens-length 0"
         ) from error
-    bridge = TransformerBridge.boot_transformers("bench", hf_model=model.module, tokenizer=model.tokenizer)
+    return TransformerBridge
+
+
+def _lens_call(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
+    bridge = _bridge_class().boot_transformers("bench", hf_model=model.module, tokenizer=model.tokenizer)
 
     def run_with_cache() -> None:
         with torch.no_grad():
@@ -126,9 +135,11 @@ def compare_engines(spec: str, length: int) -> list[dict[str, Any]]:
     """One row per engine: seconds of one study in this process with all threads, and on single-threaded Ray workers.
 
     There are as many workers as threads. `ratio` is the throughput relative to one process. `before` is the time before
-    the first work item, which a study spends once; `seconds` excludes it.
+    the first work item, which a study spends once; `seconds` excludes it. Raises ResourceMissing before any measurement
+    if Ray is not installed.
     """
     threads = torch.get_num_threads()
+    RayEngine(EngineOptions(name="ray"))
     texts, measure = {"docs": ENGINE_DOCS}, {"lengths": [length]}
     study = {"name": "bench", "models": {"base": spec}, "texts": texts, "measure": measure}
     clocks = {}

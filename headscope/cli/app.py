@@ -200,7 +200,7 @@ def join(
 ) -> None:
     """Combine several runs into one run directory, to share or ship it."""
     if not re.match(user_input.RUN_NAME_PATTERN, name):
-        raise BadInput(f"invalid run name {user_input.quote(name)}. Use letters, digits, - and _ in --name")
+        raise BadInput(f"invalid run name {user_input.quote(name)}. Use at most 100 letters, digits, - and _ in --name")
     from headscope.runs.run import Run
     from headscope.runs.writer import join_runs
 
@@ -216,7 +216,10 @@ def list_runs(
     directory: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """List the runs in a folder, newest first. Also list unfinished and damaged runs."""
+    """List the runs in a folder, newest first. Also list unfinished and damaged runs.
+
+    It reads only the ends of the tables; headscope validate compares their whole content with its digests.
+    """
     from headscope.errors import BadRun
     from headscope.runs.run import Run, unfinished_runs
     from headscope.runs.run import list_runs as finished_runs
@@ -229,7 +232,7 @@ def list_runs(
     for path, run in finished_runs(directory):
         try:
             if isinstance(run, Run):
-                run.check()
+                run.check_footers()
             entries.append((path, run))
         except BadRun as error:
             entries.append((path, error))
@@ -307,13 +310,30 @@ def main() -> None:
         print(f"headscope: {message}", file=sys.stderr)
         sys.exit(error.exit_code)
     except HeadscopeError as error:
-        print(f"headscope: {' '.join(str(error).split())}", file=sys.stderr)
+        _print_last_line(f"headscope: {' '.join(str(error).split())}")
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print(signals.MESSAGE, file=sys.stderr)
+        _print_last_line(signals.MESSAGE)
         sys.exit(signals.EXIT_CODE)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _has_working_directory():
+            _print_last_line("headscope: the working directory was deleted. Change to a folder that exists")
+            sys.exit(BadInput.exit_code)
         _exit_without_output(error)
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _print_last_line(text: str) -> None:
+    """Say why the command ends, unless a second signal did so."""
+    if signals.claim_last_line():
+        print(text, file=sys.stderr, flush=True)
 
 
 def _exit_without_output(error: OSError) -> None:

@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ from headscope.cli.flags import EXAMPLE, Json
 
 BF16_LENGTH = 1024
 """Tokens of the documents that are also measured in bfloat16."""
+LENS_LENGTH = 1024
+"""Tokens for the comparison with transformer-lens, if it is installed."""
 
 
 def bench(
@@ -22,9 +25,14 @@ def bench(
     length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median is reported.")] = 3,
     lens_length: Annotated[
-        int,
-        typer.Option("--lens-length", min=0, help="Tokens for the comparison with transformer-lens; 0 skips it."),
-    ] = 1024,
+        int | None,
+        typer.Option(
+            "--lens-length",
+            min=0,
+            help="Tokens for the comparison with transformer-lens; 0 skips it. "
+            "\\[default: 1024 if transformer-lens is installed]",
+        ),
+    ] = None,
     dashboard: Annotated[bool, typer.Option("--dash", help="Time the app instead.")] = False,
     compare_workers: Annotated[
         bool, typer.Option("--engine", help="Compare Ray workers with one process on the same study instead.")
@@ -53,14 +61,17 @@ def bench(
         print(f"{date}, {machine}")
         if description:
             print(f"Compared with {description}")
-    if dashboard:
-        from dashboards import browser_timing
+    try:
+        if dashboard:
+            from dashboards import browser_timing
 
-        rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
-    else:
+            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
+            return
         quiet_libraries()
         from headscope.report.terminal import print_line, print_table
 
+        if lens_length is None:
+            lens_length = LENS_LENGTH if find_spec("transformer_lens") else 0
         probes = {name: n for name, n in longest.items() if n}
         for table in _tables(model, length, repeats, lens_length, probes, compare_workers):
             rows += table
@@ -68,8 +79,9 @@ def bench(
                 bounded = comparison.add_bounds(table)
                 print_table(comparison.add_earlier(bounded, earlier) if earlier else bounded)
                 print_line(_verdict(table))
-    if as_json:
-        print(json.dumps({"date": date, "machine": machine, "rows": rows}))
+    finally:
+        if as_json and rows:  # also if a later table failed
+            print(json.dumps({"date": date, "machine": machine, "rows": rows}), flush=True)
 
 
 def _tables(

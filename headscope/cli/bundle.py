@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headscope import plugins, signals
+from headscope import plugins, signals, user_input
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, Quiet
 from headscope.errors import BrokenProbe, CannotWrite
 
@@ -76,6 +76,7 @@ def _draft_folder(out: Path) -> Iterator[Path]:
 
     Raises CannotWrite if `out` is neither a bundle nor an empty folder, or cannot be written.
     """
+    out = user_input.expand_path(out, "--out")
     if out.exists() and not (out / MARKER_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise CannotWrite(f"cannot write {out}: it exists and is not a bundle. Choose another --out, or remove it")
     draft, old = (

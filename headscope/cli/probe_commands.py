@@ -198,7 +198,8 @@ def _replace_keys_with_flags(
     prefix = f"study file '{file}': " if file else "study: "
     if message.startswith(prefix):
         body = message.removeprefix(prefix)
-        key, rest = re.fullmatch(r"([\w.]*?)(?:\.\d+)*((?::? .*)?)", body, re.DOTALL).groups()  # type: ignore[union-attr]
+        match = re.fullmatch(r"([\w.]*?)(?:\.\d+)*((?::? .*)?)", body, re.DOTALL)
+        key, rest = match.groups() if match else ("", body)  # a label is a key, too, and may be any text
         name = flag_by_key.get(key, key.removeprefix("engine."))
         if key in (probe.name, "engine") and rest.startswith(": ") and not file:
             message = rest.removeprefix(": ")

@@ -26,6 +26,7 @@ from headscope.models import open_contexts
 from headscope.models.bridge import delegating_attention
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.open_contexts import OpenContext
+from headscope.models.padding_check import refusing_wrong_positions
 from headscope.streaming import StreamingWindow
 
 
@@ -120,6 +121,8 @@ def capturing(model: LoadedModel, description: str = "hs.capturing(...) with edi
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
+        check_positions = refusing_wrong_positions(model.padding_check, model.name)
+        stack.callback(model.module.register_forward_pre_hook(check_positions, with_kwargs=True).remove)
         stack.enter_context(refusing_other_threads(model.attention_modules, model.name))
         for module in model.attention_modules:
             stack.callback(module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True).remove)

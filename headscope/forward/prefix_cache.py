@@ -95,6 +95,7 @@ def supports_prefix_cache(model: Model) -> bool:
         rotation.frequency_change_length is not None and not schedule.replaces_rotation
     )
     layers = DynamicCache(config=model.module.config).layers
+    depends_on_length |= model.padding_check.uncounted_token is not None
     return not depends_on_length and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
 
 

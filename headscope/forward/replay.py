@@ -36,6 +36,7 @@ from headscope.forward.logits import (
     token_losses,
 )
 from headscope.forward.replay_check import check_once
+from headscope.models import quantization
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -107,7 +108,8 @@ class Replay:
     def record_streams(self) -> Tensor:
         """Run the full pass and store the input of every layer and the output of the last.
 
-        Returns the backbone's last hidden states [1, L, D]. Raises UnsupportedModel if resumed passes of this model differ from full ones.
+        Returns the backbone's last hidden states [1, L, D]. Raises UnsupportedModel if resumed passes of this model
+        differ from full ones.
         """
         check_once(self.model, lambda ids: Replay(self.model, self.schedule, ids, memory_bytes=1e9))
 
@@ -139,7 +141,7 @@ class Replay:
         return self._attention_layers.index(attention_layer)
 
     def run_layer(self, layer: int, stream: Tensor) -> Tensor:
-        """The output [1, L, D] of one decoder layer for a residual stream, and else the arguments of the recorded pass."""
+        """The output [1, L, D] of one decoder layer for a residual stream and the other recorded arguments."""
         args, kwargs = self._carried.arguments(layer, self._carried.tensors)
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
@@ -230,7 +232,7 @@ class Replay:
         return self._resume(len(self.layers), stream)
 
     def _resume(self, layer: int, streams: Tensor) -> Tensor:
-        """The backbone's last hidden states [B, L, D] of B passes with these residual streams before a decoder layer."""
+        """The backbone's last hidden states [B, L, D] of passes with these residual streams before a decoder layer."""
         copies = streams.shape[self._batch_axis]
 
         def outputs_of(number: int) -> Callable[..., Any]:
@@ -260,8 +262,10 @@ class Replay:
         """Compute gradients of objectives with respect to the head outputs z of every attention layer, last first.
 
         `on_layer(layer, z, call, gradients)` receives z [1, H, L, d], the call that computed it, and one gradient of
-        the same shape per objective. Only one layer's activations are in memory at a time.
+        the same shape per objective. Only one layer's activations are in memory at a time. Raises UnsupportedModel for
+        weights that a forward pass has packed in 4 bits.
         """
+        quantization.refuse_gradients(self.model.module, self.model.name)
         with torch.enable_grad():
             stream = self.residual_stream_before(len(self.layers)).detach().requires_grad_()
             hidden = self.final_hidden_states(stream)

@@ -16,11 +16,12 @@ from headscope.attention import backend
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.forward.backbone import backbone
 from headscope.models.checkpoint import LoadedModel
+from headscope.models.quantization import quantization_method
 
 TOKENS = 4
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-2, 0.5
-"""Largest difference as a share of the effect of the ablation. In half precision a batch rounds otherwise than its rows,
-which may choose another expert."""
+"""Largest difference as a share of the effect of the ablation. In half precision and with
+quantized weights a batch rounds otherwise than its rows, which may choose another expert."""
 ROUNDING, HALF_PRECISION_ROUNDING = 1e-4, 2e-2
 """Share of the hidden states that rounding may change."""
 
@@ -75,7 +76,7 @@ def _difference(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePas
     except Exception as error:  # the model's own code may fail in any way
         return f"a resumed pass over two copies of a text failed ({type(error).__name__}: {first_line(error)})"
     expected = torch.cat((unedited, ablated)).float()
-    is_exact = unedited.dtype.itemsize >= 4
+    is_exact = unedited.dtype.itemsize >= 4 and not quantization_method(model.module.config)
     tolerance, rounding = (TOLERANCE, ROUNDING) if is_exact else (HALF_PRECISION_TOLERANCE, HALF_PRECISION_ROUNDING)
     effect, scale = float((expected[1] - expected[0]).norm()), float(expected.norm())
     difference = float((resumed.float() - expected).norm())

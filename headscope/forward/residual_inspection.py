@@ -236,6 +236,8 @@ def _attention_branch(
         if call is None or matrix is None or not call.inputs or call.inputs[0][0].shape != z.shape:
             continue
         if returned is None or (call.output.shape == returned.shape and is_close(call.output, returned, z.dtype)):
+            if not matrix.is_floating_point():
+                raise DecompositionError(f"its {type(module).__name__} keeps quantised weights")
             bias, inputs = getattr(module, "bias", None), call.inputs[0][0]
             projected = inputs.float() @ matrix.float().T + (0 if bias is None else bias.float())
             if not is_close(projected, call.output[0].float(), z.dtype):  # a LoRA, for example

@@ -27,8 +27,9 @@ from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
 from headscope.models.identity import WeightTracker, named_tensors
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model, refuse_autocast
+from headscope.models.padding_check import PaddingCheck, check_padding
 from headscope.models.rotation import preserving_frequencies, rope_types
-from headscope.models.unsupported import refuse_by_config
+from headscope.models.unsupported import refuse_by_config, refuse_without_language_head
 
 log = logging.getLogger("headscope")
 
@@ -50,6 +51,7 @@ class Checkpoint:
     rotation: CheckpointRotation = field(init=False)
     _weights: WeightTracker = field(init=False)
     _frequencies: list[torch.Tensor] = field(init=False)
+    padding_check: PaddingCheck = field(init=False)
 
     def __post_init__(self) -> None:
         refuse_autocast()
@@ -58,6 +60,7 @@ class Checkpoint:
         if is_quantized:
             self._weights.digests()  # the first pass packs quantised weights in another order
         refuse_by_config(self.module.config, self.name)
+        refuse_without_language_head(self.module, self.name)
         _check_values(self.module, self.name)
         with (
             entering(self.module),
@@ -68,6 +71,7 @@ class Checkpoint:
             _refuse_open_contexts(self.module, self.name)
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
+            self.padding_check = check_padding(self.module, rotates=inspection.rotation.pairs > 0)
         if is_quantized:
             self._weights.keep_digests()
         self.attention_modules = inspection.attention_modules
@@ -145,6 +149,8 @@ class LoadedModel(Protocol):
     def attention_modules(self) -> tuple[nn.Module, ...]: ...
     @property
     def rotation(self) -> CheckpointRotation: ...
+    @property
+    def padding_check(self) -> PaddingCheck: ...
     @property
     def device(self) -> torch.device: ...
     @property

@@ -5,19 +5,25 @@ the way, or that transformers interprets otherwise, is refused by name.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
-from headscope.errors import UnsupportedModel
-from headscope.models.gguf_config import SIZES, architecture, has_attribute, head_dim, layer_windows, softmax_scale
-from headscope.models.gguf_file import ROPE_TENSORS, GgufFile
+from headscope.models.gguf_config import (
+    OPTIONAL_SIZES,
+    SIZES,
+    architecture,
+    has_attribute,
+    head_dim,
+    layer_windows,
+    softmax_scale,
+)
+from headscope.models.gguf_file import GgufFile
 from headscope.models.gguf_rope import attention_factor, original_length, rope_theta, scaling_factor, scaling_type
+from headscope.models.gguf_weights import refuse_unused_tensors
 from headscope.models.inspection import evaluation_mode, inspect_model
 
 RELATIVE_TOLERANCE = 1e-5
@@ -29,7 +35,7 @@ def check_model(module: PreTrainedModel, file: GgufFile, unused: Iterable[str]) 
 
     `unused` are the tensors that transformers reports as unused.
     """
-    _check_tensors(module, file, unused)
+    refuse_unused_tensors(module, file, unused)
     _check_sizes(module.config, file)
     with evaluation_mode(module):
         inspection = inspect_model(module)
@@ -37,26 +43,34 @@ def check_model(module: PreTrainedModel, file: GgufFile, unused: Iterable[str]) 
     rotation = inspection.rotation
     attending = [windows[number] for number in inspection.layer_numbers]
     _require(file, "attention.sliding_window", attending, list(inspection.windows))
-    _require(file, "attention.head_count", {file.settings["attention.head_count"]}, {*inspection.layer_heads})
-    _require(file, "attention.key_length", {head_dim(file)}, {*inspection.layer_head_dims})
-    groups = file.settings.get("attention.head_count_kv", file.settings["attention.head_count"])
-    groups = {*groups} - {0} if isinstance(groups, list) else {groups}
-    _require(file, "attention.head_count_kv", groups, {*inspection.layer_kv_groups})
+    is_local = [window is not None and architecture(file).rotates_by_window for window in attending]
+    heads = file.settings["attention.head_count"]
+    _require(file, "attention.head_count", [heads] * len(attending), list(inspection.layer_heads))
+    head_dims = [head_dim(file, local=local) for local in is_local]
+    _require(file, "attention.key_length", head_dims, list(inspection.layer_head_dims))
+    groups = file.settings.get("attention.head_count_kv", heads)
+    if not isinstance(groups, list):
+        groups = [groups] * len(windows)
+    groups = [groups[number] for number in inspection.layer_numbers]
+    _require(file, "attention.head_count_kv", groups, list(inspection.layer_kv_groups))
     for attention in inspection.attention_modules:
         if (scale := getattr(attention, "scaling", None)) is not None and not _close(scale, softmax_scale(file)):
-            raise file.refuse("attention.scale", f"is {softmax_scale(file):.6g}, but the model has {scale:.6g}")
+            raise file.unsupported_error(
+                "attention.scale", f"is {softmax_scale(file):.6g}, but the model has {scale:.6g}"
+            )
     if not architecture(file).rotates:
         return
-    for layer, window in enumerate(attending):
-        local = window is not None and file.architecture == "gemma3"
+    for layer, local in enumerate(is_local):
         theta, factor = expected_rotation(file, local=local)
         if not _close(rotation.factors[layer], factor) and rotation.factor_scales_logits:
-            raise file.refuse(
+            raise file.unsupported_error(
                 "rope.scaling.attn_factor", f"is {factor:.6g}, but the model has {rotation.factors[layer]}"
             )
         own = rotation.layer_theta(layer)
         if own.shape != theta.shape or not torch.allclose(own.double(), theta, rtol=RELATIVE_TOLERANCE, atol=1e-12):
-            raise file.refuse("rope.scaling.type", f"gives other frequencies than the model has in layer {layer}")
+            raise file.unsupported_error(
+                "rope.scaling.type", f"gives other frequencies than the model has in layer {layer}"
+            )
 
 
 def expected_rotation(file: GgufFile, *, local: bool = False) -> tuple[Tensor, float]:
@@ -64,7 +78,8 @@ def expected_rotation(file: GgufFile, *, local: bool = False) -> tuple[Tensor, f
 
     `local`: for layers with a sliding window in architectures that rotate these by a base of their own.
     """
-    dims = file.settings.get("rope.dimension_count", head_dim(file))
+    key = "rope.dimension_count_swa" if local else "rope.dimension_count"
+    dims = file.settings.get(key, head_dim(file, local=local))
     exponents = torch.arange(0, dims, 2).double() / dims
     theta = rope_theta(file, local=local) ** -exponents
     if local:
@@ -95,45 +110,22 @@ def _yarn_ramp(file: GgufFile, dims: int) -> Tensor:
     return ((torch.arange(dims // 2).double() - low) / max(high - low, 0.001)).clamp(0, 1)
 
 
-def _check_tensors(module: PreTrainedModel, file: GgufFile, unused: Iterable[str]) -> None:
-    """Refuse weights that transformers drops without a word, such as biases that its class does not have."""
-    if file.architecture in GGUF_CONFIG_ARCHS:
-        dropped = sorted(unused)
-    else:
-        processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=module.config.to_dict())
-        names = _used_names(module, processor)
-        dropped = sorted(
-            name
-            for name in file.tensor_names - {*ROPE_TENSORS, "output.weight"}
-            if name not in names and name.removesuffix(".weight") not in names
-        )
-    if dropped:
-        raise UnsupportedModel(
-            f"cannot open GGUF file '{file.path}': transformers does not use its tensor '{dropped[0]}' "
-            f"({len(dropped)} in all). Use the folder or the hub id that it was made from"
-        )
-
-
-def _used_names(module: PreTrainedModel, processor: Any) -> Mapping[str, str]:
-    names: Mapping[str, str] = get_gguf_hf_weights_map(module, processor)
-    return names
-
-
 def _check_sizes(config: Any, file: GgufFile) -> None:
     """Compare the sizes, epsilons and soft caps of the file with the configuration."""
     for key, attributes in SIZES.items():
         name = next((name for name in attributes if has_attribute(type(config), name)), None)
         value = file.settings.get(key)
-        if name is None or value is None or isinstance(value, list):
+        is_inspected = key in OPTIONAL_SIZES and key != "context_length"
+        if name is None or value is None or isinstance(value, list) or is_inspected:
             continue
         value -= file.settings.get("nextn_predict_layers", 0) if key == "block_count" else 0
         if not _close(getattr(config, name) or 0, value):
-            raise file.refuse(key, f"differs from that of the model, {getattr(config, name)}")
+            raise file.unsupported_error(key, f"differs from that of the model, {getattr(config, name)}")
 
 
 def _require(file: GgufFile, key: str, expected: Any, actual: Any) -> None:
     if expected != actual:
-        raise file.refuse(key, f"differs from that of the model: {expected} instead of {actual}")
+        raise file.unsupported_error(key, f"differs from that of the model: {expected} instead of {actual}")
 
 
 def _close(value: float, expected: float) -> bool:

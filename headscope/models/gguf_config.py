@@ -14,8 +14,9 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headscope.errors import UnsupportedModel
+from headscope.models.gguf_families import family_values
 from headscope.models.gguf_file import GgufFile
-from headscope.models.gguf_rope import LOCAL_BASES, rope_parameters, rope_theta
+from headscope.models.gguf_rope import LOCAL_BASES, proportional_parameters, rope_parameters, rope_theta
 
 Windows = Literal["none", "all", "pattern"]
 
@@ -26,14 +27,17 @@ class Architecture:
 
     `windows` says which layers may have a sliding window; of `period` layers the last attends to the whole text, or the
     layers are those of the file's pattern. `large_layers` is the number of layers of the size whose softmax scale is
-    (hidden size / heads)^-1/2 instead of head_dim^-1/2. `rotates` is false without rotary positions. `keys` are further
-    settings, each with the value that the model of transformers has for it.
+    (hidden size / heads)^-1/2 instead of head_dim^-1/2, or `scale` is the softmax scale. `rotates` is false without
+    rotary positions; `rotates_by_window` is true if layers with a window rotate by a base of their own. `keys` are
+    further settings, each with the value that the model of transformers has for it.
     """
 
     windows: Windows = "none"
     period: int = 1
     large_layers: int | None = None
+    scale: float | None = None
     rotates: bool = True
+    rotates_by_window: bool = False
     keys: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -47,6 +51,10 @@ _EXPERTS = {
 }
 _SSM = {f"ssm.{name}": ANY for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")}
 _QWEN35 = {**_SSM, "full_attention_interval": ANY, "nextn_predict_layers": ANY, "rope.dimension_sections": ANY}
+_GEMMA4 = {
+    **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), ANY),
+    **dict.fromkeys(("attention.shared_kv_layers", "embedding_length_per_layer_input"), ANY),
+}
 ARCHITECTURES = {
     "llama": Architecture(keys={"tensor_data_layout": "Meta AI original pth"}),
     "qwen2": Architecture(),
@@ -57,7 +65,8 @@ ARCHITECTURES = {
     "qwen35moe": Architecture(keys=_QWEN35 | _EXPERTS),
     "phi3": Architecture(windows="all"),
     "gemma2": Architecture(windows="pattern", period=2, large_layers=46),
-    "gemma3": Architecture(windows="pattern", period=6, large_layers=62),
+    "gemma3": Architecture(windows="pattern", period=6, large_layers=62, rotates_by_window=True),
+    "gemma4": Architecture(windows="pattern", period=6, scale=1.0, rotates_by_window=True, keys=_GEMMA4),
     "starcoder2": Architecture(windows="all"),
     "stablelm": Architecture(keys={"use_parallel_residual": ANY}),
     "nemotron": Architecture(),
@@ -128,39 +137,49 @@ def gguf_config(file: GgufFile) -> PreTrainedConfig:
     values = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
     values |= _sizes(file, config_class)
     values |= _biases(file, config_class)
-    values |= _family_values(file, config_class)
+    values |= family_values(file)
     if declaration.rotates:
         values["rope_parameters"] = _rope(file, config_class, values.get("rope_parameters") or {})
     values |= _windows(file, declaration, config_class)
     if has_attribute(config_class, "query_pre_attn_scalar"):
         values["query_pre_attn_scalar"] = _rounded(softmax_scale(file) ** -2)
-    elif not math.isclose(softmax_scale(file), head_dim(file) ** -0.5, rel_tol=1e-6):
-        raise file.refuse("attention.scale", "is not head_dim^-1/2, as in this architecture of transformers")
+    elif not math.isclose(softmax_scale(file), default_scale(file), rel_tol=1e-6):
+        raise file.unsupported_error(
+            "attention.scale", f"is not {default_scale(file):.6g}, as in this model of transformers"
+        )
     if has_attribute(config_class, "original_max_position_embeddings"):  # Phi-3, which prefers it to rope_parameters
         default = file.settings["context_length"]
         length = file.settings.get("rope.scaling.original_context_length", default)
         values["original_max_position_embeddings"] = length
+    if has_attribute(config_class, "vocab_size_per_layer_input"):
+        values["vocab_size_per_layer_input"] = values["vocab_size"]
     vocabulary = values.get("vocab_size")
     if vocabulary is not None and (values.get("pad_token_id") or config_class().pad_token_id or 0) >= vocabulary:
         values["pad_token_id"] = None  # the default of the class is a token of its published checkpoint
     return config_class.from_dict(values)
 
 
-def head_dim(file: GgufFile) -> int:
-    """Dimensions of a head."""
+def head_dim(file: GgufFile, *, local: bool = False) -> int:
+    """Dimensions of a head; with `local`, in layers with a window, which may differ in Gemma 4."""
     settings = file.settings
+    if local and "attention.key_length_swa" in settings:
+        return int(settings["attention.key_length_swa"])
     return int(settings.get("attention.key_length") or settings["embedding_length"] // settings["attention.head_count"])
 
 
-def softmax_scale(file: GgufFile) -> float:
-    """The factor on the products of queries and keys: that of the file, else llama.cpp's for the architecture."""
-    settings = file.settings
-    if scale := settings.get("attention.scale"):
-        return float(scale)
-    dims = head_dim(file)
-    if settings["block_count"] == architecture(file).large_layers:
-        dims = settings["embedding_length"] // settings["attention.head_count"]
+def default_scale(file: GgufFile) -> float:
+    """The factor on the products of queries and keys that llama.cpp has for the architecture."""
+    declaration, settings = architecture(file), file.settings
+    if declaration.scale is not None:
+        return declaration.scale
+    is_large = settings["block_count"] == declaration.large_layers
+    dims = settings["embedding_length"] // settings["attention.head_count"] if is_large else head_dim(file)
     return float(dims**-0.5)
+
+
+def softmax_scale(file: GgufFile) -> float:
+    """The factor on the products of queries and keys: that of the file, else of the architecture."""
+    return float(file.settings.get("attention.scale") or default_scale(file))
 
 
 def layer_windows(file: GgufFile) -> tuple[int | None, ...]:
@@ -171,14 +190,14 @@ def layer_windows(file: GgufFile) -> tuple[int | None, ...]:
     if window is None or (declaration.windows == "none" and window >= file.settings["context_length"]):
         return (None,) * layers
     if declaration.windows == "none":
-        raise file.refuse("attention.sliding_window", "has no place in this architecture of transformers")
+        raise file.unsupported_error("attention.sliding_window", "has no place in this architecture of transformers")
     pattern = file.settings.get("attention.sliding_window_pattern", declaration.period)
     if isinstance(pattern, int):
         pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers)]
         if declaration.windows == "all":
             pattern = [True] * layers
     if len(pattern) != layers or (declaration.windows == "all" and not all(pattern)):
-        raise file.refuse("attention.sliding_window_pattern", "does not fit the layers of this architecture")
+        raise file.unsupported_error("attention.sliding_window_pattern", "does not fit the layers of this architecture")
     return tuple(window if sliding else None for sliding in pattern)
 
 
@@ -191,16 +210,20 @@ def _refuse_unknown_settings(file: GgufFile, declaration: Architecture) -> None:
     known = {*SIZES, *POSITION_KEYS, *OTHER_KEYS} - {*_EXPERTS}
     for key in file.settings:
         if key not in known and key not in declaration.keys:
-            raise file.refuse(key, "is not one that headscope reads for this architecture")
+            raise file.unsupported_error(key, "is not one that headscope reads for this architecture")
         if (value := declaration.keys.get(key, ANY)) is not ANY and file.settings[key] != value:
-            raise file.refuse(key, f"must be {value}")
-        is_local = key in LOCAL_BASES and file.architecture != "gemma3"
+            raise file.unsupported_error(key, f"must be {value}")
+        is_local = key in LOCAL_BASES and not declaration.rotates_by_window
         if is_local or (key.startswith("rope.") and not declaration.rotates):
-            raise file.refuse(key, "has no place in this architecture of transformers")
+            raise file.unsupported_error(key, "has no place in this architecture of transformers")
     if file.settings.get("attention.causal") is False:
-        raise file.refuse("attention.causal", "makes it attend in both directions")
-    if file.settings.get("attention.value_length", head_dim(file)) != head_dim(file):
-        raise file.refuse("attention.value_length", "differs from the length of the keys")
+        raise file.unsupported_error("attention.causal", "makes it attend in both directions")
+    for key, length in (
+        ("attention.value_length", head_dim(file)),
+        ("attention.value_length_swa", head_dim(file, local=True)),
+    ):
+        if file.settings.get(key, length) != length:
+            raise file.unsupported_error(key, "differs from the length of the keys")
 
 
 def _sizes(file: GgufFile, config_class: Any) -> dict[str, Any]:
@@ -214,20 +237,26 @@ def _sizes(file: GgufFile, config_class: Any) -> dict[str, Any]:
         if name is not None:
             sizes[config_class.attribute_map.get(name, name)] = value
         elif value and key not in OPTIONAL_SIZES:
-            raise file.refuse(key, "has no place in this architecture of transformers")
+            raise file.unsupported_error(key, "has no place in this architecture of transformers")
     return sizes
 
 
 def _rope(file: GgufFile, config_class: Any, axes: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, by layer type for Gemma 3; entries of axes that transformers read itself are kept."""
+    """`rope_parameters`, by layer type for Gemma 3 and 4; entries of axes that transformers read itself are kept."""
+    local = {"rope_type": "default", "rope_theta": rope_theta(file, local=True)}
+    if file.architecture == "gemma4":
+        for key, dims in (
+            ("rope.dimension_count", head_dim(file)),
+            ("rope.dimension_count_swa", head_dim(file, local=True)),
+        ):
+            if file.settings.get(key, dims) != dims:
+                raise file.unsupported_error(key, "is not the whole head")
+        return {"full_attention": proportional_parameters(file, head_dim(file)), "sliding_attention": local}
     rope = {**axes, **rope_parameters(file, head_dim(file))}
     class_share = config_class().rope_parameters.get("partial_rotary_factor", 1.0)
     if rope["partial_rotary_factor"] == class_share == 1:
         del rope["partial_rotary_factor"]  # as folders leave it out
-    if file.architecture != "gemma3":
-        return rope
-    local = {"rope_type": "default", "rope_theta": rope_theta(file, local=True)}
-    return {"full_attention": rope, "sliding_attention": local}
+    return {"full_attention": rope, "sliding_attention": local} if architecture(file).rotates_by_window else rope
 
 
 def _windows(file: GgufFile, declaration: Architecture, config_class: Any) -> dict[str, Any]:
@@ -243,15 +272,6 @@ def _biases(file: GgufFile, config_class: Any) -> dict[str, Any]:
     """Biases that the weights have and that the class leaves out by default."""
     tensors = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
     return {name: tensor in file.tensor_names for name, tensor in tensors.items() if has_attribute(config_class, name)}
-
-
-def _family_values(file: GgufFile, config_class: Any) -> dict[str, Any]:
-    """Settings that one architecture expresses in its own way."""
-    if file.architecture == "falcon":
-        if file.settings["attention.head_count_kv"] != 1:
-            raise file.refuse("attention.head_count_kv", "is not 1: transformers cannot read the order of its weights")
-        return {"multi_query": True}
-    return {}
 
 
 def _rounded(value: float) -> float | int:

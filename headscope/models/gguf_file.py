@@ -33,10 +33,10 @@ class GgufFile:
         values = {name: self.settings[name] for name in names if name in self.settings}
         if len({*values.values()}) > 1:
             first, *_, last = values
-            raise self.refuse(last, f"contradicts '{self.architecture}.{first}'")
+            raise self.unsupported_error(last, f"contradicts '{self.architecture}.{first}'")
         return next(iter(values.values()), default)
 
-    def refuse(self, key: str, reason: str) -> UnsupportedModel:
+    def unsupported_error(self, key: str, reason: str) -> UnsupportedModel:
         """The error for a setting that the model of transformers cannot have."""
         value = f" ({self.settings[key]})" if key in self.settings and not isinstance(self.settings[key], list) else ""
         name = f"{self.architecture}.{key}" if key in self.settings else key

@@ -35,7 +35,7 @@ def rope_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": rope_theta(file), **_scaling(file)}
     dims = file.settings.get("rope.dimension_count", head_dim)
     if any(len(divisors) != dims // 2 for divisors in file.divisors.values()):
-        raise file.refuse("rope.dimension_count", "does not match the tensors of rotary factors")
+        raise file.unsupported_error("rope.dimension_count", "does not match the tensors of rotary factors")
     rope["partial_rotary_factor"] = rotary_share(dims, head_dim)
     return rope
 
@@ -54,11 +54,11 @@ def scaling_type(file: GgufFile) -> str:
     if kind is None:
         kind = "none" if scaling_factor(file) == 1 else "linear"
     if kind not in ("none", "linear", "yarn", "longrope"):
-        raise file.refuse("rope.scaling.type", "is not a type that headscope reads")
+        raise file.unsupported_error("rope.scaling.type", "is not a type that headscope reads")
     if "rope_freqs.weight" not in file.divisors:
         return str(kind)
     if kind != "none":
-        raise file.refuse("rope.scaling.type", "is combined with factors in rope_freqs.weight")
+        raise file.unsupported_error("rope.scaling.type", "is combined with factors in rope_freqs.weight")
     return "divisors"
 
 
@@ -80,11 +80,11 @@ def attention_factor(file: GgufFile) -> float:
         return multiplier
     if kind != "yarn":
         if multiplier != 1:
-            raise file.refuse("rope.scaling.attn_factor", f"has no place in RoPE of type {kind}")
+            raise file.unsupported_error("rope.scaling.attn_factor", f"has no place in RoPE of type {kind}")
         return 1.0
     if "rope.scaling.yarn_attn_factor" in settings:
         if multiplier != 1:
-            raise file.refuse("rope.scaling.attn_factor", "contradicts yarn_attn_factor")
+            raise file.unsupported_error("rope.scaling.attn_factor", "contradicts yarn_attn_factor")
         return float(settings["rope.scaling.yarn_attn_factor"])
     log_factor = 0.1 * math.log(max(scaling_factor(file), 1.0))
     log_multiplier = float(settings.get("rope.scaling.yarn_log_multiplier", 0.0))
@@ -95,11 +95,13 @@ def _scaling(file: GgufFile) -> dict[str, Any]:
     kind, settings = scaling_type(file), file.settings
     stated = [f"rope.scaling.{name}" for name in YARN_KEYS if f"rope.scaling.{name}" in settings]
     if kind != "yarn" and stated:
-        raise file.refuse(stated[0], f"has no place in RoPE of type {kind}")
+        raise file.unsupported_error(stated[0], f"has no place in RoPE of type {kind}")
     if settings.get("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):  # -1 is llama.cpp's default, which is 1
-        raise file.refuse("rope.scaling.yarn_ext_factor", "is not 1: transformers always blends frequencies in full")
+        raise file.unsupported_error(
+            "rope.scaling.yarn_ext_factor", "is not 1: transformers always blends frequencies in full"
+        )
     if kind in ("longrope", "divisors") and scaling_factor(file) != 1:
-        raise file.refuse("rope.scaling.factor", "is combined with a tensor of rotary factors")
+        raise file.unsupported_error("rope.scaling.factor", "is combined with a tensor of rotary factors")
     attention = attention_factor(file)
     match kind:
         case "linear":
@@ -115,7 +117,9 @@ def _scaling(file: GgufFile) -> dict[str, Any]:
             }
         case "longrope":
             if missing := {"rope_factors_long.weight", "rope_factors_short.weight"} - {*file.divisors}:
-                raise file.refuse("rope.scaling.type", f"needs the tensor {min(missing)}, which is not there")
+                raise file.unsupported_error(
+                    "rope.scaling.type", f"needs the tensor {min(missing)}, which is not there"
+                )
             return _longrope(file, "rope_factors_short.weight", "rope_factors_long.weight")
         case "divisors":
             divisors = file.divisors["rope_freqs.weight"]
@@ -131,6 +135,19 @@ def _longrope(file: GgufFile, short: str, long: str) -> dict[str, Any]:
         "original_max_position_embeddings": original_length(file),
         "attention_factor": attention_factor(file),
     }
+
+
+def proportional_parameters(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """The rotation of Gemma 4's full-attention layers: frequencies over the whole head, 0 for the slowest pairs.
+
+    A file marks these pairs by a divisor of 1e30.
+    """
+    divisors = file.divisors.get("rope_freqs.weight", torch.ones(head_dim // 2))
+    rotating = int((divisors == 1).sum())
+    if len(divisors) != head_dim // 2 or not ((divisors[:rotating] == 1).all() and (divisors[rotating:] > 1e20).all()):
+        raise file.unsupported_error("rope_freqs.weight", "does not divide the frequencies of whole pairs by 1 or 1e30")
+    share = rotary_share(2 * rotating, head_dim)
+    return {"rope_type": "proportional", "rope_theta": rope_theta(file), "partial_rotary_factor": share}
 
 
 def llama3_parameters(divisors: Tensor, theta: float) -> dict[str, Any] | None:

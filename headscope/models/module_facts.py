@@ -41,7 +41,7 @@ def _relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def constants(module: nn.Module) -> dict[str, Any]:
-    """Numbers that modules keep as attributes, such as `scaling` and `eps`: one number, or a list with one per module.
+    """Numbers that modules keep as attributes, such as temperatures and epsilons: one number, or one per module.
 
     Dropout rates do not count, nor do factors of a rotation, which belong to its resolved frequencies.
     """

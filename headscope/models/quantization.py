@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 
 PACKAGES = {
     "awq": "gptqmodel",
@@ -72,6 +72,21 @@ def quantized_state_digest(module: nn.Module) -> bytes:
     return digest.digest()
 
 
+def refuse_gradients(module: nn.Module, name: str) -> None:
+    """Raise UnsupportedModel for 4-bit weights that bitsandbytes has packed on a CPU: they have no gradients."""
+    if any(map(_is_packed, module.modules())):
+        raise UnsupportedModel(
+            f"estimates are not possible for {name}: bitsandbytes computes no gradients of 4-bit weights on a CPU. "
+            "Use --method exact, or another model"
+        )
+
+
+def _is_packed(part: nn.Module) -> bool:
+    """Whether bitsandbytes has packed the 4-bit weights of a layer for passes on a CPU."""
+    quant_state = getattr(getattr(part, "weight", None), "quant_state", None)
+    return bool(getattr(quant_state, "packing_format_for_cpu", False))
+
+
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors of a quantized model by name.
 
@@ -81,13 +96,9 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
-        quant_state = getattr(getattr(part, "weight", None), "quant_state", None)
-        if getattr(quant_state, "packing_format_for_cpu", False):
-            state |= {
-                f"{prefix}weight.{name}": value
-                for name, value in vars(quant_state).items()
-                if isinstance(value, torch.Tensor)
-            }
+        if _is_packed(part):
+            kept = vars(part.weight.quant_state).items()
+            state |= {f"{prefix}weight.{name}": value for name, value in kept if isinstance(value, torch.Tensor)}
         else:
             part._save_to_state_dict(state, prefix, False)
     return state

@@ -1,6 +1,9 @@
-"""Architectures that a checkpoint's config shows to be unsupported, before it runs."""
+"""Architectures that a checkpoint's config or missing head shows to be unsupported, before it runs."""
 
 from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from headscope.errors import UnsupportedModel
 
@@ -29,6 +32,15 @@ def refuse_by_config(config: Any, name: str) -> None:
     for applies, reason in reasons:
         if applies:
             raise UnsupportedModel(f"cannot measure '{name}' ({config.model_type}): {reason}. Use another model")
+
+
+def refuse_without_language_head(module: PreTrainedModel, name: str) -> None:
+    """Raise UnsupportedModel for a model that predicts no tokens, such as a backbone or a classifier."""
+    if not isinstance(getattr(module.get_output_embeddings(), "weight", None), Tensor):
+        raise UnsupportedModel(
+            f"cannot measure '{name}' ({module.config.model_type}): {type(module).__name__} has no language-model "
+            "head. Use a causal language model (AutoModelForCausalLM)"
+        )
 
 
 def has_attention(layer_type: str) -> bool:

@@ -30,6 +30,7 @@ from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.answers import ask_about_exchange, describe_unanswered
 from headscope.prompts.pairs import PromptPair, tokenize_pair
+from headscope.prompts.special_tokens import warn_about_repeated_bos
 from headscope.prompts.texts import first_tokens
 from headscope.prompts.token_text import token_texts
 from headscope.scores import model_heads
@@ -55,6 +56,7 @@ def predict_prompt(
     for label in session.labels:
         model = session.model(label)
         ids = prompt_ids(model, prompt)
+        warn_about_repeated_bos(model.tokenizer, ids.tolist(), "prompts")
         for ablated_heads in [(), heads] if heads else [()]:
             with attached_and_ablated(session, label, ablated_heads, kind):
                 passes.append((label, ablated_heads, ids, *_losses_and_next_logits(model, ids)))

@@ -30,6 +30,8 @@ from headscope.models.checkpoint import (
     pick_dtype,
 )
 from headscope.models.inspection import CheckpointRotation
+from headscope.models.loading import load_tokenizer
+from headscope.models.padding_check import PaddingCheck
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import Base, Scheme, build_scheme
 
@@ -153,6 +155,11 @@ class Model:
         return self.checkpoint.rotation
 
     @property
+    def padding_check(self) -> PaddingCheck:
+        """By how much left padding and position_ids change the checkpoint's logits."""
+        return self.checkpoint.padding_check
+
+    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self.checkpoint.device
@@ -208,10 +215,15 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     CHECKPOINT is a shipped name, a folder, a .gguf file or a hub id; "smollm2-135m@yarn:factor=8" is an example.
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA. A model in memory is not moved or converted: another device or dtype than its own is refused.
+    `tokenizer` is a tokenizer of transformers, or a checkpoint such as a folder that holds one.
 
     Raises BadInput for an invalid spec, ResourceMissing for a checkpoint that does not exist, UnsupportedModel for an
     architecture that would be measured wrongly.
     """
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(str(tokenizer))
+    if not (tokenizer is None or callable(tokenizer)):
+        raise BadInput(f"the tokenizer is {user_input.quote(tokenizer)}. Pass a tokenizer of transformers or a folder")
     if not isinstance(spec, str):
         model = spec.in_open_context() if isinstance(spec, Model) else Model(as_checkpoint(spec, tokenizer))
         _check_placement(model.module, device, dtype)

@@ -162,6 +162,10 @@ def _compute_scheme(
     if scheme in ("yarn", "llama3") and not rope[ORIGINAL_LENGTH_KEY]:
         reason = "its config has no context length"
         raise unsupported_scheme_error(checkpoint, scheme, reason, "Add max_position_embeddings to its config.json")
+    dims = int(checkpoint.geometry.head_dim * rope.get("partial_rotary_factor", 1.0))
+    if scheme == "yarn" and dims % 2:
+        reason = f"transformers computes YaRN for an even number of rotary dimensions only, and its config gives {dims}"
+        raise unsupported_scheme_error(checkpoint, scheme, reason)
     return _compute_frequencies(checkpoint, layer_type, rope)
 
 

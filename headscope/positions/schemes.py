@@ -50,7 +50,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits multiplied by `attention_factor`².
+    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, rotated logits times `attention_factor`².
 
     The default of `attention_factor` is 0.1 ln(`factor`) + 1; with 1, only the frequencies change. A checkpoint with
     YaRN keeps how its family applies it (beta_fast, beta_slow, truncate, mscale, mscale_all_dim), so its own factor

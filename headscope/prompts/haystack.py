@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from headscope.errors import BadInput, first_line
+from headscope.errors import BadInput
 from headscope.prompts.needles import Needle
+from headscope.prompts.special_tokens import chat_text
 from headscope.prompts.texts import load_token_documents
 
 Ids = npt.NDArray[np.int32]
@@ -204,18 +205,9 @@ def decode_tokens(tokenizer: Any, ids: Ids) -> str:
 
 def _split_chat_template(tokenizer: Any, question: str) -> tuple[str, str]:
     """What the model's chat template puts before the haystack, and the question with what comes after it."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise BadInput("the model's tokenizer has no chat template. Use --template prefix or plain")
-    messages = [{"role": "user", "content": f"{HAYSTACK_PLACEHOLDER}\n\n{question}"}]
-    try:
-        prompt_text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a small program and fails as it likes
-        raise BadInput(
-            f"the model's chat template fails ({first_line(error)}). Use --template prefix or plain"
-        ) from error
-    before, between, after = prompt_text.partition(HAYSTACK_PLACEHOLDER)
-    if not between or question not in after:
-        raise BadInput("the model's chat template drops the user message. Use --template prefix or plain")
+    alternative = "Use --template prefix or plain"
+    prompt_text = chat_text(tokenizer, f"{HAYSTACK_PLACEHOLDER}\n\n{question}", alternative)
+    before, _, after = prompt_text.partition(HAYSTACK_PLACEHOLDER)
     return before, after
 
 

@@ -31,12 +31,14 @@ from headscope.prompts.pairs import (
     read_prompt_pairs,
     tokenize_pair,
 )
-from headscope.prompts.texts import leading_special_tokens
+from headscope.prompts.special_tokens import leading_special_tokens, warn_about_repeated_bos
 
 SetName = Literal["ioi", "greater-than", "induction", "needle"]
 GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
 SETS_OF_ANY_LENGTH: tuple[SetName, ...] = ("induction", "needle")
 """Sets whose prompts have as many tokens as requested."""
+PROMPT_SET = "prompt"
+"""Name of the set of a single prompt, which `headscope ablate` takes."""
 MAX_REPEATED_DRAWS = 1000
 """Draws in a row that repeat an earlier pair before a set counts as exhausted."""
 
@@ -66,10 +68,17 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
             tokenizer, pairs[index], alignment, needs_one_token=needs_one_token, needs_wrong=needs_wrong
         )
 
-    for index in range(len(pairs)):
-        build(index)
+    tokens = [build(index) for index in range(len(pairs))]
+    prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
+    warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
-    return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
+    return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
+
+
+def _file_set_name(file: str) -> str:
+    """The name of the set of a file: its stem, after "file:" if the stem is the name of another set."""
+    stem = re.split(r"[/\\]", file)[-1].removesuffix(".jsonl")
+    return f"file:{stem}" if stem in (*GENERATED_SETS, PROMPT_SET) else stem
 
 
 def unused_pair_options(sources: Sequence[str]) -> dict[str, str]:

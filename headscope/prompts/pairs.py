@@ -14,7 +14,8 @@ import numpy as np
 from headscope import user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
-from headscope.prompts.texts import comparable_text, leading_special_tokens
+from headscope.prompts.special_tokens import leading_special_tokens
+from headscope.prompts.texts import comparable_text
 from headscope.prompts.token_text import token_offsets
 
 METRIC_LABELS = {
@@ -52,6 +53,8 @@ class PromptPair:
     group: str = ""
     spans: Mapping[str, str | tuple[int, int]] = field(default_factory=dict)
     location: str = field(default="", compare=False)
+    has_template: bool = False
+    """Whether the prompts hold their special tokens, from a chat template: the tokenizer adds none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +133,10 @@ def tokenize_pair(
     that the metric cannot use.
     """
     location = pair.location or f"prompt pair '{pair.name}'"
-    clean, corrupted = (_tokenize_prompt(tokenizer, text) for text in (pair.clean, pair.corrupted))
+    clean, corrupted = (
+        tokenize_plain(tokenizer, text) if pair.has_template else _tokenize_prompt(tokenizer, text)
+        for text in (pair.clean, pair.corrupted)
+    )
     if len(clean) != len(corrupted) and alignment == "equal":
         raise BadInput(
             f"{location}: the clean prompt has {len(clean)} tokens and the corrupted prompt {len(corrupted)}. Make "
@@ -172,7 +178,7 @@ def continuation_tokens(tokenizer: Any, text: str, continuation: str) -> Ids | N
 
 
 _REQUIRED_FIELDS = ("name", "clean", "corrupted", "answer")
-_KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name != "location")
+_KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name not in ("location", "has_template"))
 
 
 def _parse_pair(content: Any, location: str) -> PromptPair:
@@ -231,8 +237,8 @@ def _token_spans(tokenizer: Any, pair: PromptPair, length: int, location: str) -
             offsets = token_offsets(tokenizer, pair.clean)
             if offsets is None:
                 raise BadInput(
-                    f"{location}: the tokenizer does not say which tokens hold {user_input.quote(text)} of span '{name}'. "
-                    "Give its tokens, as in [3, 5]"
+                    f"{location}: the tokenizer does not say which tokens hold {user_input.quote(text)} of span "
+                    f"'{name}'. Give its tokens, as in [3, 5]"
                 )
             spans[name] = _text_span(offsets, pair.clean.index(text), len(text), length)
         else:

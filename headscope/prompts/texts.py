@@ -23,6 +23,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean, missing_package
+from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ def load_token_documents(
             if len(documents) == count:
                 _warn_about_copies(copies, source)
                 _warn_about_dependence(documents, overlaps, source)
+                warn_about_repeated_bos(tokenizer, [document.ids for document in documents], f"documents of {source}")
                 return documents
         longest = max(longest, document, key=lambda candidate: len(candidate.text))
         if searched == MAX_SCANNED_DOCUMENTS:
@@ -245,20 +247,26 @@ def _cut_position(text: str, characters: int) -> int:
     return len(text[: characters // 2 + words.start()].rstrip()) or len(text) if words else len(text)
 
 
+def prompt_tokens(text: str, tokenizer: Any, limit: int, template: bool = False) -> list[int]:
+    """The first `limit` tokens of a prompt, after the tokenizer's leading special tokens.
+
+    With `template`, of the prompt as a user's message in the tokenizer's chat template, which has its own special
+    tokens. Warns of a prompt that begins with the special tokens that the tokenizer adds.
+    """
+    if template:
+        text = chat_text(tokenizer, text, "Leave out the template")
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])[:limit]
+    ids = first_tokens(text, tokenizer, limit)
+    warn_about_repeated_bos(tokenizer, [ids], "prompts")
+    return ids
+
+
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text with leading special tokens, without trailing ones."""
     # verbose=False: no warning about a text longer than the model's context
     return leading_special_tokens(text, tokenizer) + list(
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     )
-
-
-def leading_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that the tokenizer puts before a text."""
-    with_special = list(tokenizer(text[:64], verbose=False)["input_ids"])
-    plain = list(tokenizer(text[:64], add_special_tokens=False, verbose=False)["input_ids"])
-    starts = range(len(with_special) - len(plain) + 1)
-    return with_special[: next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)]
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -295,7 +303,7 @@ def _glob_files(pattern: str) -> dict[str, Path]:
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         hint = f"It is a folder. Use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
-        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
+        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {user_input.working_directory()}). {hint}")
     parts = Path(pattern).parts
     magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]
     fixed = magic[0] if magic else len(parts) - 1

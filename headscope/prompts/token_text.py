@@ -1,7 +1,8 @@
 """The text that each token adds: joined, these texts are the document, byte for byte.
 
 The bytes of byte-level tokenizers (GPT-2's kind, and ByT5's with one token per byte) are decoded incrementally: a
-character that is split over tokens is stored with the last of them. For other tokenizers, the text of a token is what decoding it after an ordinary token adds.
+character that is split over tokens is stored with the last of them. For other tokenizers, the text of a token is what
+decoding it after an ordinary token adds.
 """
 
 import codecs

@@ -71,7 +71,8 @@ def _column_array(column: Column, values: Any, rows: int) -> pa.Array:
 def check_footer(file: Path, rows: int) -> None:
     """Raise BadRun unless the file is a parquet file of so many rows. It reads only the end of the file."""
     try:
-        stored = pq.read_metadata(file).num_rows
+        with file.open("rb") as stream:  # pyarrow itself opens no path that is not UTF-8
+            stored = pq.read_metadata(stream).num_rows
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or "it is not a complete parquet file"
         raise BadRun(f"{file} is damaged: {reason}. {REPAIR_ADVICE}") from error

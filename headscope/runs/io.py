@@ -17,7 +17,8 @@ MAX_DEPTH = 50
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
     """Write the object and wait until it is on the disk."""
-    file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    data = f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode()  # before the file exists: it may fail
+    file.write_bytes(data)
     fsync(file)
 
 

@@ -1,6 +1,7 @@
 """A note and tags on a run, in the file `notes.json` beside its tables. They are no part of what was measured."""
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,10 @@ class RunNotes:
 
     @classmethod
     def parse(cls, note: str, tags: str) -> "RunNotes":
-        """Notes from a text, and tags between commas. Raises BadInput if they are too long or too many."""
+        """Notes from a text, and tags between commas. Raises BadInput if they are too long or too many, or
+        hold characters that UTF-8 lacks."""
+        if surrogate := next((char for char in f"{note}{tags}" if unicodedata.category(char) == "Cs"), None):
+            raise BadInput(f"the note or a tag has the character {surrogate!a}, which cannot be stored. Remove it")
         names = tuple(dict.fromkeys(tag.strip() for tag in tags.split(",") if tag.strip()))
         if len(note) > MAX_NOTE:
             raise BadInput(f"the note has {len(note):,} characters. Use at most {MAX_NOTE:,}")

@@ -92,10 +92,10 @@ def export_scores(
     if chosen.needs_score != (score is not None):
         problem = "a score. Give --score COLUMN" if chosen.needs_score else f"no score: '{score}'. Leave out --score"
         raise BadInput(f"format {file_format} needs {problem}")
-    path = user_input.check_path(out, "out")
-    for existing in (path, _side_file(path)):
-        if existing.exists():
-            raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")
+    path = user_input.expand_path(user_input.check_path(out, "out"), "--out")
+    if path.exists() or os.path.exists(_side_file(path)):
+        existing = path if path.exists() else _side_file(path)
+        raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")
     _write(path, chosen.write(run, score or "", model, ExportOptions(**options)))
     return path
 
@@ -118,7 +118,7 @@ def _write(path: Path, files: Files) -> None:
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         for leftover in (draft, side):
-            if leftover.is_file():
+            if os.path.isfile(leftover):  # False, too, for a name that is too long
                 leftover.unlink()
         raise CannotWrite(f"cannot write '{path}': {error.strerror}. Choose another --out") from error
 
@@ -176,8 +176,8 @@ def _duo(run: RunTables, score: str, model: str | None, options: ExportOptions) 
     if 1 in values.shape:
         layers, groups = values.shape
         raise BadInput(
-            f"{scores.model} has scores of {layers} layers of {groups} KV heads: DuoAttention and kvpress read the file "
-            "of a single row or column as a list. Use headkv, rtp-llm or csv"
+            f"{scores.model} has scores of {layers} layers of {groups} KV heads: DuoAttention and kvpress read the "
+            "file of a single row or column as a list. Use headkv, rtp-llm or csv"
         )
     rows = "\n".join("\t".join(f"{value:.6f}" for value in row) for row in values)
     return {

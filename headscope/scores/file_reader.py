@@ -1,7 +1,9 @@
 """Read head scores from the files of other tools."""
 
 import csv
+import io
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +16,11 @@ import pandas as pd
 from headscope.errors import BadInput, ResourceMissing
 from headscope.heads import HeadSet
 from headscope.scores.head_scores import HeadScores
-from headscope.user_input import check_path, quote, read_yaml
+from headscope.user_input import check_path, expand_path, quote, read_text_file, read_yaml
+
+DUO_FILE = "full_attention_heads.tsv"
+MAX_INDEX = 2**15
+"""Numbers of layers and heads are stored in 16 bits."""
 
 ORIGIN_FILE = "headscope.json"
 """The file that says where exported scores come from: in their folder, or beside them with their name before it."""
@@ -23,13 +29,13 @@ ORIGIN_FILE = "headscope.json"
 def read(path: Path | str) -> HeadScores:
     """Read a score per head, or per KV group (`per_group`), from a file that `headscope export` can write.
 
-    Recognised by content: a folder of DuoAttention, JSON of Retrieval_Head and HeadKV (the mean of each list), YAML of
-    QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context), CSV with
-    columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without the file,
-    BadInput for content that is none of these. The model is known from the file that headscope exports beside the
-    scores, from a head set, from a CSV column `model`, or from QRHead's model_name_or_path.
+    Recognised by content: a folder of DuoAttention or its .tsv, JSON of Retrieval_Head and HeadKV (the mean of each
+    list), YAML of QRHead (1 for the heads it names, the only rows), RTP-LLM (1 for heads that keep the whole context),
+    CSV with columns layer, head and score, and head sets of headscope (their weights). Raises ResourceMissing without
+    the file, BadInput for content that is none of these. The model is known from the file that headscope exports beside
+    the scores, from a head set, from a CSV column `model`, or from QRHead's model_name_or_path.
     """
-    file = check_path(path, "path")
+    file = expand_path(check_path(path, "path"), "scores")
     scores = _read_scores(file)
     origin = _read_origin(file)
     digest = str(origin.get("weights_sha256") or scores.model_digest)
@@ -39,7 +45,7 @@ def read(path: Path | str) -> HeadScores:
 def _read_origin(file: Path) -> Mapping[str, Any]:
     """What headscope's export wrote about the origin of a file; empty without it."""
     origin_file = file / ORIGIN_FILE if file.is_dir() else file.with_name(f"{file.name}.{ORIGIN_FILE}")
-    if not origin_file.is_file():
+    if not os.path.isfile(origin_file):  # False, too, for a name that is too long
         return {}
     origin = _read_json(origin_file)
     return origin if isinstance(origin, Mapping) else {}
@@ -47,9 +53,18 @@ def _read_origin(file: Path) -> Mapping[str, Any]:
 
 def _read_scores(file: Path) -> HeadScores:
     if file.is_dir():
-        return _read_duo(file)
-    if not file.is_file():
+        if not (file / DUO_FILE).is_file():
+            raise ResourceMissing(f"no {DUO_FILE} in '{file}'. Give the folder of a DuoAttention pattern")
+        return _read_tsv(file / DUO_FILE, file)
+    if not file.exists():
         raise ResourceMissing(f"no scores at '{file}'. Check the path")
+    if file.suffix == ".tsv":
+        return _read_tsv(file, file)
+    if file.suffix in (".npy", ".npz"):
+        raise BadInput(
+            f"scores '{file}' are an array of numpy, which does not name layers and heads. Save them as CSV with the "
+            "columns layer, head and score"
+        )
     if file.suffix == ".csv":
         return _read_csv(file)
     content = _read_json(file) if file.suffix == ".json" else read_yaml(file, f"scores '{file}'")
@@ -57,8 +72,8 @@ def _read_scores(file: Path) -> HeadScores:
         raise _not_scores(file, content)
     try:
         return _read_mapping(file, content)
-    except (TypeError, ValueError, KeyError) as error:
-        raise BadInput(f"scores '{file}': {' '.join(str(error).split())}. Check the file") from error
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise BadInput(f"scores '{file}': {' '.join(str(error).split())[:200]}. Check the file") from error
 
 
 def _read_json(file: Path) -> Any:
@@ -72,7 +87,7 @@ def _read_json(file: Path) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(file.read_bytes(), object_pairs_hook=unique_keys)
+        return json.loads(read_text_file(file, f"scores '{file}'"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise BadInput(
             f"scores '{file}' cannot be read ({' '.join(str(error).split())[:200]}). Check the file"
@@ -81,6 +96,8 @@ def _read_json(file: Path) -> Any:
 
 def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
     if "headwise_config" in content:
+        if not isinstance(content["headwise_config"], Mapping):
+            raise _not_scores(file, content)
         layers = {int(key): flags for key, flags in content["headwise_config"].items() if str(key).isdecimal()}
         rows = [(layer, head, float(flag)) for layer, flags in layers.items() for head, flag in enumerate(flags)]
         return _scores(rows, "headwise_config", file)
@@ -98,31 +115,33 @@ def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
         layer, dash, head = str(key).partition("-")
         if not (dash and layer.isdecimal() and head.isdecimal()):
             raise _not_scores(file, content)
-        values = values if isinstance(values, list) else [values]
-        rows.append((int(layer), int(head), float(np.mean([*map(float, values)]))))
+        numbers = [*map(float, values if isinstance(values, list) else [values])]
+        if not numbers:
+            raise ValueError(f"the list of {quote(key)} is empty")
+        rows.append((int(layer), int(head), sum(numbers) / len(numbers)))
     return _scores(rows, file.stem, file)
 
 
-def _read_duo(folder: Path) -> HeadScores:
-    file = folder / "full_attention_heads.tsv"
-    if not file.is_file():
-        raise ResourceMissing(f"no full_attention_heads.tsv in '{folder}'. Give the folder of a DuoAttention pattern")
+def _read_tsv(file: Path, source: Path) -> HeadScores:
+    """Scores [layers, KV groups] as DuoAttention writes them, without names of rows and columns."""
+    lines = read_text_file(file, f"scores '{file}'").splitlines()
     try:
-        values = np.loadtxt(file, dtype=float, delimiter="\t", ndmin=2)
+        values = np.array([[float(value) for value in line.split("\t")] for line in lines if line.strip()], ndmin=2)
     except ValueError as error:
-        raise BadInput(f"'{file}': {' '.join(str(error).split())}. It must hold tab-separated numbers") from error
+        raise BadInput(f"'{file}': {' '.join(str(error).split())[:200]}. It must hold tab-separated numbers") from error
     rows = [(layer, group, value) for (layer, group), value in np.ndenumerate(values)]
-    return _scores(rows, "full_attention_heads", folder, per_group=True)
+    return _scores(rows, file.stem, source, per_group=True)
 
 
 def _read_csv(file: Path) -> HeadScores:
-    with file.open(encoding="utf-8", newline="") as stream:
-        lines = [*csv.DictReader(stream)]
+    text = read_text_file(file, f"scores '{file}'")
     try:
+        lines = [*csv.DictReader(io.StringIO(text, newline=""))]
         rows = [(int(line["layer"]), int(line["head"]), float(line["score"])) for line in lines]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadInput(
-            f"scores '{file}' cannot be read ({error}). The file needs the columns layer, head and score, with numbers"
+            f"scores '{file}' cannot be read ({' '.join(str(error).split())[:200]}). The file needs the columns layer, "
+            "head and score, separated by commas, with numbers"
         ) from error
     models = {line.get("model") or "" for line in lines}
     if len(models) > 1:
@@ -135,6 +154,9 @@ def _read_csv(file: Path) -> HeadScores:
 def _scores(rows: list[Any], name: str, source: Path, per_group: bool = False) -> HeadScores:
     if not rows:
         raise BadInput(f"'{source}' holds no scores. Use a file that headscope export can write")
+    if far := next((row for row in rows if not (0 <= row[0] < MAX_INDEX and 0 <= row[1] < MAX_INDEX)), None):
+        place = f"layer {quote(far[0])} and head {quote(far[1])}"
+        raise BadInput(f"scores '{source}' name {place}, which no model has. Check the file")
     table = pd.DataFrame(rows, columns=["layer", "head", "score"]).sort_values(["layer", "head"], ignore_index=True)
     table.insert(2, "kv_group", table["head"] if per_group else -1)
     return HeadScores(table, name, source=str(source), per_group=per_group)

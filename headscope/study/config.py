@@ -59,6 +59,10 @@ class Options(BaseModel):
         return list(dict.fromkeys(value)) if is_plain_list else value
 
 
+MAX_LENGTH = 2**31 - 1
+"""Longest context in tokens: stored tables hold it in 32 bits."""
+
+
 def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
     """A validator of sizes in tokens: at least one, each at least `minimum`, sorted. Messages name the `quantity`."""
 
@@ -67,6 +71,8 @@ def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
             raise ValueError(f"no {quantity}. Give at least one")
         if min(sizes) < minimum:
             raise ValueError(f"{quantity} {min(sizes)} is too short. Use at least {minimum} tokens")
+        if max(sizes) > MAX_LENGTH:
+            raise ValueError(f"{quantity} {user_input.quote(max(sizes))} is too long. Use at most {MAX_LENGTH} tokens")
         return sorted(set(sizes))
 
     return AfterValidator(validate)
@@ -90,10 +96,13 @@ class PromptOptions(MultilineOptions):
 
     prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
     prompt_file: str | None = Field(None, description="file to read the prompt from")
+    template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
 
     @model_validator(mode="after")
     def _check_prompt_alone(self) -> "PromptOptions":
         prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
+        if self.template and not prompts:
+            raise ValueError("'template' is for a prompt. Remove 'template', or add 'prompt'")
         if len(prompts) == 2:
             raise ValueError("'prompt' and 'prompt_file' cannot be combined. Give one of them")
         if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):
@@ -277,7 +286,7 @@ REQUIREMENTS = {
     "multiple_of": "must be a multiple of {multiple_of}",
     "string_type": "must be a string",
     "string_too_short": "must not be empty",
-    "string_pattern_mismatch": "may only have letters, digits, - and _",
+    "string_pattern_mismatch": "may only have letters, digits, - and _, at most 100 of them",
     "invalid_key": "must be a string (a key)",
     "list_type": "must be a list",
     "too_short": "must have at least {min_length} value",

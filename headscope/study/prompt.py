@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput, ResourceMissing
@@ -16,7 +15,8 @@ class ProbeTexts:
     """The texts of a probe: its prompt, or the documents of the study at context lengths `lengths`."""
 
     def __init__(self, options: PromptOptions, lengths: Sequence[int], context: StudyContext):
-        self._lengths, self._context = lengths, context
+        self._lengths, self._context, self._template = lengths, context, options.template
+        self._prompts: dict[str, TokenDocument] = {}
         self._prompt = _load_prompt(options)
         if self._prompt is not None:
             context.record_input("prompt", self._prompt)
@@ -34,8 +34,13 @@ class ProbeTexts:
         """The prompt, or the documents of every length, as long as the longest, so that lengths compare."""
         if self._prompt is None:
             return self._context.documents(label, max(self._lengths))
-        name, text = self._prompt
-        ids = texts.first_tokens(text, self._context.tokenizer(label), MAX_PROMPT_TOKENS + 1)
+        if label not in self._prompts:
+            self._prompts[label] = self._tokenize(label, *self._prompt)
+        return [self._prompts[label]]
+
+    def _tokenize(self, label: str, name: str, text: str) -> TokenDocument:
+        """The prompt in the tokens of a model. Raises BadInput if it has too few or too many of them."""
+        ids = texts.prompt_tokens(text, self._context.tokenizer(label), MAX_PROMPT_TOKENS + 1, self._template)
         if len(ids) < 2:
             raise BadInput(f"the prompt has {len(ids)} token{'s' if not ids else ''}. Give a text of at least 2 tokens")
         if len(ids) > MAX_PROMPT_TOKENS:
@@ -43,7 +48,8 @@ class ProbeTexts:
                 f"the prompt has more than {MAX_PROMPT_TOKENS:,} tokens. Give a shorter one, or sample rows of it with "
                 "--text file:PATH and --length"
             )
-        return [TokenDocument(name, ids, sha256(text.encode()).hexdigest())]
+        template = "chat template: " if self._template else ""
+        return TokenDocument(name, ids, sha256(f"{template}{text}".encode()).hexdigest())
 
 
 def _load_prompt(options: PromptOptions) -> tuple[str, str] | None:
@@ -56,7 +62,7 @@ def _load_prompt(options: PromptOptions) -> tuple[str, str] | None:
     elif options.prompt_file is not None:
         file = user_input.expand_path(options.prompt_file, "prompt file")
         if not file.is_file():
-            location = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
+            location = f"{user_input.quote(options.prompt_file)} (from {user_input.working_directory()})"
             raise ResourceMissing(f"no prompt file at {location}. Check the path")
         name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
         try:

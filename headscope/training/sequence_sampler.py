@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
+from headscope.prompts.special_tokens import leading_special_tokens
 from headscope.prompts.texts import (
     Document,
     TokenDocument,
     find_near_duplicate,
     first_tokens,
-    leading_special_tokens,
     read_documents,
 )
 

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -29,15 +29,16 @@ from headscope.model_identity import belong_to_other_weights
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
+from headscope.prompts.pair_sets import PROMPT_SET, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
+from headscope.prompts.special_tokens import chat_text, warn_about_repeated_bos
 from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.user_input import quote
-from probes.ablation.schema import ABLATION, ABLATION_SETS, PROMPT_SET, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
@@ -235,11 +236,15 @@ class AblationRunner:
 
 def _single_pair_set(options: AblationOptions, tokenizer: Any) -> PairSet:
     """The prompt of the options as a set of one."""
-    prompt, answer = str(options.prompt), str(options.answer)
-    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "")
+    prompt, answer, template = str(options.prompt), str(options.answer), options.template
+    if template:
+        prompt = chat_text(tokenizer, prompt, "Leave out the template")
+    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "", has_template=template)
     is_one_token = options.metric in ("logit_diff", "logprob")
     needs_wrong = options.metric == "logit_diff"
     tokens = tokenize_pair(tokenizer, pair, needs_one_token=is_one_token, needs_wrong=needs_wrong)
+    if not template:
+        warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
     return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
 
 
@@ -287,13 +292,17 @@ def _lengths(pair: TokenPair) -> tuple[int, int]:
 
 def _parse_heads(name: str) -> HeadSet:
     """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
-    heads), or `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`).
+    heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
+    `weights:SHA256:HEAD,...` (a HeadSet of Python).
 
     Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
     """
     source, _, rest = name.partition(":")
     if source == "file" and rest:
         return HeadSet.read(rest)
+    if name.startswith(HEADS_OF_WEIGHTS):
+        digest, _, heads = rest.partition(":")
+        return replace(HeadSet.parse(heads), model_digest=digest)
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
         if match is None:

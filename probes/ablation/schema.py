@@ -1,12 +1,13 @@
 """Options, stored tables and synthetic rows of the ablation probe."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from headscope.heads import HeadSet, format_head
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.arrow import Rows
@@ -15,8 +16,23 @@ from headscope.runs.synthetic import Sizes
 from headscope.study.config import MultilineOptions
 
 KINDS = ("zero", "mean", "resample", "streaming")
-PROMPT_SET = "prompt"
-"""Name of the set of a single prompt."""
+
+
+HEADS_OF_WEIGHTS = "weights:"
+"""Start of the text weights:SHA256:HEAD,..., which keeps the weights that a head set was measured on."""
+
+
+def _head_names(value: Any) -> Any:
+    """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
+    if isinstance(value, HeadSet) and value.model_digest:
+        return [f"{HEADS_OF_WEIGHTS}{value.model_digest}:{value}"]
+    if not isinstance(value, HeadSet | list | tuple):
+        return value
+    return [format_head(*item) if _is_pair(item) else item for item in value]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
 
 
 class AblationOptions(MultilineOptions):
@@ -29,13 +45,14 @@ class AblationOptions(MultilineOptions):
         None, min_length=1, description="right continuation of the prompt, with its leading space"
     )
     wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metric logit_diff")
+    template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
     pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
         min_length=1,
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
         "induction, needle, or a JSON lines file",
     )
-    heads: list[str] = Field(
+    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
         ["all"],
         min_length=1,
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
@@ -72,7 +89,7 @@ class AblationOptions(MultilineOptions):
             raise ValueError("give either 'prompt' with 'answer', or 'pairs'")
         if self.prompt is not None and self.answer is None:
             raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
-        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong"}
+        unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong", "template"}
         if unused := unused & self.model_fields_set:
             source = "a prompt" if self.prompt is not None else "'pairs'"
             raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")

@@ -124,11 +124,15 @@ class BudgetOptions(Options):
 
 
 def order_name(order: str) -> str:
-    """The short name of an order: the column of a run, the stem of a file."""
+    """The short name of an order: the column of a run, the stem of a file; after "run:" or "file:" if it is the name of
+    another order."""
+    if order in (*MEASURED_ORDERS, RANDOM):
+        return order
     if match := RUN_PATTERN.fullmatch(order):
-        return f"{match['reversed']}{match['column']}"
-    kind, _, rest = order.partition(":")
-    return re.split(r"[/\\]", rest.rstrip("/\\"))[-1].partition(".")[0] if kind == "file" and rest else order
+        name = f"{match['reversed']}{match['column']}"
+    else:
+        name = re.split(r"[/\\]", order.partition(":")[2].rstrip("/\\"))[-1].partition(".")[0]
+    return f"{order.partition(':')[0]}:{name}" if name in (*MEASURED_ORDERS, RANDOM, EVERY_ORDER) else name
 
 
 ORDER = key(

@@ -272,11 +272,10 @@ def _mean_influence(sweep: Sweep, rows: pd.DataFrame, key: ComponentKey, method:
     """Mean of delta_nll over texts, by unit. The rows have layer numbers, units have indices of attention layers."""
     rows = rows[(rows["component"] == key[0]) & (rows["target"] == key[1]) & (rows["method"] == method)]
     means = rows.astype({"delta_nll": "float64"}).groupby(UNIT_COLUMNS)["delta_nll"].mean()
-    index = sweep.model.geometry.layer_numbers.index
-    return {
-        Unit(index(layer), int(group), int(head)): float(mean)
-        for (layer, group, head), mean in means.items()  # type: ignore[misc]
-    }
+    layers = np.searchsorted(sweep.model.geometry.layer_numbers, means.index.get_level_values("layer"))
+    groups, heads = (means.index.get_level_values(name) for name in UNIT_COLUMNS[1:])
+    units = zip(layers, groups, heads, strict=True)
+    return {Unit(*map(int, unit)): float(mean) for unit, mean in zip(units, means, strict=True)}
 
 
 def _rows_to_columns(keys: Mapping[str, Any], rows: Iterator[Row]) -> Rows:

@@ -23,15 +23,19 @@ class InfluenceOptions(Options):
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
-    components: list[
-        Literal["joint", "freq", "scale", "zero", "mean", "uniform", "kv-int8", "kv-int4"]
-        | Annotated[str, AfterValidator(bands.check_band_component)]
-    ] = Field(
-        ["joint", "freq", "scale"],
-        description="interventions. Resets, which need an adapter: freq, scale, joint. Ablations: zero, mean (head "
-        "output), uniform (attention pattern), streaming:S+R (attend to the first S and last R tokens), kv-int8, "
-        "kv-int4 (quantised keys and values), pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B (e.g. "
-        "0-3), short, middle, long, eighths, wavelengths",
+    components: (
+        list[
+            Literal["joint", "freq", "scale", "zero", "mean", "uniform", "kv-int8", "kv-int4"]
+            | Annotated[str, AfterValidator(bands.check_band_component)]
+        ]
+        | None
+    ) = Field(
+        None,
+        description="interventions; default: joint,freq,scale for a model with an adapter, zero for others. Resets, "
+        "which need an adapter: freq, scale, joint. Ablations: zero, mean (head output), uniform (attention pattern), "
+        "streaming:S+R (attend to the first S and last R tokens), kv-int8, kv-int4 (quantised keys and values), "
+        "pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B (e.g. 0-3), short, middle, long, eighths, "
+        "wavelengths",
     )
     objectives: list[Literal["text", "answer"]] = Field(
         ["text"],

@@ -43,6 +43,8 @@ ComponentKey = tuple[str, str]
 """(component, target) as in the tables."""
 Row = dict[str, Any]
 QKVEdit = Callable[[Tensor, Tensor, Tensor, int], QKV]
+RESETS = ("joint", "freq", "scale")
+"""Default components of a model with an AdaRoPE adapter; of other models, zero ablation."""
 NO_TARGET = "none"
 
 
@@ -156,7 +158,9 @@ def plan_sweep(
     interventions: dict[ComponentKey, Intervention] = {
         (name, NO_TARGET): qkv_intervention(edit) for name, edit in (edits or {}).items()
     }
-    for component in options.components:
+    has_resets = isinstance(schedule, AdaRoPE) or "reset_to" in options.model_fields_set
+    default_components = RESETS if has_resets else ("zero",)
+    for component in default_components if options.components is None else options.components:
         if component in ABLATIONS:
             interventions[component, NO_TARGET] = ABLATIONS[component]
             continue

@@ -34,6 +34,24 @@ LONGROPE = {"short_factor": SHORT, "long_factor": LONG, "original_max_position_e
 PHI3 = {"pad_token_id": None, "original_max_position_embeddings": 128}
 GEMMA: dict[str, Any] = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24}
 GEMMA3 = GEMMA | {"num_hidden_layers": 6}
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "final_logit_softcapping": 10.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 2e6, "partial_rotary_factor": 0.25},
+    },
+}
+GEMMA4_KEYS = (
+    *("attention.sliding_window", "attention.sliding_window_pattern"),
+    *("attention.key_length_swa", "rope.dimension_count", "rope.dimension_count_swa", "final_logit_softcapping"),
+)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR_ATTENTION = {
     "head_dim": 16,
@@ -65,6 +83,9 @@ def build(model_type: str, options: dict[str, Any], seed: int = 0) -> PreTrained
         for name, parameter in model.named_parameters():
             for _ in range(20 if name.endswith("A_log") else 0):  # stored as -exp(A_log)
                 parameter.copy_(parameter.exp().log())
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.75)
     return model
 
 
@@ -110,18 +131,19 @@ CASES = {
         (*WINDOW, "attn_logit_softcapping", "final_logit_softcapping"),
     ),
     "Gemma 3": Case("gemma3_text", GEMMA3, WINDOW),
-    "Gemma 3, every second layer": Case(
-        "gemma3_text",
-        GEMMA3 | {"layer_types": ["sliding_attention", "full_attention"] * 3},
-        ("attention.sliding_window_pattern",),
-        {"attention.sliding_window_pattern": 2},
+    "Gemma 4": Case(
+        "gemma4_text",
+        GEMMA4,
+        ("rope.freq_base", "rope.freq_base_swa", "rope_freqs.weight", *GEMMA4_KEYS),
     ),
-    "Gemma 3, softmax scale": Case(
-        "gemma3_text", GEMMA3 | {"query_pre_attn_scalar": 64}, ("attention.scale",), {"attention.scale": 0.125}
+    "Gemma 4, unequal layers": Case(
+        "gemma4_text",
+        GEMMA4
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
     "StarCoder2": Case("starcoder2", _rope(theta=5_000.0), ("rope.freq_base",)),
     "StableLM, rotates 1/4": Case("stablelm", _rope(partial_rotary_factor=0.25, theta=2_000.0), BASE),
-    "StableLM, rotates 1/2": Case("stablelm", _rope(partial_rotary_factor=0.5), BASE),
     "Nemotron, rotates 1/2": Case("nemotron", {"head_dim": 16}, BASE),
     "Falcon": Case("falcon"),
     "BLOOM": Case("bloom", {"n_layer": 4, "n_head": 4}),
@@ -132,7 +154,19 @@ CASES = {
         {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
         ("rope.dimension_count",),
     ),
-    # further ways to state a rotation
+}
+"""Models whose GGUF, opened by headscope, gives the logits of the model."""
+VARIANTS = {
+    "Gemma 3, every second layer": Case(
+        "gemma3_text",
+        GEMMA3 | {"layer_types": ["sliding_attention", "full_attention"] * 3},
+        ("attention.sliding_window_pattern",),
+        {"attention.sliding_window_pattern": 2},
+    ),
+    "Gemma 3, softmax scale": Case(
+        "gemma3_text", GEMMA3 | {"query_pre_attn_scalar": 64}, ("attention.scale",), {"attention.scale": 0.125}
+    ),
+    "StableLM, rotates 1/2": Case("stablelm", _rope(partial_rotary_factor=0.5), BASE),
     "Llama, factors of no formula": Case(
         "llama", _rope("longrope", **LONGROPE | {"long_factor": SHORT, "attention_factor": 1.0}), ("rope_freqs.weight",)
     ),
@@ -183,14 +217,15 @@ CASES = {
         },
     ),
 }
-"""Models whose GGUF gives the logits of the model."""
+"""Further ways to state positions: the configuration of the GGUF, with the weights of the model, gives its logits."""
 
 MEANINGS = {
     "rope.freq_base": "base of the frequencies; 10,000 without it",
     "rope.global.freq_base": "the same, as Ollama writes it",
-    "rope.freq_base_swa": "base in layers with a window (Gemma 3); 10,000 without it",
+    "rope.freq_base_swa": "base in layers with a window (Gemma 3 and 4); 10,000 without it",
     "rope.local.freq_base": "the same, as Ollama writes it",
     "rope.dimension_count": "dimensions of a head that rotate; all without it",
+    "rope.dimension_count_swa": "the same in layers with a window (Gemma 4): the whole head",
     "rope.dimension_sections": "pairs of each axis of a text with images (Qwen 3.5)",
     "rope.scaling.type": "`none`, `linear`, `yarn` or `longrope`; `linear` if only a factor is there",
     "rope.scaling.factor": "factor of linear scaling or YaRN",
@@ -203,13 +238,14 @@ MEANINGS = {
     "rope.scaling.yarn_beta_fast": "turns above which YaRN keeps a frequency; 32 without it",
     "rope.scaling.yarn_beta_slow": "turns below which YaRN divides a frequency; 1 without it",
     "rope.scaling.finetuned": "nothing: it changes no number",
-    "rope_freqs.weight": "divisor of each frequency: the parameters of `llama3` that give it, else `longrope`",
+    "rope_freqs.weight": "divisor of each frequency: `llama3` or `longrope` with these; `proportional` (Gemma 4)",
     "rope_factors_short.weight": "divisor of each frequency in texts up to the original length (LongRoPE)",
     "rope_factors_long.weight": "divisor of each frequency in longer texts (LongRoPE)",
     "attention.sliding_window": "tokens that a layer with a window attends to; 0 is none",
     "attention.sliding_window_pattern": "layers with a window; without it llama.cpp's for the architecture",
-    "attention.scale": "factor on the logits; head_dim^-1/2 without it",
+    "attention.scale": "factor on the logits; head_dim^-1/2 without it, 1 for Gemma 4",
     "attention.key_length": "dimensions of a head; hidden size / heads without it",
+    "attention.key_length_swa": "the same in layers with a window (Gemma 4)",
     "block_count": "layers; Gemma 2 with 46 and Gemma 3 with 62 scale logits by (hidden size / heads)^-1/2",
     "attn_logit_softcapping": "soft cap of the attention logits",
     "final_logit_softcapping": "soft cap of the logits of tokens",

@@ -18,7 +18,9 @@ A layout is what a checkpoint's config.json says about attention, residual strea
 with random weights, from its published config: the order of its layers, the ratio of heads to KV groups and of head_dim
 to hidden size, its windows, rope scaling, norms, multipliers and experts stay. Then attention, rotary pairs, loss,
 position schemes, AdaRoPE, attention patterns, cached decoding, direct logit attribution, influence and patching are
-compared with the model's own eager attention or an explicit computation. `make docs` writes this page.
+compared with the model's own eager attention or an explicit computation. Patching and influence are compared for the
+first and the last head and for every head of the middle layer; patching runs these as one batch of copies, influence
+ablates one head at a time. `make docs` writes this page.
 
 A layout is not a checkpoint: the weights of the large models were not opened. When a checkpoint is opened, its own
 attention is compared with eager attention again.

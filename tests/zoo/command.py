@@ -15,7 +15,18 @@ import transformers
 from transformers import modeling_layers, modeling_rope_utils, modeling_utils  # noqa: F401  # what every worker needs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from . import build, checkpoint_page, checks, decoding_and_bf16, hub_coverage, layout_checks, layouts, table, variants
+from . import (
+    build,
+    checkpoint_page,
+    checks,
+    decoding_and_bf16,
+    hub_coverage,
+    layout_checks,
+    layouts,
+    table,
+    use_checks,
+    variants,
+)
 from .checks import Verdict
 from .worker_processes import run_in_processes
 
@@ -31,8 +42,9 @@ Check = Callable[[], Verdict]
 
 
 def type_checks(names: tuple[str, ...]) -> dict[str, Check]:
-    """A model of each type with its family's defaults."""
-    return {name: partial(checks.check_model, partial(build.tiny, name)) for name in names}
+    """A model of each type with its family's defaults, and passes of it that are resumed over a batch of copies."""
+    resumption = {"resumed batches": use_checks.USES["resumed batches"]}
+    return {name: partial(layout_checks.check_measures, partial(build.tiny, name), resumption) for name in names}
 
 
 def variant_checks() -> dict[str, Check]:
@@ -53,6 +65,11 @@ def usage_checks() -> dict[str, Check]:
             ("in bfloat16", decoding_and_bf16.check_bfloat16),
         )
     }
+
+
+def every_use_checks(names: tuple[str, ...]) -> dict[str, Check]:
+    """Ablation, patching, influence and generation with a model of each type, after the checks of `type_checks`."""
+    return {name: partial(use_checks.check_uses, partial(build.tiny, name)) for name in names}
 
 
 def layout_checks_by_name() -> dict[str, Check]:
@@ -88,6 +105,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("types", nargs="*", metavar="TYPE")
     parser.add_argument("--variants", action="store_true", help="their variants as well")
     parser.add_argument("--use", action="store_true", help="cached decoding and bfloat16 as well")
+    parser.add_argument(
+        "--every-use",
+        action="store_true",
+        help="ablation, patching in batches, influence and generation with and without padding as well",
+    )
     parser.add_argument("--layouts", action="store_true", help="published layouts in place of the types")
     parser.add_argument("--json", type=Path, help="store the verdicts in this file")
     parser.add_argument("--write", type=Path, help="write the table of families, or of layouts, into this file")
@@ -98,7 +120,8 @@ def main(arguments: list[str]) -> None:
     transformers.logging.set_verbosity_error()
     start = time.monotonic()
     names = tuple(options.types) or TYPES
-    all_checks = layout_checks_by_name() if options.layouts else type_checks(names)
+    judge_types = every_use_checks if options.every_use else type_checks
+    all_checks = layout_checks_by_name() if options.layouts else judge_types(names)
     extra_checks = (variant_checks() if options.variants else {}) | (usage_checks() if options.use else {})
     all_checks |= {name: job for name, job in extra_checks.items() if name.partition(", ")[0] in names}
     verdicts_by_name = run_checks(all_checks, options.children)
@@ -108,6 +131,11 @@ def main(arguments: list[str]) -> None:
         resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
+    refusals = Counter(
+        measure for name, verdict in verdicts_by_name.items() if name in counted for measure in verdict.refused
+    )
+    for measure, count in refusals.items():
+        print(f"{count} without {measure}")
     print(f"{time.monotonic() - start:.0f} s, {processor_seconds:.0f} s of processor time")
     if not options.types and not options.layouts:
         covered = hub_coverage.checkpoint_share(hub_coverage.correct_types(verdicts_by_name))

@@ -3,7 +3,7 @@
 A measure that refuses a layout is recorded with its reason; everything else that differs is wrong.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, Unit, head_units, layer_output_edit
 from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.patching import PairTokens, PatchingReplay
@@ -42,7 +42,15 @@ Errors = dict[str, float]
 
 def check_layout(make: Callable[[], PreTrainedModel], measures: tuple[str, ...] | None = None) -> Verdict:
     """The verdict on a layout: the zoo's checks, then these measures (all by default)."""
-    module = make()
+    return check_measures(make, {name: MEASURES[name] for name in (MEASURES if measures is None else measures)})
+
+
+def check_measures(make: Callable[[], PreTrainedModel], measures: "Mapping[str, Measure]") -> Verdict:
+    """The verdict on a model: the zoo's checks, then these measures. A refusal is recorded with its reason."""
+    try:
+        module = make()
+    except Exception as error:
+        return Verdict("cannot be built", checks._line(error))
     verdict = checks.check_model(lambda: module)
     if not verdict.kind.startswith("right"):
         return verdict
@@ -50,10 +58,10 @@ def check_layout(make: Callable[[], PreTrainedModel], measures: tuple[str, ...] 
     truth = eager(module, ids)
     if not model.geometry.pairs:
         verdict.refused["rotary pairs"] = model.rotation.no_pairs_reason
-    for name in MEASURES if measures is None else measures:
+    for name, measure in measures.items():
         try:
-            errors = MEASURES[name](model, ids, truth)
-        except UnsupportedModel as error:
+            errors = measure(model, ids, truth)
+        except (UnsupportedModel, BadInput) as error:
             verdict.refused[name] = checks.short_reason(error)
             continue
         except Exception as error:
@@ -61,7 +69,7 @@ def check_layout(make: Callable[[], PreTrainedModel], measures: tuple[str, ...] 
         verdict.errors |= errors
         wrong = [f"{what} {error:.1e}" for what, error in errors.items() if not error <= MAX_ERROR]
         if wrong:
-            return Verdict("WRONG", ", ".join(wrong), verdict.errors, verdict.refused)
+            return Verdict("WRONG", f"{name}: {', '.join(wrong)}", verdict.errors, verdict.refused)
     return verdict
 
 
@@ -212,9 +220,9 @@ def _patching(model: Model, ids: Tensor, truth: Truth) -> Errors:
 
 
 def _sample_units(model: Model) -> list[Unit]:
-    """The first, the middle and the last head, in layer order."""
-    units = head_units(model.geometry)
-    return sorted({units[0], units[len(units) // 2 + 1], units[-1]})
+    """The first and the last head, and every head of the middle layer: these are one batch, in layer order."""
+    units, middle = head_units(model.geometry), model.geometry.layers // 2
+    return sorted({units[0], *(unit for unit in units if unit.layer == middle), units[-1]})
 
 
 def _eager_logits(model: Model, ids: Tensor, edits: dict[int, HeadsEdit]) -> Tensor:
@@ -246,7 +254,8 @@ def _replace(unit: Unit, source: Tensor, z: Tensor) -> Tensor:
     return torch.where((torch.arange(len(z)) == unit.head)[:, None, None], source, z)
 
 
-MEASURES: dict[str, Callable[[Model, Tensor, Truth], Errors]] = {
+Measure = Callable[[Model, Tensor, Truth], Errors]
+MEASURES: dict[str, Measure] = {
     "position schemes": _schemes,
     "AdaRoPE": _adarope,
     "patterns": _patterns,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from . import hub_coverage
+from . import hub_coverage, use_checks
 from .checks import Verdict
 
 START, END = "<!-- families: written by `make docs` -->", "<!-- end of families -->"
@@ -52,6 +52,12 @@ def markdown(verdicts: Mapping[str, Verdict]) -> str:
         f"their text part. Of the {listed.total():,} checkpoints of causal types in the registry of transformer-lens, "
         f"{hub_coverage.checkpoint_share(measured):.1%} belong to a supported",
         "type.",
+        "",
+        "Influence, patching and ablation resume passes over copies of a text. These are compared with full passes at",
+        f"every layer with attention of each measured type: {use_checks.COPIES} copies with different edits, in texts",
+        f"of {' and '.join(map(str, use_checks.TOKENS))} tokens. `python -m tests.zoo --every-use` compares ablation,",
+        "influence, patching (all heads of a layer as one batch), and generation with and without left padding of all",
+        "types with eager attention.",
         "",
         "| what happens | types |",
         "|---|---|",

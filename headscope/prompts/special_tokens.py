@@ -1,0 +1,52 @@
+"""The special tokens of a prompt: those that the tokenizer adds, those in the text, and those of a chat template."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from headscope.errors import BadInput, first_line
+
+log = logging.getLogger("headscope")
+
+
+def leading_special_tokens(text: str, tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text."""
+    with_special = list(tokenizer(text[:64], verbose=False)["input_ids"])
+    plain = list(tokenizer(text[:64], add_special_tokens=False, verbose=False)["input_ids"])
+    starts = range(len(with_special) - len(plain) + 1)
+    return with_special[: next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)]
+
+
+def warn_about_repeated_bos(tokenizer: Any, sequences: Sequence[Sequence[int]], noun: str) -> None:
+    """Warn in one line if token sequences begin twice with the tokenizer's leading special tokens, the second time from
+    the text.
+
+    `noun` names the sequences: "prompts".
+    """
+    leading = leading_special_tokens("a", tokenizer)
+    count = len(leading)
+    repeats = [bool(leading) and [*ids[count : 2 * count]] == leading for ids in sequences]
+    if any(repeats):
+        name = "".join(map(str, tokenizer.convert_ids_to_tokens(leading)))
+        log.warning(
+            "%d of %d %s begin with '%s', which the tokenizer adds by itself: the model reads it twice. Remove it from "
+            "the text",
+            *(sum(repeats), len(sequences), noun, name),
+        )
+
+
+def chat_text(tokenizer: Any, message: str, alternative: str) -> str:
+    """A user's message in the chat template of the tokenizer, up to the start of the answer, with its special tokens.
+
+    Raises BadInput, ending with `alternative`, without a template, and if it fails or drops the message.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadInput(f"the model's tokenizer has no chat template. {alternative}")
+    messages = [{"role": "user", "content": message}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # a template is a small program and fails as it likes
+        raise BadInput(f"the model's chat template fails ({first_line(error)}). {alternative}") from error
+    if not all(word in text for word in message.split()):
+        raise BadInput(f"the model's chat template drops the user message. {alternative}")
+    return text

@@ -1,0 +1,85 @@
+"""Left padding inside contexts: a padded text gives the numbers of the text alone, or the pass is refused by name."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from zoo.build import tiny
+
+import headscope as hs
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.prefix_cache import supports_prefix_cache
+from headscope.models.padding_check import standard_positions
+from headscope.positions.model import Model
+
+IDS = torch.randint(3, 100, (1, 9), generator=torch.Generator().manual_seed(3))
+PADDED = torch.cat((torch.ones(1, 3, dtype=torch.long), IDS), 1)
+MASK = (torch.arange(12) >= 3).long()[None]
+LEARNED_POSITIONS = ("gpt2", "gpt_neo", "gpt_bigcode", "bert", "ctrl")
+
+
+@cache
+def loaded(model_type: str) -> Model:
+    return hs.load(tiny(model_type))
+
+
+@torch.no_grad()
+def captured_logits(model: Model, ids: Tensor, **inputs: Any) -> Tensor:
+    """Logits [V] after the last token of ids [1, L], inside a context."""
+    with hs.capturing(model):
+        logits: Tensor = model.module(input_ids=ids, **inputs).logits[0, -1]
+    return logits
+
+
+@pytest.mark.parametrize("model_type", LEARNED_POSITIONS)
+def test_left_padding_needs_position_ids_where_positions_are_learned(model_type: str) -> None:
+    model = loaded(model_type)
+    with pytest.raises(BadInput, match=r"left padding without position_ids: .* Pass position_ids that count"):
+        captured_logits(model, PADDED, attention_mask=MASK)
+    padded = captured_logits(model, PADDED, attention_mask=MASK, position_ids=standard_positions(MASK))
+    torch.testing.assert_close(padded, captured_logits(model, IDS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "opt", "jamba", "falcon_h1"])
+def test_left_padding_without_position_ids_gives_the_logits_of_the_text_alone(model_type: str) -> None:
+    model = loaded(model_type)
+    padded = captured_logits(model, PADDED, attention_mask=MASK)
+    torch.testing.assert_close(padded, captured_logits(model, IDS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["recurrent_gemma", "bart", "marian"])
+def test_left_padding_that_transformers_counts_or_reads_is_refused_in_every_pass(model_type: str) -> None:
+    model = loaded(model_type)
+    inputs = {"attention_mask": MASK}
+    with pytest.raises(UnsupportedModel, match=r"with left padding: it changes the logits .* Pass one text"):
+        captured_logits(model, PADDED, **inputs)
+    with hs.capturing(model), pytest.raises(UnsupportedModel, match="with left padding: it changes the logits"):
+        model.module.generate(PADDED, max_new_tokens=2, pad_token_id=1, **inputs)
+    captured_logits(model, IDS, attention_mask=torch.ones_like(IDS))  # without padding it is measured
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "camembert", "data2vec-text", "xlm-roberta", "xmod"])
+def test_positions_from_0_and_cached_padding_tokens_are_refused_where_positions_follow_the_tokens(
+    model_type: str,
+) -> None:
+    """generate of transformers 5.23 counts positions from 0, these families from the padding index."""
+    model = loaded(model_type)
+    with hs.capturing(model), pytest.raises(UnsupportedModel, match="position_ids that count from 0"):
+        model.module.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=2)
+    with hs.capturing(model), torch.no_grad():
+        cache = model.module(IDS, use_cache=True).past_key_values
+        model.module(torch.tensor([[5]]), past_key_values=cache, use_cache=True)
+        with pytest.raises(UnsupportedModel, match="on token 1 with a cache"):
+            model.module(torch.tensor([[1]]), past_key_values=cache, use_cache=True)
+    assert not supports_prefix_cache(model)
+
+
+def test_a_cache_that_drops_keys_which_the_model_sees_without_one_is_refused() -> None:
+    """Moshi's sliding cache keeps a window, its attention has none."""
+    model = loaded("moshi")
+    with hs.capturing(model), torch.no_grad():
+        with pytest.raises(UnsupportedModel, match="its cache has dropped keys"):
+            model.module.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=4, pad_token_id=1)
+        model.module(IDS, use_cache=False)
