@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.runs.run import Run, combine_runs
+from headscope.runs.summary import equal_models
 from probes.influence.run import head_influence
 
 
@@ -237,3 +238,20 @@ def test_copies_in_other_dtypes_are_equal_after_rounding() -> None:
     assert brain.weights.exact == hs.load(tiny().bfloat16()).identity.weights.exact
     assert half.weights.exact == hs.load(tiny().half()).identity.weights.exact
     assert model.compare(half).differences == ("weights (equal after rounding to float16)",)
+
+
+def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: Path) -> None:
+    for name, theta in (("a", 1e4), ("copy", 1e4), ("b", 5e5)):
+        tiny(rope_parameters={"rope_type": "default", "rope_theta": theta}).save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+    run = measure({name: str(tmp_path / name) for name in ("a", "copy", "b")}, text, tmp_path)
+    texts = " ".join(run.findings()["text"])
+    assert "a and copy are the same weights under the same position scheme. All that differs" in texts
+    assert "a and b have the same weights, but differ in configuration (rope_parameters.rope_theta 10000.0" in texts
+    one, other = (measure({"m": str(tmp_path / name)}, text, tmp_path) for name in "ab")
+    assert len(combine_runs([one, other]).models) == 2
+    for entry in run.manifest["models"]:  # as earlier versions wrote it
+        del entry["identity"]
+    old = equal_models(run)
+    assert [(*pair[:2], pair[2].differences) for pair in old] == [("a", "copy", ()), ("a", "b", ("configuration",))]
+    assert "weights beyond bfloat16" in old[0][2].unknown
