@@ -117,7 +117,10 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
 
 
 def _open_in_context(label: str, source: Any, device: str, dtype: str) -> Any:
-    """A model in memory, under the scheme of its open context, or the spec of another one, which is in no context."""
+    """Load a model object, under the position scheme that its open context attaches; return a spec unchanged.
+
+    Warns of a spec if this thread has open contexts: they do not act on the model that is loaded from it.
+    """
     from headscope.models import open_contexts
     from headscope.positions.model import load
 
@@ -125,14 +128,15 @@ def _open_in_context(label: str, source: Any, device: str, dtype: str) -> Any:
         return load(source, device=device, dtype=dtype)
     if contexts := open_contexts.contexts_of_thread():
         log.warning(
-            "%s does not act on model '%s', which is opened anew from '%s'. Pass the model object to measure it there",
+            "%s does not act on model '%s', which is loaded again from '%s'. Pass the model object to measure it "
+            "inside the context",
             *(contexts[-1].description, label, source),
         )
     return source
 
 
 def _label_in_context(label: str, source: Any, opened_model: Any) -> str:
-    """The label of a model, with the contexts of headscope that it is in."""
+    """The label of a model, followed by the headscope contexts that the model is in."""
     from headscope.models import open_contexts
 
     if isinstance(opened_model, str):

@@ -1,4 +1,4 @@
-"""Which values of a per-head table are estimates: column <name>_method beside a value names how it was obtained."""
+"""Methods of the values in a per-head table: column <name>_method says whether <name> is exact or an estimate."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -162,7 +162,7 @@ class HeadSet:
         heads = (*self.heads, *(head for head in other if head not in self.heads))
         digests = {self.model_digest, getattr(other, "model_digest", "")} - {""}
         if len(digests) > 1:
-            raise BadInput("these heads were measured on two models with other weights. Join heads of one model")
+            raise BadInput("these heads were measured on two models with different weights. Combine heads of one model")
         return HeadSet(heads, model_digest="".join(digests))
 
     def __and__(self, other: Collection[Head]) -> "HeadSet":
@@ -176,7 +176,8 @@ class HeadSet:
 
 
 def _describe_estimates(top: pd.DataFrame, others: pd.DataFrame, statistic: str) -> str:
-    """What estimates mean for a list of top heads, to end its source; "" if all that decides it was measured."""
+    """A text for the source of a list of top heads: how many of them are estimates, or how many others have larger
+    estimates; "" if no estimate affects the list."""
     estimated = int(top["_estimated"].sum())
     larger = int((others["_estimated"] & (others[statistic] > top[statistic].min())).sum())
     parts = [f"{estimated} of {len(top)} are estimates"] if estimated else []

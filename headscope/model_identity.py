@@ -1,8 +1,8 @@
-"""The identity of a model: all that decides what a forward pass computes, as plain data.
+"""The identity of a model: everything that determines what a forward pass computes, as plain data.
 
 `headscope.models.identity` computes it, run.json stores it under `identity`, and `ModelIdentity.compare` is the only
-comparison of two models in headscope. It needs no torch. Runs of earlier versions recorded less: a field that one side
-lacks is unknown, and is named as such.
+comparison of two models in headscope. This module needs no torch. Runs of earlier versions recorded less: a comparison
+lists the fields that one of the two models lacks as unknown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +13,15 @@ from typing import Any, Literal
 from headscope.errors import BadInput
 
 AcceptedWeights = Literal["same", "any"]
-"""Values of every option `weights`: heads and scores of the same weights only, or of any."""
+"""Values of every option `weights`: accept heads and scores of the same weights only, or of any weights."""
 WEIGHTS_OPTION = (
-    "same: refuse heads and scores that are recorded to belong to other weights; any: use them, and say so in the run"
+    "same: refuse heads and scores that were measured on other weights; any: use them, and say so in the run"
 )
 """Help of every option `weights`."""
 INT8 = "bitsandbytes 8-bit"
-"""The quantization LLM.int8, whose outliers are found per pass."""
+"""The quantization LLM.int8. It selects outlier activations in every pass, so results depend on the whole batch."""
 MAX_DIFFERENCES = 3
-"""Entries of a configuration that a comparison names."""
+"""Most entries of a configuration that a comparison names."""
 FIELDS = {
     "dtype": "dtype",
     "quantization": "quantization",
@@ -134,7 +134,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """All that decides what a model computes; None where a run does not record it.
+    """Everything that determines what a model computes; None where a run does not record it.
 
     `positions` is the digest of the resolved frequencies, attention factors, query scales and slopes of every layer
     under `scheme`; `adapter` that of an AdaRoPE adapter. `configuration` is the resolved config without entries that
@@ -158,7 +158,7 @@ class ModelIdentity:
     """Digest that older runs have instead of the configuration itself, with the kind of its source."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry `identity` of a model in run.json, without what the model's entry itself holds."""
+        """The entry `identity` of a model in run.json, without the fields that the model's entry already has."""
         lists = {name: [*(getattr(self, name) or ())] for name in ("hooks", "contexts")}
         values = {name: getattr(self, name) for name in ("quantization", "positions", "configuration", "constants")}
         return {"weights": self.weights.to_dict(), **values, **lists}
@@ -231,7 +231,7 @@ def _difference(name: str, noun: str, own: Any, others: Any) -> list[str]:
 def _differing_entries(noun: str, own: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
     """One phrase for the entries that differ between two nested mappings; none if they are equal.
 
-    Runs of different versions of headscope hold other entries of a geometry, so only common ones count there.
+    Versions of headscope store different entries of a geometry, so only common entries are compared there.
     """
     first, second = dict(_flatten(own)), dict(_flatten(others))
     names = [*{**first, **second}]

@@ -23,7 +23,7 @@ MESSAGE = "headscope: interrupted; finished work items are kept. Add --resume to
 SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides the cursor."""
 _has_last_line = threading.Event()
-"""Set once the process has said why it ends."""
+"""Set once the process has printed why it ends."""
 
 
 def install_handlers() -> None:
@@ -58,7 +58,7 @@ def install_handlers() -> None:
 
 
 def claim_last_line() -> bool:
-    """Whether the process has not yet said why it ends. From this call on it has: a later signal says nothing more."""
+    """Return True if no line says yet why the process ends; the caller must print it. Later calls return False."""
     is_first = not _has_last_line.is_set()
     _has_last_line.set()
     return is_first

@@ -62,8 +62,8 @@ def working_directory() -> str:
 def read_text_file(file: Path, source_name: str) -> str:
     """The text of a regular file in UTF-8, without a byte order mark.
 
-    Raises FileNotFoundError if it does not exist, BadInput, naming it `source_name`, for a folder, a pipe or a device,
-    and for a file that cannot be read or is not UTF-8.
+    Raises FileNotFoundError if it does not exist, and BadInput, which names it `source_name`, for a folder, a pipe or a
+    device, and for a file that cannot be read or is not UTF-8.
     """
     try:
         if file.exists() and not file.is_file():

@@ -115,7 +115,7 @@ def test_run_with_ablated_heads_says_so(text: str, tmp_path: Path, caplog: pytes
         with pytest.raises(BadInput, match=r"is inside hs.ablated\(L0H1: zero\)"):
             hs.load(model.module)
         measure(str(save_checkpoint(tmp_path / "tiny")), text, tmp_path)
-    assert "hs.ablated(L0H1: zero) does not act on model 'base', which is opened anew" in caplog.text
+    assert "hs.ablated(L0H1: zero) does not act on model 'base', which is loaded again" in caplog.text
     (entry,) = run.manifest["models"]
     assert (entry["label"], entry["identity"]["contexts"]) == (
         "base in hs.ablated(L0H1: zero)",

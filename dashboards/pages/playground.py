@@ -61,5 +61,5 @@ def _choices(run: Run, view: ViewState) -> Iterator[HeadChoice]:
     for name in assembly.run_statistics(run):
         heads = HeadSet.top(run.heads, name, TOP_HEADS, view.model)
         if len(heads):
-            note = "; with estimates" if "estimates" in heads.source else ""
+            note = "; includes estimates" if "estimates" in heads.source else ""
             yield HeadChoice(f"top {len(heads)} by {statistic(name).label} ({view.model}{note})", heads)

@@ -278,7 +278,7 @@ def attention_forward(
     if any(mask.dropped_keys) and not (mask.window or mask.chunk_size):
         # Moshi: its sliding cache drops keys that its attention sees without a cache.
         reason = (
-            "its cache has dropped keys that it attends to without a cache, in transformers too. Pass use_cache=False"
+            "its cache has dropped keys that it attends to without a cache, also in transformers. Pass use_cache=False"
         )
         raise unsupported_model_error(module, reason)
     if block_indices is not None and mask.key_roles is not None:

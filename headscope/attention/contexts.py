@@ -1,4 +1,4 @@
-"""What all contexts that change a model share: they may end in any order, and one thread at a time enters them.
+"""Building blocks of contexts that change a model: they may end in any order, and one thread at a time enters them.
 
 A context changes a model, not a thread: every thread that runs the model inside the context runs the changed model.
 Other models are never changed.

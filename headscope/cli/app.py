@@ -331,7 +331,7 @@ def _has_working_directory() -> bool:
 
 
 def _print_last_line(text: str) -> None:
-    """Say why the command ends, unless a second signal did so."""
+    """Print why the command ends, unless a second signal has printed it."""
     if signals.claim_last_line():
         print(text, file=sys.stderr, flush=True)
 

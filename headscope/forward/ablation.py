@@ -99,7 +99,7 @@ def _streaming(model: Model, heads: Heads, kind: str) -> Iterator[None]:
 
 
 def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str) -> str:
-    """The context in run.json and in labels of models."""
+    """The description of the context in run.json and in labels of models."""
     numbers = model.geometry.layer_numbers
     names = [format_head(numbers[layer], head) for layer, members in by_layer.items() for head in members]
     return f"hs.ablated({','.join(names)}: {kind})"
@@ -125,7 +125,7 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
 def reference_tokens(model: LoadedModel, tokenizer: Any, text: str) -> Sequence[int]:
     """The tokens of the reference text: the first `REFERENCE_TOKENS` of the first document of `text`.
 
-    Of a model with a shorter native context, as many as that holds, with a warning.
+    A model with a shorter native context gets as many tokens as that context holds, with a warning.
     """
     context = model.geometry.native_context
     length = min(REFERENCE_TOKENS, context or REFERENCE_TOKENS)

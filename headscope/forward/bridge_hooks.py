@@ -19,7 +19,7 @@ _firing: "WeakKeyDictionary[nn.Module, list[_BridgeHooks]]" = WeakKeyDictionary(
 def firing_bridge_hooks(attn: Any, module: nn.Module) -> Iterator[None]:
     """Fire the hooks of one attention component of a bridge, which wraps `module`, at every call of the backend.
 
-    Of nested contexts only the first fires them, so each hook runs once and before other edits.
+    Of nested contexts only the outermost fires them, so each hook runs once and before other edits.
     """
     contexts = _firing.setdefault(module, [])
     hooks = _BridgeHooks(attn, module, contexts)

@@ -1,4 +1,4 @@
-"""What decoder layers hand to later layers besides the residual stream, recorded in one pass and carried into others.
+"""State that decoder layers pass to later layers beside the residual stream: record it in one pass, use it in others.
 
 Gemma 3n and Gemma 4 write the keys that layers share into one dictionary that every layer receives: the last layer with
 keys of its own of each layer type writes them, after rotation and norms, and the layers after it have none. Zaya's
@@ -35,14 +35,14 @@ def batch_axis(recorded: Tensor) -> int | None:
 
 
 def expand_batch(value: Any, copies: int) -> Any:
-    """A tensor of a pass over one sequence for `copies` of this sequence; other values as they are."""
+    """Expand a tensor of a pass over one sequence to `copies` of the sequence; return other values unchanged."""
     if not isinstance(value, Tensor) or (axis := batch_axis(value)) is None:
         return value
     return value.expand(*(copies if index == axis else -1 for index in range(value.dim())))
 
 
 class CarriedState:
-    """What the layers of one recorded pass received and returned besides the residual stream.
+    """The arguments and outputs of the layers in one recorded pass, without the residual stream.
 
     `tensors` are the carried tensors that gradients flow through: shared keys k [1, G, L, d], values v [1, G, L, dv],
     and further outputs that a later layer reads. `writers` has the decoder layer that wrote each of them.
@@ -63,7 +63,7 @@ class CarriedState:
                 self.tensors[key], self.writers[key] = value, int(key[0])
 
     def record_outputs(self, output: Any) -> None:
-        """Record what the layer that ran last returned, and the keys that it wrote for other layers."""
+        """Record the output of the layer that ran last, and the keys that it wrote for other layers."""
         layer = len(self._further_outputs)
         further = None if isinstance(output, Tensor) else tuple(output[1:])
         self._further_outputs.append(further)
@@ -95,7 +95,7 @@ class CarriedState:
         return {key: output[1 + key[1]] if key[0] == layer else kwargs[ARGUMENT][key[0]][key[1]] for key in keys}
 
     def outputs(self, layer: int, stream: Tensor, copies: int, kwargs: Mapping[str, Any]) -> Any:
-        """What a layer returns in a pass over `copies` of the sequence if it returns `stream` and else what it did.
+        """The output of a layer in a pass over `copies` of the sequence: `stream` and its recorded further outputs.
 
         It writes its recorded keys into the dictionary of shared keys among its `kwargs`.
         """

@@ -3,8 +3,8 @@
 Works for families whose decoder layers take the residual stream as first argument; hybrid models have decoder layers
 without attention among them. A resumed pass is a pass of the model's own code over as many copies of the document as
 it has edits, in which the layers before the resumed one return what they returned in the recorded pass: their residual
-stream, and whatever else they hand to later layers. When a model is first replayed, a resumed pass is compared with
-full ones (`replay_check`).
+stream, and the other state that they pass to later layers. When a model is first replayed, a resumed pass is compared
+with full ones (`replay_check`).
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 """Replay check: when a model is first replayed, compare a resumed pass with full passes.
 
-A decoder layer may hand more to later layers than the residual stream, and it may compute a batch otherwise than its
-rows. So a pass over two copies of a few tokens is resumed in the middle of the model, and the heads of that layer are
-ablated in one copy: the copies must equal a full pass with the ablation and one without.
+A decoder layer may pass more than the residual stream to later layers, and may compute a batch differently from its
+single sequences. So the check resumes a pass over two copies of a few tokens in the middle of the model and ablates the
+heads of that layer in one copy. The copies must equal a full pass with the ablation and a full pass without it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from headscope.models.quantization import quantization_method
 TOKENS = 4
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-2, 0.5
 """Largest difference as a share of the effect of the ablation. In half precision and with
-quantized weights a batch rounds otherwise than its rows, which may choose another expert."""
+quantized weights rounding differs between a batch and its rows, which may select another expert."""
 ROUNDING, HALF_PRECISION_ROUNDING = 1e-4, 2e-2
 """Share of the hidden states that rounding may change."""
 
@@ -38,12 +38,12 @@ class ResumablePass(Protocol):
 
 
 def check_once(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass]) -> None:
-    """Raise UnsupportedModel if resumed passes of a model differ from full ones. A model is compared once.
+    """Raise UnsupportedModel if resumed passes of a model differ from full ones. Each model is checked once.
 
-    `make_replay` makes the replay of ids [1, L]; the model is captured.
+    `make_replay` builds the replay of ids [1, L]. The model must be captured.
     """
     if model.module not in _reasons:
-        _reasons[model.module] = None  # the replay that is checked asks as well
+        _reasons[model.module] = None  # the replay inside the check calls this function again
         try:
             _reasons[model.module] = _difference(model, make_replay)
         except HeadscopeError:

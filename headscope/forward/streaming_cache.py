@@ -94,8 +94,8 @@ class StreamingLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         raise UnsupportedModel(
-            "assisted generation takes back tokens, whose dropped predecessors streaming_cache no longer has. "
-            "Generate without an assistant"
+            "assisted generation removes tokens from the cache, and streaming_cache cannot restore those that it "
+            "dropped. Generate without an assistant"
         )
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

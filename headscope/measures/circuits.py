@@ -15,7 +15,7 @@ from torch import Tensor
 
 CompositionKind = Literal["q", "k", "v"]
 TAIL_SCORES = 50
-"""Most of the largest scores that the bound of composition by chance comes from."""
+"""Maximum number of largest scores from which the bound of composition by chance is extrapolated."""
 BASELINE_DRAWS = 8
 """Pairs of random matrices in the mean that is subtracted from a composition score."""
 
@@ -76,10 +76,10 @@ def random_composition(receiver_width: int, sender_width: int, stream_width: int
 
 
 class CompositionNull:
-    """Accumulates composition scores by chance, by input of the receiver: the `composition_null` table of a model.
+    """Null distribution of composition scores, by input of the receiver: the `composition_null` table of a model.
 
-    Each dimension of the residual stream that a sender writes to gets a random sign. That keeps all norms and singular
-    values of both heads, and their norms in each dimension; only what is written there no longer matters.
+    Each dimension of the residual stream that a sender writes to gets a random sign. This keeps all norms and singular
+    values of both heads, and their norms in each dimension, but removes the alignment of sender and receiver.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class CompositionNull:
         }
 
     def _bound(self, kind: str) -> float:
-        """From the tenth of the scores that are largest, at most TAIL_SCORES, whose tail is continued exponentially."""
+        """The bound from an exponential fit to the largest tenth of the scores, at most TAIL_SCORES of them."""
         count = max(1, min(TAIL_SCORES, self._counts[kind] // 10))
         tail, start = self._largest[kind][:count], float(self._largest[kind][: count + 1][-1])
         return start + float(tail.mean() - start) * math.log(count / 0.05)

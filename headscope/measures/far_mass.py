@@ -58,10 +58,10 @@ def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWin
 
 
 class StreamingScores:
-    """Accumulates what orders KV groups by how little streaming would take from them, for one document.
+    """Accumulates the scores that order KV groups for streaming, for one document.
 
-    Statistics are ln ESS_2, the weight on the last 32 keys and `far_mass`: plain means over `n_rows` query rows, drawn
-    evenly from the last octave of visible keys of each layer, or over all of these if `n_rows` is None.
+    The scores are ln ESS_2, the weight on the last 32 keys and `far_mass`: unweighted means over `n_rows` query rows,
+    drawn evenly from the last octave of visible keys of each layer, or over all of these if `n_rows` is None.
     """
 
     statistic_names = ("log_ess2", "local_mass", "far_mass")

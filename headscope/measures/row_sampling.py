@@ -85,7 +85,7 @@ def select_last_octave(
 ) -> IntArray:
     """`n_rows` query rows of a document, evenly from the last octave of visible keys, or all of these. Sorted.
 
-    The last octave are the rows of the last four bins that layers with this window and chunk size fill.
+    The last octave consists of the rows in the last four bins that layers with this window and chunk size fill.
     """
     visible = visible_keys(np.arange(length), window, chunk_size)
     edges = visible_bin_edges(int(visible.max()))

@@ -111,7 +111,7 @@ class Checkpoint:
 
     @property
     def identity(self) -> ModelIdentity:
-        """All that decides what the checkpoint computes now, without a position scheme.
+        """Everything that determines what the checkpoint computes now, without a position scheme.
 
         Raises BadInput if its rotary frequencies were changed after it was loaded.
         """

@@ -1,4 +1,4 @@
-"""The context lengths of a checkpoint's config, in tokens. Three lengths differ and must not be confused.
+"""The context lengths of a checkpoint's config, in tokens. There are three different ones.
 
 The **native context** is the length that the checkpoint was trained or declared for. The **original context** is the
 length before RoPE scaling: schemes that replace the scaling start from it. The **frequency change length** is the

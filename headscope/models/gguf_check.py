@@ -1,7 +1,7 @@
 """Compare a model that transformers opened from a GGUF file with what the file says, by the rules of llama.cpp.
 
-The expectation is computed from the file alone; the model is inspected in a forward pass. So a setting that is lost on
-the way, or that transformers interprets otherwise, is refused by name.
+The expectation is computed from the file alone; the model is inspected in a forward pass. If transformers drops a
+setting or interprets it differently, the file is refused and the message names the setting.
 """
 
 import math
@@ -103,8 +103,8 @@ def _yarn_ramp(file: GgufFile, dims: int) -> Tensor:
     beta_slow = file.settings.get("rope.scaling.yarn_beta_slow", 1.0)
 
     def pair(rotations: float) -> float:
-        turns = original_length(file) / (rotations * 2 * math.pi)
-        return dims * math.log(turns) / (2 * math.log(rope_theta(file)))
+        inverse_theta = original_length(file) / (rotations * 2 * math.pi)
+        return dims * math.log(inverse_theta) / (2 * math.log(rope_theta(file)))
 
     low, high = max(math.floor(pair(beta_fast)), 0), min(math.ceil(pair(beta_slow)), dims - 1)
     return ((torch.arange(dims // 2).double() - low) / max(high - low, 0.001)).clamp(0, 1)
@@ -125,7 +125,9 @@ def _check_sizes(config: Any, file: GgufFile) -> None:
 
 def _require(file: GgufFile, key: str, expected: Any, actual: Any) -> None:
     if expected != actual:
-        raise file.unsupported_error(key, f"differs from that of the model: {expected} instead of {actual}")
+        raise file.unsupported_error(
+            key, f"differs from that of the model: {expected} in the file, {actual} in the model"
+        )
 
 
 def _close(value: float, expected: float) -> bool:

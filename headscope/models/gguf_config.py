@@ -42,7 +42,7 @@ class Architecture:
 
 
 ANY = object()
-"""The value of a setting that transformers reads, or that changes no number."""
+"""Marks a setting whose every value is accepted: transformers reads it, or it changes no number."""
 _EXPERTS = {
     "expert_feed_forward_length": ANY,
     "expert_shared_feed_forward_length": ANY,
@@ -190,7 +190,9 @@ def layer_windows(file: GgufFile) -> tuple[int | None, ...]:
     if window is None or (declaration.windows == "none" and window >= file.settings["context_length"]):
         return (None,) * layers
     if declaration.windows == "none":
-        raise file.unsupported_error("attention.sliding_window", "has no place in this architecture of transformers")
+        raise file.unsupported_error(
+            "attention.sliding_window", "is not supported by this architecture in transformers"
+        )
     pattern = file.settings.get("attention.sliding_window_pattern", declaration.period)
     if isinstance(pattern, int):
         pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers)]
@@ -210,14 +212,14 @@ def _refuse_unknown_settings(file: GgufFile, declaration: Architecture) -> None:
     known = {*SIZES, *POSITION_KEYS, *OTHER_KEYS} - {*_EXPERTS}
     for key in file.settings:
         if key not in known and key not in declaration.keys:
-            raise file.unsupported_error(key, "is not one that headscope reads for this architecture")
+            raise file.unsupported_error(key, "is unknown to headscope for this architecture")
         if (value := declaration.keys.get(key, ANY)) is not ANY and file.settings[key] != value:
             raise file.unsupported_error(key, f"must be {value}")
         is_local = key in LOCAL_BASES and not declaration.rotates_by_window
         if is_local or (key.startswith("rope.") and not declaration.rotates):
-            raise file.unsupported_error(key, "has no place in this architecture of transformers")
+            raise file.unsupported_error(key, "is not supported by this architecture in transformers")
     if file.settings.get("attention.causal") is False:
-        raise file.unsupported_error("attention.causal", "makes it attend in both directions")
+        raise file.unsupported_error("attention.causal", "makes the model attend in both directions")
     for key, length in (
         ("attention.value_length", head_dim(file)),
         ("attention.value_length_swa", head_dim(file, local=True)),
@@ -237,7 +239,7 @@ def _sizes(file: GgufFile, config_class: Any) -> dict[str, Any]:
         if name is not None:
             sizes[config_class.attribute_map.get(name, name)] = value
         elif value and key not in OPTIONAL_SIZES:
-            raise file.unsupported_error(key, "has no place in this architecture of transformers")
+            raise file.unsupported_error(key, "is not supported by this architecture in transformers")
     return sizes
 
 
@@ -250,7 +252,7 @@ def _rope(file: GgufFile, config_class: Any, axes: Mapping[str, Any]) -> dict[st
             ("rope.dimension_count_swa", head_dim(file, local=True)),
         ):
             if file.settings.get(key, dims) != dims:
-                raise file.unsupported_error(key, "is not the whole head")
+                raise file.unsupported_error(key, "is not the dimension of the whole head")
         return {"full_attention": proportional_parameters(file, head_dim(file)), "sliding_attention": local}
     rope = {**axes, **rope_parameters(file, head_dim(file))}
     class_share = config_class().rope_parameters.get("partial_rotary_factor", 1.0)
@@ -275,5 +277,5 @@ def _biases(file: GgufFile, config_class: Any) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float | int:
-    """A whole number if float32 cannot tell the value from it."""
+    """The nearest integer if float32 cannot distinguish the value from it, else the value."""
     return round(value) if math.isclose(value, round(value), rel_tol=1e-6) else value

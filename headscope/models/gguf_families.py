@@ -31,7 +31,9 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
     settings, layers = file.settings, file.settings["block_count"]
     sliding = settings.get("attention.sliding_window_pattern")
     if not isinstance(sliding, list) or len(sliding) != layers or all(sliding) or not any(sliding):
-        raise file.unsupported_error("attention.sliding_window_pattern", "does not name layers of both kinds")
+        raise file.unsupported_error(
+            "attention.sliding_window_pattern", "does not name layers with and without a window"
+        )
     groups, widths = settings["attention.head_count_kv"], settings["feed_forward_length"]
     groups = groups if isinstance(groups, list) else [groups] * layers
     widths = widths if isinstance(widths, list) else [widths] * layers

@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model: the settings of its architecture and the tensors of rotary factors."""
+"""Metadata of a GGUF file: the settings of its architecture and the tensors of rotary factors."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -58,7 +58,7 @@ def scaling_type(file: GgufFile) -> str:
     if "rope_freqs.weight" not in file.divisors:
         return str(kind)
     if kind != "none":
-        raise file.unsupported_error("rope.scaling.type", "is combined with factors in rope_freqs.weight")
+        raise file.unsupported_error("rope.scaling.type", "cannot be combined with the factors in rope_freqs.weight")
     return "divisors"
 
 
@@ -80,7 +80,7 @@ def attention_factor(file: GgufFile) -> float:
         return multiplier
     if kind != "yarn":
         if multiplier != 1:
-            raise file.unsupported_error("rope.scaling.attn_factor", f"has no place in RoPE of type {kind}")
+            raise file.unsupported_error("rope.scaling.attn_factor", f"does not apply to RoPE of type {kind}")
         return 1.0
     if "rope.scaling.yarn_attn_factor" in settings:
         if multiplier != 1:
@@ -95,13 +95,13 @@ def _scaling(file: GgufFile) -> dict[str, Any]:
     kind, settings = scaling_type(file), file.settings
     stated = [f"rope.scaling.{name}" for name in YARN_KEYS if f"rope.scaling.{name}" in settings]
     if kind != "yarn" and stated:
-        raise file.unsupported_error(stated[0], f"has no place in RoPE of type {kind}")
+        raise file.unsupported_error(stated[0], f"does not apply to RoPE of type {kind}")
     if settings.get("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):  # -1 is llama.cpp's default, which is 1
         raise file.unsupported_error(
             "rope.scaling.yarn_ext_factor", "is not 1: transformers always blends frequencies in full"
         )
     if kind in ("longrope", "divisors") and scaling_factor(file) != 1:
-        raise file.unsupported_error("rope.scaling.factor", "is combined with a tensor of rotary factors")
+        raise file.unsupported_error("rope.scaling.factor", "cannot be combined with a tensor of rotary factors")
     attention = attention_factor(file)
     match kind:
         case "linear":

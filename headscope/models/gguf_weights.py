@@ -1,4 +1,4 @@
-"""Weights of a GGUF file that transformers loses: those that it drops, and those whose parameter has no suffix."""
+"""Weights of a GGUF file that transformers does not load: unused tensors, and parameters without the suffix .weight."""
 
 from collections.abc import Iterable, Mapping
 
@@ -32,7 +32,7 @@ def copy_weights_without_suffix(module: PreTrainedModel, file: GgufFile, missing
 
 
 def refuse_unused_tensors(module: PreTrainedModel, file: GgufFile, unused: Iterable[str]) -> None:
-    """Refuse weights that transformers drops without a word, such as biases that its class does not have.
+    """Refuse weights that transformers drops silently, such as biases that its class does not have.
 
     `unused` are the tensors that transformers reports as unused; it does so for some architectures only.
     """

@@ -1,4 +1,4 @@
-"""Compute the identity of a loaded model, and notice cheaply that its weights have changed.
+"""Digests of the weights of a loaded model, and a cheap check whether the weights have changed.
 
 Weights are digested as a stream: values are converted and hashed in chunks, tensor by tensor. The digests are kept
 until a stamp of the tensors changes. A stamp holds their addresses, the counters by which torch counts writes, and a
@@ -66,7 +66,7 @@ class WeightTracker:
 
 
 def weights_stamp(module: nn.Module) -> tuple[Any, ...]:
-    """What changes with the weights: address, writes and shape of each tensor, and a digest of sampled values."""
+    """A value that changes with the weights: address, write count, shape of each tensor, digest of sampled values."""
     tensors = [*named_tensors(module), *lora.active_lora_tensors(module)]
     step = sum(tensor.numel() for _, tensor in tensors) // SAMPLED_VALUES
     samples: dict[torch.device, list[Tensor]] = {}

@@ -1,4 +1,4 @@
-"""What a model computes beside its weights: settings, constants of its modules, hooks and replaced forwards."""
+"""Facts beside the weights that determine what a model computes: settings, constants, hooks, replaced forwards."""
 
 import functools
 import hashlib

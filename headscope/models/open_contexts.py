@@ -1,4 +1,4 @@
-"""Which contexts of headscope a model is in, so that a run inside them is recorded as what it is."""
+"""The open headscope contexts of each model, which runs inside them record."""
 
 import threading
 from collections.abc import Callable, Iterator

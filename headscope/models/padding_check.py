@@ -2,9 +2,9 @@
 
 A batch pads shorter texts on the left, and the attention mask hides the padding from attention. But learned positions
 may count it, and recurrent layers may read it. Some families need `position_ids` that count from the first token of
-each text, others do not accept them, or count otherwise: RoBERTa's own positions begin after the padding index. So
-passes in which the output of a text would depend on its padding, or on positions that are not the family's, are
-refused.
+each text. Others do not accept them, or count differently: RoBERTa's own positions begin after the padding index. So
+headscope refuses passes in which the output of a text would depend on its padding, or on positions that differ from
+the family's own.
 """
 
 import math
@@ -99,7 +99,7 @@ def _difference(logits: Tensor, expected: Tensor, tolerance: float) -> float:
 
 
 def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Module, Any, dict[str, Any]], None]:
-    """A forward pre-hook that refuses passes whose padding or position_ids the model counts otherwise."""
+    """A forward pre-hook that refuses passes in which padding or position_ids would change the logits."""
 
     def refuse(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
@@ -110,15 +110,16 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
             if bool((ids[real] == check.uncounted_token).any()):
                 raise UnsupportedModel(
-                    f"cannot run '{name}' on token {check.uncounted_token} with a cache: it counts the positions after "
-                    "this token otherwise than without a cache, in transformers too. Pass use_cache=False"
+                    f"cannot run '{name}' on token {check.uncounted_token} with a cache: the positions after this "
+                    "token differ from those without a cache, also in transformers. Pass use_cache=False"
                 )
         if positions is not None and not _are_standard(positions, mask, kwargs):
-            return  # the caller counts otherwise, and is responsible
+            return  # the caller chose other positions deliberately
         if positions is not None and check.positions:
             raise UnsupportedModel(
-                f"cannot run '{name}' with position_ids that count from 0, as generate passes: its own do not, and the "
-                f"logits change by {check.positions:.0%}, in transformers too. Call the model without position_ids"
+                f"cannot run '{name}' with position_ids that count from 0, as generate passes them: the model's own "
+                f"positions differ, so the logits change by {check.positions:.0%}, also in transformers. Call the "
+                "model without position_ids"
             )
         share = check.padding if positions is None else check.padding_with_positions
         if is_padded and share:
@@ -128,7 +129,7 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
                     f"logits by {share:.0%}. Pass position_ids that count from the first token of each text"
                 )
             raise UnsupportedModel(
-                f"cannot run '{name}' with left padding: it changes the logits by {share:.0%}, in transformers too. "
+                f"cannot run '{name}' with left padding: it changes the logits by {share:.0%}, also in transformers. "
                 "Pass one text at a time, or pad on the right"
             )
 

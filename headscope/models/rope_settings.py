@@ -25,7 +25,8 @@ LIST_KEYS = ("short_factor", "long_factor")
 
 
 def refuse_rope_settings(folder: Path, name: str) -> None:
-    """Raise BadInput for rope settings that give no frequencies: a missing key, or a value that is no positive number.
+    """Raise BadInput for rope settings that give no frequencies: a missing key, or a value that is not
+    a positive number.
 
     A file that cannot be read is left to transformers.
     """
@@ -39,7 +40,8 @@ def refuse_rope_settings(folder: Path, name: str) -> None:
 
 
 def _rope_settings(config: Any) -> Iterator[Mapping[str, Any]]:
-    """The rope settings of a config and of its text part, one for each layer type, with the base where it is apart."""
+    """The rope settings of a config and of its text part, one for each layer type. Each includes a base that the config
+    states outside of them."""
     if not isinstance(config, dict):
         return
     yield from _rope_settings(config.get("text_config"))

@@ -171,9 +171,9 @@ class Model:
 
     @property
     def identity(self) -> ModelIdentity:
-        """All that decides what the model computes now: weights, configuration, positions, dtype, hooks and contexts.
+        """What determines the model's outputs now: weights, configuration, positions, dtype, hooks and contexts.
 
-        Asking again is cheap while nothing has changed. Raises BadInput if the checkpoint's own rotary frequencies were
+        A repeated call is cheap if nothing has changed. Raises BadInput if the checkpoint's own rotary frequencies were
         changed after it was loaded.
         """
         return replace(

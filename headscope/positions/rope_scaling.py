@@ -82,7 +82,7 @@ def scaled_schedule(
 
 
 def _layers_to_change(checkpoint: LoadedModel, scheme: str) -> dict[str | None, list[int]]:
-    """The layers that a scheme changes, by layer type: those that rotate and have no window of their own type.
+    """The layers that a scheme changes, by layer type: those that rotate, except layers of the type sliding_attention.
 
     Raises UnsupportedModel if only sliding-window layers rotate.
     """
@@ -113,8 +113,8 @@ def _scheme_parameters(
 ) -> dict[str, Any]:
     """The `rope_parameters` of a scheme, from the checkpoint's own.
 
-    What is no RoPE scaling stays, such as the share of rotary dimensions. A scheme of the checkpoint's own type also
-    keeps how its family applies that type: the ends of YaRN's ramp, and `mscale_all_dim`, by which some families
+    Settings that are not part of RoPE scaling stay, such as the share of rotary dimensions. YaRN on a checkpoint with
+    YaRN also keeps the settings of its family: the ends of YaRN's ramp, and `mscale_all_dim`, by which some families
     multiply all logits instead of the rotated part. So YaRN with the checkpoint's own factor is the checkpoint, unless
     its config states an attention factor, which belongs to its own factor.
     """

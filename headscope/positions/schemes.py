@@ -4,9 +4,9 @@ Frequencies come from transformers (`ROPE_INIT_FUNCTIONS`) for every method that
 frequencies for its sliding-window layers, a scheme changes only the full-attention layers: a window does not grow with
 the context.
 
-What a scheme does to the temperature: yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE scaling with its
-factors on cos and sin and on the softmax scale; of these only yarn has a temperature. logn multiplies the checkpoint's
-temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
+Effect of a scheme on the temperature: yarn, linear, ntk, abf and llama3 replace the checkpoint's RoPE scaling,
+including its factors on cos and sin and on the softmax scale; of these only yarn has a temperature of its own. logn
+multiplies the checkpoint's temperature, prope and nope keep it, alibi keeps the factor on the softmax scale.
 """
 
 import math
@@ -52,9 +52,9 @@ class Base:
 class Yarn:
     """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, rotated logits times `attention_factor`².
 
-    The default of `attention_factor` is 0.1 ln(`factor`) + 1; with 1, only the frequencies change. A checkpoint with
-    YaRN keeps how its family applies it (beta_fast, beta_slow, truncate, mscale, mscale_all_dim), so its own factor
-    changes nothing, unless its config states an attention factor.
+    The default of `attention_factor` is 0.1 ln(`factor`) + 1; with 1, only the frequencies change. On a
+    checkpoint that already uses YaRN, the settings of its family stay (beta_fast, beta_slow, truncate, mscale,
+    mscale_all_dim), so its own factor changes nothing, unless its config states an attention factor.
     """
 
     factor: float

@@ -1,4 +1,4 @@
-"""Whether a model gives the answers of prompt pairs, judged by the metric of its unchanged runs."""
+"""Check by the metric of its unchanged runs whether a model gives the answers of prompt pairs."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,9 +6,9 @@ import numpy.typing as npt
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 
 LEAST_PROBABILITY = 0.01
-"""Least probability of an answer, per token, that a model gives to it [ours]."""
+"""Least probability per token at which a model counts as giving an answer [ours]."""
 MIN_EXCHANGE = 0.5
-"""Least difference of the two metrics, in logits or nats, that the corrupted prompt must lead by [ours]."""
+"""Least lead of the corrupted prompt, in logits or nats, at which a pair counts as exchanged [ours]."""
 
 Values = npt.NDArray[np.float64]
 
@@ -26,24 +26,24 @@ def gives_answer(metric: str, values: Values) -> npt.NDArray[np.bool_]:
 
 
 def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
-    """What to know about the pairs (or prompts: the `noun`) whose answer the model does not give, with their number.
+    """Sentences about the pairs (or prompts: the `noun`) whose answer the model does not give, with their number.
 
-    "" if it gives all.
+    "" if the model gives every answer.
     """
     missing = int((~gives_answer(metric, values)).sum())
     if not missing:
         return ""
     reason = (
-        "its logit is not above that of the wrong answer"
+        "the answer's logit is not above that of the wrong answer"
         if metric == "logit_diff"
-        else f"its probability is below {100 * LEAST_PROBABILITY:.0f} % per token"
+        else f"the answer's probability is below {100 * LEAST_PROBABILITY:.0f} % per token"
     )
     question = ""
     if metric == "logit_diff" and 2 * missing > len(values):
         question = " Are answer and wrong answer, or clean and corrupted prompts, exchanged?"
     return (
-        f"The unchanged model does not give the answer in {missing} of {len(values)} {noun}s ({reason}): their effects "
-        f"do not say how it answers.{question}"
+        f"The unchanged model does not give the answer in {missing} of {len(values)} {noun}s ({reason}), so "
+        f"their effects do not show how it answers.{question}"
     )
 
 

@@ -38,7 +38,7 @@ def warn_about_repeated_bos(tokenizer: Any, sequences: Sequence[Sequence[int]], 
 def chat_text(tokenizer: Any, message: str, alternative: str) -> str:
     """A user's message in the chat template of the tokenizer, up to the start of the answer, with its special tokens.
 
-    Raises BadInput, ending with `alternative`, without a template, and if it fails or drops the message.
+    Raises BadInput, whose text ends with `alternative`, if there is no template, or if it fails or drops the message.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput(f"the model's tokenizer has no chat template. {alternative}")

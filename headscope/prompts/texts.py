@@ -169,8 +169,7 @@ class NearDuplicateIndex:
 
 
 def comparable_text(text: str) -> str:
-    """The text without what may differ between copies: capitals, kinds and lengths of white space, invisible
-    characters."""
+    """Normalise a text to compare copies: remove differences of case, white space and invisible characters."""
     visible = text.translate(_invisible_characters())
     return " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
 
@@ -229,7 +228,9 @@ def first_tokens(text: str, tokenizer: Tokenizer | None, length: int) -> list[in
     Raises BadInput without a tokenizer.
     """
     if tokenizer is None:
-        raise BadInput("the model has no tokenizer, which a text needs. Pass one: hs.load(model, tokenizer=...)")
+        raise BadInput(
+            "the model has no tokenizer, but a text must be tokenized. Pass one: hs.load(model, tokenizer=...)"
+        )
     characters = CHARACTERS_PER_TOKEN * (length + TAIL_TOKENS)
     while (end := _cut_position(text, characters)) < len(text):
         ids = _encode(text[:end], tokenizer)[:-TAIL_TOKENS]

@@ -213,7 +213,7 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
 
 
 def _several_versions(run: Run) -> str:
-    """Which libraries changed while a run was measured; "" if none did."""
+    """A note on the libraries whose version changed while a run was measured; "" if none did."""
     sets = [entry for part in run.parts for entry in part.manifest.get("versions_by_cell", ())]
     names = [name for name in (sets[0]["versions"] if sets else ()) if len({e["versions"].get(name) for e in sets}) > 1]
     if not names:
@@ -235,7 +235,7 @@ def _identity_notes(identity: ModelIdentity) -> Iterator[str]:
     if identity.quantization == INT8:
         yield (
             "is quantised by LLM.int8, which rounds the activations of a whole pass together: the same prompt gives "
-            "other logits in another pass. Small differences are noise."
+            "different logits in another pass. Small differences are noise."
         )
 
 

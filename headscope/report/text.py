@@ -90,9 +90,9 @@ def layer_windows(run: Run, label: str) -> dict[int, int | None]:
 
 
 def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:
-    """Heads of one model apart by what they can see in contexts of `length` tokens: everything, or a sliding window.
+    """Split the heads of one model into those that see a whole context of `length` tokens and those with a window.
 
-    Without a length every window counts. Each part has a text that follows "heads", "" if no layer has a window.
+    Without a length every window counts. Each part has a text to follow "heads"; it is "" if no layer has a window.
     """
     (label,) = rows["model"].unique()
     windows = layer_windows(run, label)
@@ -108,7 +108,7 @@ def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tu
 
 
 def describe_sink_rows(bins: pd.DataFrame, heads: pd.DataFrame) -> str:
-    """Over which rows the weight on the first token of windowed heads of one model is averaged, from binned rows.
+    """A phrase for the rows over which the weight of windowed heads on the first token is averaged, from binned rows.
 
     Runs of earlier versions averaged over all rows.
     """

@@ -100,8 +100,8 @@ def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) 
 def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str = "population") -> pd.DataFrame:
     """Means of binned row means over the last octave of visible keys, by head, length and document.
 
-    The last octave are the last four bins that the head's layer fills. Bins are weighted by the column `weight`, by
-    default their number of query rows in the document, so that every row of the octave counts once.
+    The last octave consists of the last four bins that the head's layer fills. Bins are weighted by the column
+    `weight`, by default their number of query rows in the document, so that every row of the octave counts once.
     """
     top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
     last_rows = frame[in_last_octave(frame["visible"], top)]
@@ -138,7 +138,7 @@ def with_method(means: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
     """The columns of `mean_with_interval` and <name>_method: that of all values in a mean, or "mixed".
 
     `methods` has the index of `means`, with repetitions. Means that are not exact have no interval: an interval covers
-    the spread over documents, and nothing tells the error of an estimate.
+    the spread over documents, but not the unknown error of an estimate.
     """
     name, low, high = means.columns
     by_head = methods.groupby(level=[*range(methods.index.nlevels)])

@@ -85,7 +85,7 @@ def parse_column(name: str) -> ColumnName:
 def statistics() -> Mapping[str, Statistic]:
     """Every declared statistic by name, without a context length.
 
-    A name that reads as a part of another statistic's name, or that two probes declare, is reported and left out.
+    A name that is already used, or that ends like a column of another statistic, is reported and left out.
     """
     entries: dict[str, Statistic] = {}
     for probe, declared in plugins.load_parts("statistics"):
@@ -151,7 +151,7 @@ def capitalise(text: str) -> str:
 
 
 ROUNDING = 1e-6
-"""Relative difference below which a value equals a threshold: values are stored with seven digits."""
+"""Relative difference below which a value counts as equal to a threshold: values are stored with seven digits."""
 
 
 def exceeds(values: pd.Series, threshold: float) -> pd.Series:

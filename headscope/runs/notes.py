@@ -25,7 +25,7 @@ class RunNotes:
     @classmethod
     def parse(cls, note: str, tags: str) -> "RunNotes":
         """Notes from a text, and tags between commas. Raises BadInput if they are too long or too many, or
-        hold characters that UTF-8 lacks."""
+        hold characters that UTF-8 cannot encode."""
         if surrogate := next((char for char in f"{note}{tags}" if unicodedata.category(char) == "Cs"), None):
             raise BadInput(f"the note or a tag has the character {surrogate!a}, which cannot be stored. Remove it")
         names = tuple(dict.fromkeys(tag.strip() for tag in tags.split(",") if tag.strip()))

@@ -44,7 +44,7 @@ ADDED_COLUMNS = {
     "learned_sink": {"population": "rows"},
     "value_attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
 }
-"""Column that earlier versions did not store, by table -> the column that says what they averaged, of the same type."""
+"""By table: column that earlier versions did not store -> the stored column of the same type that it equals there."""
 COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}
 BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""

@@ -237,7 +237,7 @@ def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured the same model without measuring any table twice.
 
-    What a run does not record, such as the tokenizer of runs of early versions, does not tell models apart.
+    Facts that a run does not record, such as the tokenizer in runs of early versions, are not compared.
     """
     identities = [ModelIdentity.from_manifest(model, run.manifest.get("inputs")) for run, model in entries]
     is_same = not any(first.compare(second).differences for first, second in combinations(identities, 2))

@@ -191,7 +191,7 @@ class RunWriter:
     ) -> None:
         """Store the rows of one finished job, the digests of its inputs and the versions of libraries by name.
 
-        It is stored completely or not at all.
+        All of it is stored, or nothing.
 
         Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
         unknown columns, NaN, a key out of range. Raises InputChanged as `check_inputs` does, and CannotWrite if the

@@ -161,7 +161,10 @@ def _unit_interval(values: Matrix) -> tuple[Matrix, str]:
 
 
 def _shares(values: Matrix) -> tuple[Matrix, str]:
-    """Values whose shares of their sum are not negative, and how they were made: HeadKV gives each head its share."""
+    """Values with a positive sum and none below 0 as they are, others as ranks, and which of the two.
+
+    HeadKV gives each head its share of the sum.
+    """
     return (values, "none") if values.min() >= 0 and values.sum() > 0 else _ranks(values)
 
 

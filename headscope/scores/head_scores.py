@@ -124,8 +124,7 @@ def choose_model(run: RunTables, model: str | None) -> str:
 def belong_to_other_model(
     scores: HeadScores, identity: ModelIdentity, label: str, checkpoint: str, weights: AcceptedWeights
 ) -> bool:
-    """Whether scores belong to another model than `label`: by the digest of its weights, else by the name in their
-    file.
+    """Whether scores belong to another model than `label`, by the digest of their weights or else their model name.
 
     Raises BadInput for another model unless `weights` is "any".
     """

@@ -60,7 +60,7 @@ def longrope_parameters(run: RunTables, model: str | None) -> tuple[dict[str, An
     positions, scales = (rows[rows["model"] == label] for rows in (run.table("positions"), run.table("scales")))
     if (positions["context_length"] != 0).any():
         raise BadInput(
-            f"the frequencies of {label} depend on the length of the text, and its config.json already says how. "
+            f"the frequencies of {label} depend on the length of the text, which its config.json already describes. "
             "Export it under a position scheme"
         )
     pairs = _rotary_pairs(entry["geometry"], label)

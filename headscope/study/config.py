@@ -102,7 +102,7 @@ class PromptOptions(MultilineOptions):
     def _check_prompt_alone(self) -> "PromptOptions":
         prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
         if self.template and not prompts:
-            raise ValueError("'template' is for a prompt. Remove 'template', or add 'prompt'")
+            raise ValueError("'template' needs a prompt. Add 'prompt', or remove 'template'")
         if len(prompts) == 2:
             raise ValueError("'prompt' and 'prompt_file' cannot be combined. Give one of them")
         if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):

@@ -20,7 +20,7 @@ from headscope.study.config import Study
 from headscope.study.progress import NoProgress, Progress
 
 OTHER_WEIGHTS = "other weights of"
-"""Beginning of the names of inputs that belong to a model with other weights."""
+"""Start of the names of inputs (heads, scores) that were measured on other weights than those of the model."""
 
 
 @dataclass

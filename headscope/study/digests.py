@@ -87,7 +87,7 @@ def digest_adarope_adapter(name: str) -> str:
 
 
 def digest_model(model: Model) -> dict[str, str]:
-    """The identity of an opened model by input. A file need not describe it, so all of it is digested by value."""
+    """The identity of an opened model by input. No file may describe the model, so every part is digested by value."""
     identity = model.identity
     described = {
         "configuration": identity.configuration,

@@ -40,7 +40,7 @@ class JobResult:
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
     cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
     `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of
-    the process; `versions` of the libraries there.
+    the process; `versions` of the libraries in the process.
     """
 
     rows: Mapping[str, Rows]

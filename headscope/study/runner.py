@@ -95,7 +95,9 @@ def run_study(
         if resume and (finished := writer.find_finished(_named_digests(context.input_digests))) is not None:
             log.info("the run is already finished; nothing was measured again: %s", finished.path)
             if others := other_versions(finished.manifest.get("versions", {})):
-                log.warning("that run was measured with %s. Delete it to measure it again", others)
+                log.warning(
+                    "the finished run was measured with other versions (%s). Delete it to measure it again", others
+                )
             return finished
         if resume and not any(writer.cells_folder.iterdir()):
             for name, cells in unfinished_runs(out).items():

@@ -15,9 +15,9 @@ from headscope.study.cells import Job
 class StoredSize:
     """Predicts the size of a probe's tables from sample jobs of different cost.
 
-    A table takes the bytes of an almost empty file, and for each job what its rows add to them. The rows of a job grow
-    with the logarithm of its cost, since tables are binned by position, distance or visible keys. Of a table whose rows
-    are averaged over documents, jobs of one model and cost share the rows.
+    A table takes the bytes of an almost empty file, plus the bytes that the rows of each job add. The rows of a job
+    grow with the logarithm of its cost, since tables are binned by position, distance or visible keys. In a table whose
+    rows are averaged over documents, jobs of one model and cost share their rows.
     """
 
     def __init__(self) -> None:

@@ -25,12 +25,12 @@ def library_versions() -> Mapping[str, str]:
 def check_versions(stored: Sequence[Mapping[str, str]], partial: Path) -> None:
     """Compare the versions of finished work items with those of this process.
 
-    Warns of another version of a library that computes numbers. Raises InputChanged for another major version: the
+    Warns if the version of a library that computes numbers differs. Raises InputChanged for another major version: the
     first number of a version, or the first two if the first is 0.
     """
     if any("headscope" not in versions for versions in stored):
         raise InputChanged(
-            "cannot resume this run: its finished work items were measured with an earlier, unknown headscope. "
+            "cannot resume this run: its finished work items were measured with an unknown earlier headscope. "
             f"Delete {partial} to start again"
         )
     for name in COMPUTING:

@@ -174,7 +174,8 @@ class AblationRunner:
                 )
 
     def _heads(self, model: Model, label: str) -> dict[int, list[int]]:
-        """The heads to ablate by index of their attention layer. Refuses those of another model, unless allowed."""
+        """The heads to ablate by index of their attention layer. Refuses heads that were measured on other weights,
+        unless the options allow them."""
         if not self._are_heads_named:
             return heads_by_layer(
                 model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))

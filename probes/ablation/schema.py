@@ -19,7 +19,7 @@ KINDS = ("zero", "mean", "resample", "streaming")
 
 
 HEADS_OF_WEIGHTS = "weights:"
-"""Start of the text weights:SHA256:HEAD,..., which keeps the weights that a head set was measured on."""
+"""Start of weights:SHA256:HEAD,..., a head set with the digest of the weights that it was measured on."""
 
 
 def _head_names(value: Any) -> Any:

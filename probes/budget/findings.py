@@ -146,7 +146,7 @@ def _stability_finding(run: Run, model: str, best: pd.Series) -> Iterator[Findin
     text = (
         f"{model}: where {format_percent(share)} of the KV groups stream in the order by {order_label(best['order'])}, "
         f"{format_percent(kept)} of them would stream as well if other query rows of the same documents had been "
-        f"sampled, and the set would be exactly the same in {format_percent(same)} of the samples (simulated from the "
+        f"sampled; the set would be exactly the same in {format_percent(same)} of the samples (simulated from the "
         "errors of the scores). Use more --rows, or --rows exact, for a more stable set."
     )
     if kept == 1:

@@ -158,8 +158,8 @@ SHARE = key("share", "value", "", "share of the KV groups that stream, rounded t
 
 SCORES = Table(
     "budget_scores",
-    "scores of heads that order the KV groups: means over query rows in the last octave of visible keys, which are the "
-    "last four bins that the layer fills",
+    "scores of heads that order the KV groups: means over query rows in the last octave of visible keys, that is, in "
+    "the last four bins that the layer fills",
     (
         MODEL,
         LENGTH,
@@ -189,8 +189,8 @@ SCORE_ERRORS = Table(
 )
 STABILITY = Table(
     "budget_stability",
-    "how far the streaming KV groups of a measured order depend on the query rows that were sampled, from 200 orders "
-    "with scores moved by the errors that another sample of rows has against this one [ours]",
+    "how much the streaming KV groups of a measured order depend on which query rows were sampled: 200 simulated "
+    "samples, whose scores are drawn with the standard errors in budget_score_errors [ours]",
     (
         MODEL,
         ORDER,

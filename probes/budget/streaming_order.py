@@ -102,9 +102,9 @@ def set_stability(
 ) -> pd.DataFrame:
     """Columns share, kept and same_set of the table `budget_stability` for a measured order.
 
-    `scores` and `errors` are rows of the tables `budget_scores` and `budget_score_errors` of the same documents. Given
-    these, the scores of another sample of query rows are drawn from a normal model of heads and errors (empirical
-    Bayes): errors make the scores of this sample look farther apart than they are.
+    `scores` and `errors` are rows of the tables `budget_scores` and `budget_score_errors` of the same documents. The
+    scores of another sample of query rows are drawn from a normal model of heads and errors (empirical Bayes), which
+    shrinks the scores towards their mean: errors spread the scores of this sample too far.
     """
     _, column = SIGNS_AND_COLUMNS[order]
     heads = measured_scores(scores, order)

@@ -37,7 +37,7 @@ COPYING_THRESHOLD = 0.5
 """Copying score above which a head is called OV-copying [ours]."""
 SINK_SHARE = 0.5
 """Weight on the first key above which a head is called a sink head [ours]."""
-CHANCE = "random signs of the dimensions that the earlier head writes to, which keep all norms"
+CHANCE = "null distribution: a random sign for each dimension that the earlier head writes to, which keeps all norms"
 LISTED_PATHS = 5
 LISTED_COMPONENTS = 3
 
@@ -114,8 +114,8 @@ def _describe_compositions(rows: pd.DataFrame, paths: pd.DataFrame, label: str, 
     if chance is None:
         return text
     return (
-        f"{text} {int((rows['score'] > chance).sum()):,} of {len(rows):,} pairs exceed {chance:.3f}, which the largest "
-        f"score exceeds by chance in 5 % of cases ({CHANCE})."
+        f"{text} {int((rows['score'] > chance).sum()):,} of {len(rows):,} pairs exceed {chance:.3f}; by chance the "
+        f"largest score exceeds this value in 5 % of cases ({CHANCE})."
     )
 
 
@@ -131,8 +131,8 @@ def _describe_no_composition(rows: pd.DataFrame, label: str, kind: str, chance: 
             f"matrices of the same shapes, {best['baseline']:.3f}."
         )
     return (
-        f"In {label}, no {kind.upper()}-composition exceeds chance: {largest}, is not above {chance:.3f}, which the "
-        f"largest score exceeds by chance in 5 % of cases ({CHANCE})."
+        f"In {label}, no {kind.upper()}-composition exceeds chance: {largest}, is not above {chance:.3f}; by chance "
+        f"the largest score exceeds this value in 5 % of cases ({CHANCE})."
     )
 
 

@@ -199,13 +199,13 @@ HEAD_COMPOSITION = Table(
 
 COMPOSITION_NULL = Table(
     "composition_null",
-    "composition scores by chance: those of all pairs of heads with a random sign for each dimension of the residual "
-    "stream that the earlier head writes to, which keeps all norms [ours]",
+    "null distribution of composition scores: the scores of all pairs of heads after each dimension of the residual "
+    "stream that the earlier head writes to gets a random sign, which keeps all norms [ours]",
     (
         MODEL,
         key("input", "label", "", "input of the later head: q, k or v", None),
         Column("pairs", "count", "pairs", "pairs of heads", 1),
-        Column("mean", "value", "", "mean score of these pairs by chance", 0, 1.001),
+        Column("mean", "value", "", "mean score of these pairs with random signs", 0, 1.001),
         Column(
             "bound",
             "value",

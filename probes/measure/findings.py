@@ -46,9 +46,10 @@ GLOSSARY = (
     Term(
         "Effective length, ESS₂",
         "The effective number of tokens that a head attends to. All weight on one token gives 1; equal weight on n "
-        "tokens gives n. The value of a head is the exponential of the mean logarithm over the last octave of visible "
-        "keys: the query tokens in the last four bins that the head's layer fills, each once. They see more than half "
-        "of the context or window where its length is the edge of a bin, as 512, 1,024 or 2,048 is.",
+        "tokens gives n. The value of a head is the exponential of the mean logarithm over the query tokens in the "
+        "last octave of visible keys, that is, in the last four bins that the head's layer fills; every token counts "
+        "once. If the length of the context or window is the edge of a bin, such as 512, 1,024 or 2,048, these tokens "
+        "see more than half of it.",
         "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
         ("attention",),
     ),
@@ -202,7 +203,7 @@ def _growth_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
                 data,
             )
         else:
-            grows = ", as far as the window," if window_label == WINDOWED else ""
+            grows = ", up to the length of the window," if window_label == WINDOWED else ""
             yield Sentence(
                 f"In {label}, the effective length stays nearly constant in {constant}{window_label} and grows{grows} "
                 f"almost in proportion in {widening}; the median exponent is {median}.",

@@ -81,9 +81,11 @@ def describe_unmeasured(effects: pd.DataFrame, largest_error: float, noun: str) 
     top = effects.loc[is_exact, "effect"].abs().max()
     candidates = int((effects.loc[~is_exact, "effect"].abs() + largest_error > top).sum())
     others = f"of the {int((~is_exact).sum()):,} other {noun}, which were only estimated,"
-    error = f"if its estimate were off by the largest error, {largest_error:.2f}"
+    error = f"if its estimate were off by the largest measured error, {largest_error:.2f}"
     if candidates:
-        return f" Whether one {others} has a larger effect than these is not known: {candidates:,} could, {error}."
+        return (
+            f" Whether one {others} has a larger effect than these is not known: {candidates:,} could have one {error}."
+        )
     return f" None {others} would have a larger effect than these {error}."
 
 

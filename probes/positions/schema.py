@@ -30,7 +30,7 @@ POSITIONS = Table(
             "log_theta_base",
             "value",
             "ln rad/token",
-            "ln theta of the checkpoint's own scheme; of short texts in rows of no length",
+            "ln theta of the checkpoint's own scheme; in rows with context_length 0, that of short texts",
         ),
     ),
 )
@@ -60,7 +60,7 @@ SCALES = Table(
             "value",
             "",
             "factor on cos and sin: logits of the rotated dimensions are multiplied by its square; 0 in older runs, "
-            "which do not hold it",
+            "which do not store it",
             0,
         ),
         Column(
@@ -68,7 +68,7 @@ SCALES = Table(
             "value",
             "",
             "factor on all logits at n <= L_ref, with the one that the checkpoint's code applies to the softmax scale; "
-            "0 in older runs, which do not hold it",
+            "0 in older runs, which do not store it",
             0,
         ),
         Column(
