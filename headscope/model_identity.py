@@ -1,6 +1,6 @@
 """The identity of a model: everything that determines what a forward pass computes, as plain data.
 
-`headscope.models.identity` computes it, run.json stores it under `identity`, and `ModelIdentity.compare` is the only
+`Model.identity` computes it, run.json stores it under `identity`, and `ModelIdentity.compare` is the only
 comparison of two models in headscope. This module needs no torch. Runs of earlier versions recorded less: a comparison
 lists the fields that one of the two models lacks as unknown.
 """
