@@ -50,7 +50,8 @@ def plot_matrix(
         ends = colours[np.isfinite(colours)]
         low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
         figure.update_traces(zmin=low, zmax=high if high > low else low + 1, colorscale=style.SEQUENTIAL_SCALE)
-    _mark_estimates(figure, of_model.assign(mark=estimate_mask(of_model, statistic_name)), grid.shape)
+    marked = of_model[["layer", "head"]].assign(mark=estimate_mask(of_model, statistic_name))
+    _mark_estimates(figure, marked, grid.shape)
     return style.set_metadata(figure, value=stat.label_with_unit, model=style.escape_label(model), value_index=3)
 
 
