@@ -76,7 +76,7 @@ def random_composition(receiver_width: int, sender_width: int, stream_width: int
 
 
 class CompositionNull:
-    """Accumulates composition scores by chance, by input of the receiver: the `composition_null` table of a model.
+    """Accumulates composition scores by chance, by input of the receiver, of one model.
 
     Each dimension of the residual stream that a sender writes to gets a random sign. That keeps all norms and singular
     values of both heads, and their norms in each dimension; only what is written there no longer matters.
