@@ -277,3 +277,9 @@ def test_smollm2_bridge_has_the_logits_of_smollm2(smollm2: Model, tokens: Tensor
             logits, cache = bridge.run_with_cache(ids, names_filter="blocks.17.attn.hook_rot_k")
     assert difference(logits, expected) <= 1e-4
     assert cache["blocks.17.attn.hook_rot_k"].shape == (1, 64, 3, 64)
+
+
+def test_bridge_has_the_identity_of_its_model() -> None:
+    model, plain = bridged("llama-gqa"), load(families.MEASURABLE["llama-gqa"]())
+    comparison = plain.identity.compare(model.identity)
+    assert (comparison.differences, comparison.unknown) == ((), ())

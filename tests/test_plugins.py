@@ -40,6 +40,7 @@ OTHER_MEANINGS = {
     ],
     "patterns": ["headscope/measures/top_keys.py"],
     "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/synthetic.py"],
+    "scaling": ["headscope/models/gguf_check.py"],
     "window": ["headscope/attention/record.py"],
 }
 """Files where the name of a probe means something else."""

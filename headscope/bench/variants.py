@@ -16,8 +16,7 @@ from headscope.positions.model import Model, load
 from headscope.prompts.texts import load_token_documents
 from headscope.study.config import EngineOptions, build_study
 from headscope.study.progress import NoProgress
-from headscope.study.ray_engine import RayEngine
-from headscope.study.runner import run_study
+from headscope.study.runner import create_engine, run_study
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
@@ -139,7 +138,7 @@ def compare_engines(spec: str, length: int) -> list[dict[str, Any]]:
     if Ray is not installed.
     """
     threads = torch.get_num_threads()
-    RayEngine(EngineOptions(name="ray"))
+    create_engine(EngineOptions(name="ray"))
     texts, measure = {"docs": ENGINE_DOCS}, {"lengths": [length]}
     study = {"name": "bench", "models": {"base": spec}, "texts": texts, "measure": measure}
     clocks = {}

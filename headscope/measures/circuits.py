@@ -76,7 +76,7 @@ def random_composition(receiver_width: int, sender_width: int, stream_width: int
 
 
 class CompositionNull:
-    """Null distribution of composition scores, by input of the receiver: the `composition_null` table of a model.
+    """Null distribution of the composition scores of one model, by input of the receiver.
 
     Each dimension of the residual stream that a sender writes to gets a random sign. This keeps all norms and singular
     values of both heads, and their norms in each dimension, but removes the alignment of sender and receiver.

@@ -26,10 +26,10 @@ from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
 from headscope.models.identity import WeightTracker, named_tensors
-from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model, refuse_autocast
+from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.padding_check import PaddingCheck, check_padding
 from headscope.models.rotation import preserving_frequencies, rope_types
-from headscope.models.unsupported import refuse_by_config, refuse_without_language_head
+from headscope.models.unsupported import refuse_autocast, refuse_by_config, refuse_without_language_head
 
 log = logging.getLogger("headscope")
 

@@ -30,7 +30,10 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers by their names without the wrappers of TransformerLens and peft."""
     for prefix, part in plain_modules(module):
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
-            if tensor is not None and name not in part._non_persistent_buffers_set:
+            if tensor is None or name in part._non_persistent_buffers_set:
+                continue
+            # TransformerLens gives linear layers without a bias a buffer of zeros.
+            if isinstance(tensor, nn.Parameter) or not (isinstance(part, nn.Linear) and not tensor.any()):
                 yield prefix + name, tensor
 
 
@@ -39,7 +42,8 @@ def plain_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
     if "_original_component" in module._modules:
         yield from plain_modules(module.get_submodule("_original_component"), prefix)
         return
-    yield prefix, module
+    if not type(module).__module__.startswith("transformer_lens."):
+        yield prefix, module
     for name, child in module.named_children():
         if not name.startswith("lora_"):
             yield from plain_modules(child, prefix if name == "base_layer" else f"{prefix}{name}.")

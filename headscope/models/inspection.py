@@ -21,24 +21,13 @@ from transformers import PreTrainedModel
 from headscope.attention import backend
 from headscope.attention.masks import UnsupportedMask
 from headscope.attention.record import RotaryLayout
-from headscope.errors import BadInput, HeadscopeError, UnsupportedModel, first_line
+from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.models.context_lengths import frequency_change_length
 from headscope.models.interception import intercepting_rotations
 from headscope.models.rotation import MeasuredRotation, RotationCall, TableLayout, measure_rotation
-from headscope.models.unsupported import has_attention
+from headscope.models.unsupported import has_attention, refuse_autocast
 
 TOKENS = 3
-
-
-def refuse_autocast() -> None:
-    """Raise BadInput inside `torch.autocast`: it changes numbers, and runs would record the model's own dtype."""
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            raise BadInput(
-                f"torch.autocast is active ({device}, {dtype}), which changes what is measured. Leave it, or load the "
-                "model in another dtype, e.g. dtype='bf16'"
-            )
 
 
 @contextmanager

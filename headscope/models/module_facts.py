@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from headscope.models.identity import plain_modules
+
 IRRELEVANT_SETTINGS = frozenset(
     {"_name_or_path", "_commit_hash", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype"}
     | {"_attn_implementation", "attn_implementation", "_attn_implementation_internal", "use_cache"}
@@ -46,7 +48,7 @@ def constants(module: nn.Module) -> dict[str, Any]:
     Dropout rates do not count, nor do factors of a rotation, which belong to its resolved frequencies.
     """
     values: dict[str, list[Any]] = {}
-    for part in module.modules():
+    for _, part in plain_modules(module):
         for name, value in vars(part).items():
             if type(value) is float and "dropout" not in name and name != "p" and "attention_scaling" not in name:
                 values.setdefault(name, []).append(_finite(value))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 
 
 def refuse_by_config(config: Any, name: str) -> None:
@@ -46,3 +47,14 @@ def refuse_without_language_head(module: PreTrainedModel, name: str) -> None:
 def has_attention(layer_type: str) -> bool:
     """Whether layers of this type have softmax attention."""
     return layer_type not in ("linear_attention", "conv", "moe", "mamba", "recurrent", "mlp")
+
+
+def refuse_autocast() -> None:
+    """Raise BadInput inside `torch.autocast`: it changes numbers, and runs would record the model's own dtype."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+            raise BadInput(
+                f"torch.autocast is active ({device}, {dtype}), which changes what is measured. Leave it, or load the "
+                "model in another dtype, e.g. dtype='bf16'"
+            )

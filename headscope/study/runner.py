@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from headscope import plugins, user_input
 from headscope.errors import BadInput, Interrupted
-from headscope.models.inspection import refuse_autocast
+from headscope.models.unsupported import refuse_autocast
 from headscope.positions.model import Model
 from headscope.runs.run import Run, unfinished_runs
 from headscope.runs.writer import RunWriter
