@@ -1,4 +1,4 @@
-"""Checks that a request to the app's callbacks has the form that the app's own page sends; others get status 400."""
+"""Validation of requests to the app's callbacks: those that the app's own page cannot have sent get status 400."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ VALUE_TYPES: Mapping[str, tuple[type, ...]] = {
     "playground-count.value": (int, float, str, type(None)),
     "playground-token.data": (str, type(None)),
 }
-"""Types of the values of a property, or of that of one component."""
+"""Accepted types of values, by property (`value`) or by component and property (`playground-count.value`)."""
 
 
 def add_request_checks(app: Dash) -> None:
