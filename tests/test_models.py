@@ -27,8 +27,8 @@ from headscope.positions.model import Model, load
 from headscope.positions.schemes import SCHEMES
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
-TOKENIZER = object()
-"""A placeholder: the tiny models have no tokenizer."""
+TOKENIZER = object
+"""A callable placeholder: the tiny models have no tokenizer."""
 
 
 def shipped_gguf() -> Path:
