@@ -6,7 +6,7 @@ lists the fields that one of the two models lacks as unknown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -56,14 +56,16 @@ class WeightDigests:
 
     def compare(self, other: "WeightDigests") -> Agreement:
         """How these weights agree with others."""
-        if self.exact and self.exact == other.exact:
-            return "equal"
-        if self.bfloat16 and self.bfloat16 == other.bfloat16:
+        own, others = self.to_dict(), other.to_dict()
+        is_equal = {name: own[name] == others[name] for name in own.keys() & others.keys()}
+        if is_equal.get("exact"):
+            # Equal values have equal rounded values, so another rounded digest is one of other weights.
+            return "equal" if all(is_equal.values()) else "different"
+        if is_equal.get("bfloat16"):
             return "equal after rounding to bfloat16"
-        if self.float16 and self.float16 == other.float16:
+        if is_equal.get("float16"):
             return "equal after rounding to float16"
-        is_known = any(getattr(self, name) and getattr(other, name) for name in ("exact", "bfloat16", "float16"))
-        return "different" if is_known else ""
+        return "different" if is_equal else ""
 
     def matches(self, other: "WeightDigests") -> bool:
         """Whether the weights are equal, at least after rounding, or unknown."""
@@ -79,6 +81,12 @@ class WeightDigests:
         if not isinstance(digests, Mapping):
             return cls(str(digests or ""))
         return cls(**{name: str(digests.get(name) or "") for name in ("bfloat16", "float16", "exact")})
+
+    @classmethod
+    def from_record(cls, digests: Any, weights_sha256: Any) -> "WeightDigests":
+        """The digests that a run or an adapter records twice: `weights_sha256`, which older ones have alone, wins."""
+        recorded = cls.from_dict(digests)
+        return replace(recorded, bfloat16=str(weights_sha256 or recorded.bfloat16))
 
 
 def belong_to_other_weights(
@@ -167,9 +175,8 @@ class ModelIdentity:
     def from_manifest(cls, entry: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> "ModelIdentity":
         """The identity of a model's entry in run.json; `inputs` are the run's digests of its inputs."""
         identity = entry.get("identity") or {}
-        weights = identity.get("weights") or {"bfloat16": entry.get("weights_sha256")}
         return cls(
-            WeightDigests.from_dict(weights),
+            WeightDigests.from_record(identity.get("weights"), entry.get("weights_sha256")),
             entry.get("dtype"),
             identity.get("quantization"),
             entry.get("scheme"),

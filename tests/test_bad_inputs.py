@@ -448,6 +448,13 @@ ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
     "step-text": ("its step is 'ten'", dict, {"step": "ten"}),
     "digest-number": ("its weights_sha256 is 5", dict, {"weights_sha256": 5}),
     "other-weights": ("was trained on other weights", dict, {"weights_sha256": "0" * 64}),
+    "other-rounded-weights": (
+        "was trained on other weights",
+        dict,
+        {"weights_sha256": None, "weights": {"bfloat16": "0" * 64}},
+    ),
+    "digests-list": ("its weights entry is [5]", dict, {"weights": [5]}),
+    "digests-number": ("its weights entry is {'exact': 5}", dict, {"weights": {"exact": 5}}),
     "format-2": ("its format is 'headscope-adarope/2'", dict, {"format": "headscope-adarope/2"}),
     "without-tau": ("lacks tau", lambda tensors: {k: v for k, v in tensors.items() if k != "tau"}, {}),
     "short-xi": ("does not fit", lambda tensors: tensors | {"xi": tensors["xi"][:1]}, {}),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput
+from headscope.model_identity import ModelIdentity, WeightDigests
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import equal_models
 from probes.influence.run import head_influence
@@ -238,6 +240,16 @@ def test_copies_in_other_dtypes_are_equal_after_rounding() -> None:
     assert brain.weights.exact == hs.load(tiny().bfloat16()).identity.weights.exact
     assert half.weights.exact == hs.load(tiny().half()).identity.weights.exact
     assert model.compare(half).differences == ("weights (equal after rounding to float16)",)
+
+
+def test_contradicting_digests_are_those_of_other_weights() -> None:
+    own = WeightDigests("b", "f", "e")
+    assert own.compare(replace(own, bfloat16="x")) == own.compare(replace(own, float16="x")) == "different"
+    assert own.compare(WeightDigests(exact="e")) == "equal"
+    assert WeightDigests.from_record({"bfloat16": "x", "exact": "e"}, "b") == WeightDigests("b", exact="e")
+    assert WeightDigests.from_record({"bfloat16": "x"}, None) == WeightDigests("x")
+    entry = {"weights_sha256": "x", "identity": {"weights": own.to_dict()}}
+    assert "weights" in ModelIdentity(own).compare(ModelIdentity.from_manifest(entry)).differences
 
 
 def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: Path) -> None:

@@ -90,6 +90,16 @@ def test_ablated_heads_of_other_weights_are_refused_unless_allowed(place: Place,
     assert run.manifest["config"]["ablation"]["weights"] == "any"
 
 
+def test_digest_in_a_head_set_wins_over_that_of_a_file_beside_it(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "heads.json"
+    place.run.top_heads("ess2_40", 2).write(file)
+    (tmp_path / "heads.json.headscope.json").write_text(
+        json.dumps({"weights_sha256": hs.load(str(place.own)).weights_sha256})
+    )
+    with pytest.raises(BadInput, match="belongs to other weights"):
+        place.call(hs.import_scores, file=str(file))
+
+
 def test_head_set_of_other_weights_is_refused_unless_allowed(place: Place) -> None:
     heads, model = place.run.top_heads("ess2_40", 2), hs.load(str(place.own))
     for selected in (heads, heads & [heads.heads[0]], heads - [heads.heads[0]], heads | [(0, 0)]):

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from support import families
 from support.adapters import noisy
 from support.gguf_files import write_gguf
 from support.planted_needle import VOCAB, planted_model, run_needle_probe, write_needle_files
-from support.tiny_studies import WORDS, StopsAfter, save_checkpoint, save_texts
+from support.tiny_studies import WORDS, StopsAfter, record_versions, save_checkpoint, save_texts
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
@@ -250,6 +251,72 @@ def exchanged_weights(lab: Lab) -> tuple[Result, str]:
     with pytest.raises(InputChanged) as refusal:
         run_study(study, lab.own / "runs", resume=True)
     return Result(refusal.value.exit_code, str(refusal.value), None), "the weights of 'a'"
+
+
+@kind("a run resumed with another torch, transformers or headscope", "warns")
+def other_version(lab: Lab) -> tuple[Result, str]:
+    content = {"models": {"a": f"{lab.shared}/good"}, "texts": {"source": lab.texts, "docs": 3}, "device": "cpu"}
+    study = build_study(content | {"measure": {"lengths": [LENGTH], "tables": ["nll"]}})
+    with pytest.raises(Interrupted):
+        run_study(study, lab.own / "runs", progress=StopsAfter(1))
+    (partial,) = (lab.own / "runs").iterdir()
+    record_versions(partial, torch="1.13.1")
+    with pytest.raises(InputChanged, match=r"were measured with torch 1\.13\.1"):
+        run_study(study, lab.own / "runs", resume=True)
+    earlier = f"{version('torch').rpartition('.')[0]}.99"
+    record_versions(partial, torch=earlier)
+    run = run_study(study, lab.own / "runs", resume=True)
+    first, second = (entry["versions"]["torch"] for entry in run.manifest["versions_by_cell"])
+    assert (first, second) == (earlier, version("torch"))
+    logged = "\n".join(record.getMessage() for record in lab.caplog.records)
+    return Result(0, logged, run), f"started with torch {earlier} and continues with {version('torch')}"
+
+
+# Models in memory ------------------------------------------------------------------------------------------------
+
+
+def measure(lab: Lab, model: Any) -> Result:
+    options = {"docs": 3, "lengths": [LENGTH], "tables": ["nll"], "out": lab.own / "runs", "quiet": True}
+    return Result(0, "", hs.measure(model, text=lab.texts, **options))
+
+
+@kind("a model that is measured inside `hs.ablated`, or with hooks of your own", "marks")
+def changed_forward(lab: Lab) -> tuple[Result, str]:
+    model = hs.load(f"{lab.shared}/good", device="cpu")
+    assert "hs.ablated" not in measure(lab, model).findings
+    with hs.ablated(model, "L0H1"):
+        assert "was measured inside hs.ablated(L0H1: zero)" in measure(lab, model).findings
+    model.module.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return measure(lab, model), "hooks and functions of the user, which may change its results"
+
+
+@kind("a probe inside `torch.autocast`", "refuses")
+def probe_in_autocast(lab: Lab) -> tuple[Result, str]:
+    model = hs.load(f"{lab.shared}/good", device="cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(BadInput, match=r"torch\.autocast is active"):
+            measure(lab, model)
+        result = lab.run(f"x={lab.shared}/good")
+    assert not list((lab.own / "runs").glob("*"))
+    return result, "torch.autocast is active (cpu, bfloat16)"
+
+
+# Heads -----------------------------------------------------------------------------------------------------------
+
+
+@kind("heads or scores of another checkpoint", "refuses")
+def other_heads(lab: Lab) -> tuple[Result, str]:
+    measured = lab.run(f"x={lab.shared}/tiny", tables="pairs", out="measured").run
+    assert measured is not None
+    file = measured.export("json", lab.own / "scores.json", "cov")
+    places = ("--model", f"x={lab.shared}/good", "--out", lab.own / "runs", *QUIET)
+    scores = ("import", "--file", file, *places)
+    marked = lab.headscope(*scores, "--weights", "any")
+    assert "belongs to a model with other weights" in marked.findings
+    prompt = ("--prompt", "w1 w2 w3", "--answer", " w4")
+    ablation = lab.headscope("ablate", *prompt, "--heads", f"file:{file}", *places)
+    assert (ablation.code, "belongs to other weights" in ablation.messages) == (2, True)
+    return lab.headscope(*scores), "belongs to other weights"
 
 
 # Adapters --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import torch
 from support import families
 from support.adapters import noisy
-from support.tiny_studies import PROBES, StopsAfter, content, contents, save_checkpoint, save_texts
+from support.tiny_studies import PROBES, StopsAfter, content, contents, record_versions, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
@@ -287,16 +287,6 @@ def test_cells_without_digests_of_their_inputs_are_refused(folder: Path) -> None
     cell.write_bytes(hashlib.sha256(header).hexdigest().encode() + b" " + header + b"\n" + tables)
     with pytest.raises(BadRun, match=rf"was stored by an earlier version. Delete {partial} to start again"):
         runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
-
-
-def record_versions(partial: Path, **versions: str) -> None:
-    """Change the versions that the finished cell of an interrupted run was measured with."""
-    (cell,) = (partial / "cells").iterdir()
-    line, _, tables = cell.read_bytes().partition(b"\n")
-    header = json.loads(line.partition(b" ")[2])
-    header["versions"] |= versions
-    text = json.dumps(header).encode()
-    cell.write_bytes(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n" + tables)
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers", "headscope"])

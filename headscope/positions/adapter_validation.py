@@ -73,7 +73,7 @@ def parse_metadata(text: str, path: Path, expected_format: str) -> dict[str, Any
 
 
 def validate_metadata(metadata: Mapping[str, Any], source: str) -> None:
-    """Raise BadInput unless reference_length, step and weights_sha256 have the right types and ranges."""
+    """Raise BadInput unless reference_length, step, weights_sha256 and weights have the right types and ranges."""
     length, step, digest = (metadata.get(name) for name in ("reference_length", "step", "weights_sha256"))
     counts = {"reference_length": length} | ({} if step is None else {"step": step})
     for name, value in counts.items():
@@ -86,5 +86,12 @@ def validate_metadata(metadata: Mapping[str, Any], source: str) -> None:
     if not isinstance(digest, str | None):
         raise BadInput(
             f"{source} is damaged: its weights_sha256 is {user_input.quote(digest)}, not a digest. Download it "
+            "again, or retrain it"
+        )
+    digests = metadata.get("weights")
+    is_mapping = isinstance(digests, dict) and all(isinstance(value, str) for value in digests.values())
+    if digests is not None and not is_mapping:
+        raise BadInput(
+            f"{source} is damaged: its weights entry is {user_input.quote(digests)}, not digests by name. Download it "
             "again, or retrain it"
         )

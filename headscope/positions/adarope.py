@@ -11,7 +11,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +221,8 @@ class AdaRoPE(nn.Module):
         for name in expected:
             validate_parameter(tensors[name], name, source, tensors["theta_init"])
         validate_metadata(metadata, source)
-        own, trained = checkpoint.identity.weights, WeightDigests.from_dict(metadata.get("weights_sha256"))
-        trained = replace(WeightDigests.from_dict(metadata.get("weights", {})), bfloat16=trained.bfloat16)
+        own = checkpoint.identity.weights
+        trained = WeightDigests.from_record(metadata.get("weights"), metadata.get("weights_sha256"))
         if not trained.matches(own) and not any_weights:
             raise BadInput(
                 f"{source} was trained on other weights ('{metadata.get('checkpoint')}', sha256 "

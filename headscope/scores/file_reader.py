@@ -38,7 +38,7 @@ def read(path: Path | str) -> HeadScores:
     file = expand_path(check_path(path, "path"), "scores")
     scores = _read_scores(file)
     origin = _read_origin(file)
-    digest = str(origin.get("weights_sha256") or scores.model_digest)
+    digest = scores.model_digest or str(origin.get("weights_sha256") or "")
     return replace(scores, model=str(origin.get("model") or scores.model), model_digest=digest)
 
 

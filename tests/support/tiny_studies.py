@@ -1,5 +1,7 @@
 """Studies of a tiny checkpoint: weights, tokenizer, texts, study content."""
 
+import hashlib
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,16 @@ def contents(run: Run) -> dict[str, bytes]:
 
 def assert_clean(out: Path, *committed: Path) -> None:
     assert sorted(out.iterdir() if out.is_dir() else []) == sorted(committed)
+
+
+def record_versions(partial: Path, **versions: str) -> None:
+    """Change the versions that the finished cell of an interrupted run was measured with."""
+    (cell,) = (partial / "cells").iterdir()
+    line, _, tables = cell.read_bytes().partition(b"\n")
+    header = json.loads(line.partition(b" ")[2])
+    header["versions"] |= versions
+    text = json.dumps(header).encode()
+    cell.write_bytes(hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n" + tables)
 
 
 class StopsAfter(NoProgress):
