@@ -55,7 +55,7 @@ def findings(run: Run) -> Iterator[Finding]:
 
 
 def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
-    """ESS / target by L for logits with the means of `scheme`: one line per target, with geometric mean and interval."""
+    """ESS / target by L for logits with the means of `scheme`: a line of geometric means with intervals per target."""
     title = f"Effective length relative to its target: {style.escape_label(scheme)} means"
     if reason := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
         return style.empty_figure(title, reason)
