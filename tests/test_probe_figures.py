@@ -1,5 +1,6 @@
 """Figures and findings of the window and scaling probes, and the report of a run without models."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,15 @@ def test_pair_profile_shows_the_stored_logit_of_each_pair_and_distance(run: Run)
     assert heatmap.z[1][list(heatmap.x).index(40)] == pytest.approx(float(rows["logit"].iloc[0]))
 
 
-def test_convergence_lines_are_mean_ratios(run: Run) -> None:
+def test_convergence_lines_and_findings_are_geometric_mean_ratios(run: Run) -> None:
     figure = scaling.plot_convergence(run.scaling, "nope")
     rows = run.scaling.query("scheme == 'nope' and context_length == 1000").astype({"exponent": float})
     line = next(trace for trace in figure.data if trace.name.startswith("L^0.9"))
-    expected = rows[rows["exponent"].round(3) == 0.9]["ratio"].astype(float).mean()
+    expected = math.exp(sum(map(math.log, rows[rows["exponent"].round(3) == 0.9]["ratio"])) / 4)
     assert line.y[list(line.x).index(1000)] == pytest.approx(expected)
+    assert figure.layout.yaxis.title.text == "geometric mean of ESS / target"
+    finding = next(f.text for f in scaling.findings(run) if "nope" in f.text and "L^0.9" in f.text)
+    assert f"L = 1,000 is {expected:.3f} times its target (geometric mean of 4 rows, 95 %" in finding
 
 
 @pytest.mark.parametrize(

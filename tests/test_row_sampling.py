@@ -90,7 +90,7 @@ def test_rows_of_layers_in_which_every_row_sees_the_first_key_stay_log_spaced(
 ) -> None:
     expected = log_spaced_rows(length, n_rows, seed).numpy()
     for window, chunk in ((None, None), (length + more, None), (None, length + more)):
-        assert np.array_equal(select_rows(length, n_rows, seed, window, chunk).rows, expected)
+        assert np.array_equal(select_rows(length, expected, seed, window, chunk).rows, expected)
 
 
 def test_log_spaced_rows_differ_from_all_rows_by_less_than_a_hundredth_within_a_bin() -> None:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import position_bin_edges, visible_bin_edges
-from headscope.measures.row_sampling import IntArray, items_per_tile, query_range, rows_in_chunk, select_rows
+from headscope.measures.row_sampling import (
+    IntArray,
+    items_per_tile,
+    log_spaced_rows,
+    query_range,
+    rows_in_chunk,
+    select_rows,
+)
 
 
 class BinnedRowMeans(ABC):
@@ -30,7 +37,8 @@ class BinnedRowMeans(ABC):
     def __init__(self, geometry: Geometry, length: int, n_rows: int | None, seed: int):
         self.geometry = geometry
         self.edges = visible_bin_edges(length)
-        self.select_rows = cache(partial(select_rows, length, n_rows, seed))
+        log_spaced = None if n_rows is None else log_spaced_rows(length, n_rows, seed).numpy()
+        self.select_rows = cache(partial(select_rows, length, log_spaced, seed))
         cells = (geometry.layers, 2 * len(self.edges))
         self.counts, self.populations = torch.zeros(2, *cells, dtype=torch.int64)
         self.sums = torch.zeros(len(self.statistic_names), geometry.heads, *cells, dtype=torch.float64)

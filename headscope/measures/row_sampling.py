@@ -53,23 +53,22 @@ class RowSelection:
 
 
 def select_rows(
-    length: int, n_rows: int | None, seed: int, window: int | None = None, chunk_size: int | None = None
+    length: int, log_spaced: IntArray | None, seed: int, window: int | None = None, chunk_size: int | None = None
 ) -> RowSelection:
-    """About `n_rows` query rows of a document, or all if `n_rows` is None, for layers with this window and chunk size.
+    """All query rows of a document, or about as many as `log_spaced`, for layers with this window and chunk size.
 
-    Where every row sees key 0, the rows are log-spaced in visible keys. A window or chunk lets many rows see equally
-    many keys, and log-spaced rows would over-weight the early ones. There, every cell keeps its number of log-spaced
-    rows, at least one if its bin has any, but they are drawn uniformly from all rows of the cell. So cell means are
-    unbiased estimates of those over all rows.
+    `log_spaced` are the document's `log_spaced_rows`, None for all rows. Where every row sees key 0, they are the
+    selection. A window or chunk lets many rows see equally many keys, and log-spaced rows would over-weight the early
+    ones. There, every cell keeps its number of log-spaced rows, at least one if its bin has any, but they are drawn
+    uniformly from all rows of the cell. So cell means are unbiased estimates of those over all rows.
     """
     all_rows = np.arange(length)
     visible = visible_keys(all_rows, window, chunk_size)
     edges = visible_bin_edges(length)
     cells = 2 * np.searchsorted(edges, visible) + (visible <= all_rows)
     selection = RowSelection(all_rows, cells, edges)
-    if n_rows is None:
+    if log_spaced is None:
         return selection
-    log_spaced = log_spaced_rows(length, n_rows, seed).numpy()
     if (visible > all_rows).all():
         return RowSelection(log_spaced, cells, edges)
     counts, populations = selection.count_cells(log_spaced), selection.count_cells(all_rows)

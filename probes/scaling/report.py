@@ -45,17 +45,17 @@ def findings(run: Run) -> Iterator[Finding]:
     longest = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
     for (scheme, beta, exponent), rows in longest.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
         mean, low, high = _mean_with_interval(rows["ratio"])
-        certainty = f"95 % confidence interval {low:.3f} to {high:.3f}, " if low < high else ""
+        certainty = f", 95 % confidence interval {low:.3f} to {high:.3f}" if low < high else ""
         yield Finding(
             TITLE,
             f"With {scheme} logits and target ESS_{beta:g} = L^{exponent:g} (case {rows['regime'].iloc[0]}), the "
             f"effective length at L = {rows['context_length'].iloc[0]:,} is {mean:.3f} times its target "
-            f"({certainty}{len(rows)} rows).",
+            f"(geometric mean of {len(rows)} rows{certainty}).",
         )
 
 
 def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
-    """ESS / target by L for logits with the means of `scheme`: one line per target, with mean and interval."""
+    """ESS / target by L for logits with the means of `scheme`: a line of geometric means with intervals per target."""
     title = f"Effective length relative to its target: {style.escape_label(scheme)} means"
     if reason := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
         return style.empty_figure(title, reason)
@@ -83,7 +83,7 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
             hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{model_style.name}</extra>",
         )
     figure.update_xaxes(title_text="length L (tokens)", **axes.length_axis(rows["context_length"]))
-    figure.update_yaxes(title_text="ESS / target", rangemode="tozero")
+    figure.update_yaxes(title_text="geometric mean of ESS / target", rangemode="tozero")
     return style.fit_legend(figure)
 
 
