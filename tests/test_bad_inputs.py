@@ -1170,7 +1170,7 @@ def test_bad_input_to_read_only_commands_gives_one_line(code, message, arguments
 
 @pytest.mark.slow
 def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    """In a process of its own: every relative path fails there."""
+    """In a process of its own: every relative path fails there, and so does the import of transformers."""
     code = (
         "import os, sys\n"
         "from headscope.cli import app\n"
@@ -1180,10 +1180,9 @@ def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
         "    except SystemExit as stop: print(stop.code)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["2", "3"], ended.stderr
-    first, second = ended.stderr.splitlines()
-    assert first == "headscope: the working directory was deleted. Change to a folder that exists"
-    assert "no prompt file at 'x' (from a working directory that was deleted)" in second
+    assert ended.stdout.split() == ["2", "2"], ended.stderr
+    line = "headscope: the working directory was deleted. Change to a folder that exists"
+    assert ended.stderr.splitlines() == [line, line]
 
 
 def test_a_tokenizer_may_be_a_folder_and_anything_else_is_refused(place: Path) -> None:

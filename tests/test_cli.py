@@ -228,7 +228,7 @@ def test_a_run_of_a_newer_format_is_refused_by_version(refused, tmp_path):
     run = synthetic_run(tmp_path / "made", probes=("measure",))
     manifest = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    assert "has format 99, but this headscope reads formats up to 3" in refused(
+    assert "has format 99, but this headscope reads formats up to 4" in refused(
         2, "report", run.path, out=tmp_path / "report.html"
     )
 
