@@ -16,7 +16,7 @@ from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import is_statistic, parse_column, statistic
+from headscope.runs.column_metadata import capitalise, is_statistic, parse_column, statistic
 from headscope.runs.run import short_names
 
 VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
@@ -255,7 +255,7 @@ def _column_definition(name: str, highlighted_column: str, view: ViewState) -> d
         return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 84}
     if parsed.ending == "method" and is_statistic(parsed.value_column):
         described = statistic(name)
-        return definition | {"headerName": described.label, "headerTooltip": f"{described.meaning}."}
+        return definition | {"headerName": described.label, "headerTooltip": f"{capitalise(described.meaning)}."}
     definition["useValueFormatterForExport"] = False
     definition["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
     if is_statistic(parsed.value_column):
