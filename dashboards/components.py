@@ -10,14 +10,13 @@ from dash import dcc, html
 
 from dashboards import export
 from dashboards.view_state import ViewState, describe_statistic
-from headscope.estimates import METHOD_ENDING
 from headscope.heads import Head
 from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import is_statistic, parse_column, statistic
+from headscope.runs.column_metadata import capitalise, is_statistic, parse_column, statistic
 from headscope.runs.run import short_names
 
 VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
@@ -254,13 +253,13 @@ def _column_definition(name: str, highlighted_column: str, view: ViewState) -> d
     if name in HEAD_KEYS:
         label = {"layer": "layer", "head": "head", "kv_group": "KV group"}[name]
         return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 84}
-    value_name = name.removesuffix(METHOD_ENDING)
-    if value_name != name and is_statistic(value_name):
-        return definition | {"headerName": f"{statistic(value_name).label}, method"}
+    if parsed.ending == "method" and is_statistic(parsed.value_column):
+        described = statistic(name)
+        return definition | {"headerName": described.label, "headerTooltip": f"{capitalise(described.meaning)}."}
     definition["useValueFormatterForExport"] = False
     definition["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
     if is_statistic(parsed.value_column):
-        end = f", {parsed.interval_end}" if parsed.interval_end else ""
+        end = f", {parsed.ending}" if parsed.ending else ""
         definition["headerName"] = statistic(parsed.value_column).label + end
         definition["headerTooltip"] = describe_statistic(parsed.value_column)
     if name == "change":

@@ -9,12 +9,11 @@ EXACT = "exact"
 """Method of a measured value. Every other method is an estimate."""
 ESTIMATE_MARK = "~"
 """Precedes an estimate in tables and charts."""
-METHOD_ENDING = "_method"
 
 
 def method_column(name: str) -> str:
     """The column with the methods of the values in column `name`."""
-    return f"{name}{METHOD_ENDING}"
+    return f"{name}_method"
 
 
 def estimate_mask(heads: pd.DataFrame, name: str) -> pd.Series:

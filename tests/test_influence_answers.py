@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -132,9 +133,12 @@ def test_units_to_verify_are_selected_over_all_trials(run: Run) -> None:
     rows = run.influence_answers.query("component == 'zero'").astype({"method": "str"})
     unit_columns = ["layer", "kv_group", "head"]
     estimates = add_damped_estimates(rows)
-    means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+    damped = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"]
+    assert set(damped.size()) == {4}, "in every trial of the grid"
+    root_mean_squares = damped.agg(lambda effects: np.linalg.norm(effects) / np.sqrt(len(effects)))
     evaluated = rows[rows["method"] == "exact"].groupby(unit_columns).size()
-    assert set(means.nlargest(3).index) <= set(evaluated.index)
+    assert set(root_mean_squares.nlargest(3).index) <= set(evaluated.index)
+    assert len(evaluated) == 3 + 1, "the top three and one at random"
     assert set(evaluated) == {4}, "in every trial of the grid"
 
 

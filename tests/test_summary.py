@@ -10,7 +10,7 @@ from headscope.bins import bin_center, in_last_octave, position_bin_edges, visib
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import parse_column, statistic, statistics
+from headscope.runs.column_metadata import is_statistic, parse_column, statistic, statistics
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
@@ -214,9 +214,26 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
     ablations = ("zero", "mean", "uniform", "kv-int8", "kv-int4")
     answers = {f"influence_answer_{name}" for name in ("joint", "freq", "scale", *ablations)}
     elsewhere = {"retrieval_wu", "retrieval_indirect", "needle_write_indirect", "learned_sink", "max_logit", "nll"}
-    elsewhere |= answers | {f"influence_{name}" for name in ablations}
+    elsewhere |= answers | {f"influence_{name}" for name in ablations} | {"ov_copying_uncentred"}
     assert set(statistics()) - elsewhere == {parse_column(name).stem for name in plain}
     assert statistic("ess2_1024").label == "effective length at 1,024"
+    assert statistic("influence_freq_method").label == f"{statistic('influence_freq').label}, method"
+
+
+def test_copying_scores_of_runs_without_centring_have_a_described_column_of_their_own(tmp_path):
+    run = synthetic_run(tmp_path)
+    run._frames["head_circuits"] = run.table("head_circuits").assign(is_centred=False)
+    assert "ov_copying" not in run.heads
+    assert run.heads["ov_copying_uncentred"].notna().any()
+    assert statistic("ov_copying_uncentred").meaning != statistic("ov_copying").meaning
+
+
+def test_a_column_of_methods_is_no_statistic(tmp_path):
+    methods = [name for name in synthetic_run(tmp_path).heads if name.endswith("_method")]
+    assert methods
+    assert not any(is_statistic(name) for name in methods)
+    with pytest.raises(BadInput, match="unknown statistic 'growht_method'"):
+        statistic("growht_method")
 
 
 def test_an_unknown_statistic_is_refused_with_the_nearest():

@@ -208,12 +208,16 @@ def _declared_tables(run: Run) -> list[columns.Table]:
 
 
 def _describe_lengths(run: Run) -> str:
-    """The context lengths of all tables: "context lengths of 512 and 2,048 tokens"; "" if no table has any."""
+    """The context lengths of all tables: "context lengths of 512 and 2,048 tokens"; "" if no table has any.
+
+    Rows with context length 0 are about every length, not about a text: tables `positions` and `scales` have such rows.
+    """
     lengths = {
         length
         for table in _declared_tables(run)
         if "context_length" in table.keys
         for length in run.table(table.name)["context_length"].unique()
+        if length > 0
     }
     listed = join_words([f"{length:,}" for length in sorted(lengths)]) if lengths else ""
     return listed and f"{'context lengths' if len(lengths) > 1 else 'a context length'} of {listed} tokens"

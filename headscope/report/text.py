@@ -175,9 +175,7 @@ def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:
 
 def value_columns(frame: pd.DataFrame) -> list[str]:
     """The columns that are neither an end of an interval nor the methods of another column."""
-    names = [*map(str, frame)]
-    methods = {*map(method_column, names)}
-    return [name for name in names if not parse_column(name).interval_end and name not in methods]
+    return [name for name in map(str, frame) if not parse_column(name).ending]
 
 
 def column_heading(column_name: str) -> str:

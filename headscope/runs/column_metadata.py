@@ -1,7 +1,8 @@
 """Names, labels and number formats of the columns of the per-head and per-model tables.
 
-A column name is a statistic, optionally with a context length, a difference to the first model, and an interval end:
-`ess2_2048`, `growth_low`, `nll_512_diff_high`. Probes declare their statistics; this module joins them.
+A column name is a statistic, optionally with a context length, a difference to the first model, and an ending for an
+end of its interval or for the methods of its values: `ess2_2048`, `growth_low`, `nll_512_diff_high`,
+`influence_joint_method`. Probes declare their statistics; this module joins them.
 """
 
 import math
@@ -14,7 +15,6 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe, did_you_mean
-from headscope.estimates import METHOD_ENDING
 
 RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})
 """Keys of the per-head table, and columns that comparisons add to it."""
@@ -59,16 +59,16 @@ class Statistic:
 
 @dataclass(frozen=True)
 class ColumnName:
-    """The parts of a column name; `interval_end` is "", "low" or "high"."""
+    """The parts of a column name; `ending` is "", "low", "high" (the interval) or "method"."""
 
     stem: str
     length: int | None
     is_difference: bool
-    interval_end: str
+    ending: str
 
     @property
     def value_column(self) -> str:
-        """The column without its interval end."""
+        """The column without its ending: the column with the values."""
         length = "" if self.length is None else f"_{self.length}"
         return f"{self.stem}{length}{'_diff' if self.is_difference else ''}"
 
@@ -76,7 +76,7 @@ class ColumnName:
 @cache
 def parse_column(name: str) -> ColumnName:
     """Split the name of a column into its parts."""
-    match = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high))?", name)
+    match = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high|method))?", name)
     assert match is not None  # every non-empty name matches
     return ColumnName(match[1], int(match[2]) if match[2] else None, bool(match[3]), match[4] or "")
 
@@ -92,7 +92,7 @@ def statistics() -> Mapping[str, Statistic]:
         for name, entry in declared.items():
             if name in entries or name in RESERVED_COLUMNS:
                 fault = "the name is already used"
-            elif parse_column(name).stem != name or name.endswith(METHOD_ENDING):
+            elif parse_column(name).stem != name:
                 fault = "_<number>, _diff, _low, _high and _method end the columns that belong to another statistic"
             else:
                 entries[name] = entry
@@ -104,16 +104,22 @@ def statistics() -> Mapping[str, Statistic]:
 
 
 def is_statistic(name: str) -> bool:
-    """Whether the column is a declared statistic and not an interval end."""
-    return parse_column(name).stem in statistics() and not parse_column(name).interval_end
+    """Whether the column has the values of a declared statistic, not an end of their interval or their methods."""
+    return parse_column(name).stem in statistics() and not parse_column(name).ending
 
 
 def statistic(name: str) -> Statistic:
-    """The metadata of column `name`, with its length in the label. Raises BadInput for an undeclared column."""
+    """The metadata of column `name`, with its length in the label. Raises BadInput for an undeclared column.
+
+    A column of methods has text and so no unit or number format.
+    """
     parts, declared = parse_column(name), statistics()
     entry = declared.get(name) or declared.get(parts.stem)
     if entry is None:
         raise BadInput(f"unknown statistic '{name}'{did_you_mean(name, declared)}. Use a column of run.heads")
+    if parts.ending == "method":
+        values = statistic(parts.value_column)
+        return Statistic(f"{values.label}, method", "", "method of each value: exact, that of an estimate, or mixed")
     if parts.length is None or name in declared:
         return entry
     against = " against the first model" if parts.is_difference else ""
