@@ -28,6 +28,8 @@ from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
 from headscope.positions.rope_scaling import own_softmax_factors, schedule_at_length
 from headscope.positions.schedule import Schedule
+from headscope.report.assembly import head_blocks
+from headscope.report.blocks import Chart
 from probes.positions.run import position_tables
 
 SCHEMES = ("yarn:factor=4", "yarn:factor=3,attention_factor=1.2", "linear:factor=4", "ntk:factor=4", "abf:theta=5e6")
@@ -277,6 +279,19 @@ def test_stored_positions_agree_with_the_pairs_of_a_long_text(tmp_path: Path) ->
     assert len(rows) == families.LAYERS * 2 * 8
     assert (rows["theta"] == rows["theta of positions"]).all()
     assert run.heads["mean_log_theta"].notna().all()
+
+
+def test_frequencies_of_a_head_are_drawn_at_the_longest_length_only(tmp_path: Path) -> None:
+    model = load(families.DYNAMIC["phi3-longrope"](), tokenizer=tiny_studies.tokenizer())
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{n % 120}" for n in range(120)))
+    options = {"text": f"file:{text}", "docs": 1, "tables": ["attention"], "quiet": True}
+    run = hs.measure({"m": model}, lengths=[32, 96], out=tmp_path, **options)
+    assert set(run.positions["context_length"]) == {32, 96}
+    figures = [block.figure for block in head_blocks(run, "m", 0, 0) if isinstance(block, Chart)]
+    (figure,) = [figure for figure in figures if str(figure.layout.title.text).startswith("Frequencies of layer 0")]
+    for trace in figure.data:
+        assert [*trace.x] == sorted(set(trace.x))
 
 
 # Lengths -----------------------------------------------------------------------------------------------------------

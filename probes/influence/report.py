@@ -20,6 +20,7 @@ from headscope.report.blocks import (
     insert_findings,
 )
 from headscope.report.explorer_blocks import query_link
+from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import capitalise, statistic, statistics
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
@@ -180,7 +181,9 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     if component in ("freq", "joint") and "positions" in run.tables:
         top = units.sort_values("delta").iloc[-1]
         yield Chart(
-            learned_frequencies.plot_learned_frequencies(run.positions, label, int(top["layer"]), int(top["kv_group"])),
+            learned_frequencies.plot_learned_frequencies(
+                rows_at_longest_length(run.positions), label, int(top["layer"]), int(top["kv_group"])
+            ),
             f"Frequencies of the {noun} with the largest influence: after training, at its start, and of the "
             "checkpoint.",
             half_width=True,

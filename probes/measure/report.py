@@ -17,6 +17,7 @@ from headscope.report.assembly import training_steps
 from headscope.report.blocks import Chart, ChartGroup, RenderContext
 from headscope.report.statistic_charts import box_chart, comparison_chart
 from headscope.report.text import default_models_with, describe_extremes, evenly_spaced, head_mask
+from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask, training_checkpoints
@@ -129,7 +130,7 @@ def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, table: st
 @lru_cache(16)
 def _cached_frequency_plot(run: Run, model: str, layer: int, kv_group: int) -> go.Figure:
     """The learned frequencies of a KV group, cached: its heads show the same."""
-    return learned_frequencies.plot_learned_frequencies(run.positions, model, layer, kv_group)
+    return learned_frequencies.plot_learned_frequencies(rows_at_longest_length(run.positions), model, layer, kv_group)
 
 
 def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
@@ -189,7 +190,7 @@ def parameter_charts(context: RenderContext) -> Iterator[Chart]:
     """Charts of learned frequencies, temperatures and effective bases."""
     positions, heads = context.table("positions"), context.heads
     if positions is not None:
-        yield from _frequency_charts(positions, context.models)
+        yield from _frequency_charts(rows_at_longest_length(positions), context.models)
     for name in ("effective_base", "tau", "gamma"):
         if any(
             values.max() - values.min() > 1e-3 * abs(values.max()) for values in context.finite_values(name).values()
