@@ -20,6 +20,8 @@ Names are imported on first use: importing this module loads neither torch nor p
 - Stored runs: `Run`, and `RunTables`, its tables without the derived ones.
 - Report and app: `Chart`, `ChartGroup`, `Finding`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
   `TextBlock`, `TextTable`, `HeadTable`, `RecordTable` or `Links` of `Link`; charts are drawn from a `RenderContext`.
+- Results: a `Result` answers a declared `Question` and is worded by its template; `judged` adds the verdict on a claim,
+  that the value is on one side of a `Bound`.
 - Plots: `plot_matrix`, `plot_small_matrices`, `plot_change` and `plot_distribution` of a statistic of all heads.
 - Text: `describe_extremes`, `describe_ranks`, `format_head_count`, `format_number`, `head_mask`, `head_name`,
   `heads_by_model` and `join_words`.
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
         heads_by_model,
         join_words,
     )
+    from headscope.results.questions import Question
+    from headscope.results.result import Bound, Result
+    from headscope.results.verdicts import judged
     from headscope.runs.aggregation import (
         HEAD_KEYS,
         confidence_interval,
@@ -110,6 +115,9 @@ _NAMES_BY_MODULE = {
     "report.blocks": "Block Chart ChartGroup Finding HeadTable Link Links Overview PageContent RecordTable "
     "RenderContext Term TextBlock TextTable",
     "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model join_words",
+    "results.questions": "Question",
+    "results.result": "Bound Result",
+    "results.verdicts": "judged",
     "runs.aggregation": "HEAD_KEYS confidence_interval mean_losses mean_with_interval plain_types "
     "rows_at_longest_length",
     "runs.arrow": "Rows",
@@ -145,6 +153,7 @@ __all__ = [
     "AttentionRecord",
     "BadInput",
     "Block",
+    "Bound",
     "CapturedLayers",
     "Cell",
     "Chart",
@@ -164,8 +173,10 @@ __all__ = [
     "PageContent",
     "Probe",
     "ProbeRunner",
+    "Question",
     "RecordTable",
     "RenderContext",
+    "Result",
     "Role",
     "Rows",
     "Run",
@@ -190,6 +201,7 @@ __all__ = [
     "head_name",
     "heads_by_model",
     "join_words",
+    "judged",
     "key",
     "mean_losses",
     "mean_with_interval",

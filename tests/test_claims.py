@@ -7,8 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.report.assembly import findings_by_topic
+from headscope.report.assembly import results_by_topic
 from headscope.report.blocks import PaperClaim
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.adapt.claims import ComparedModels, adaptation_claims
@@ -59,12 +60,12 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: R
 def test_a_run_without_an_adarope_model_has_no_adaptation_claims(run_of: RunOf) -> None:
     run = run_of("base", YARN)
     assert [*adaptation_claims(run)] == []
-    texts = [finding.text for finding in findings_by_topic(run)["Comparison with the paper"]]
+    texts = [sentence(result) for result in results_by_topic(run)["Comparison with the paper"]]
     assert all("(Wu et al. 2024)" in text for text in texts), (
         "without an AdaRoPE model, all claims are about retrieval heads"
     )
-    trained = findings_by_topic(run_of("base", LEARNED))["Comparison with the paper"]
-    assert not all("(Wu et al. 2024)" in finding.text for finding in trained)
+    trained = results_by_topic(run_of("base", LEARNED))["Comparison with the paper"]
+    assert not all("(Wu et al. 2024)" in sentence(result) for result in trained)
 
 
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])

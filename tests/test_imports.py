@@ -50,7 +50,8 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
-    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots"},
+    "results": {"estimates", "plugins", "heads", "model_identity", "runs"},
+    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results"},
     "study": {
         "errors",
         "user_input",

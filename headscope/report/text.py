@@ -5,7 +5,6 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of, method_column
@@ -13,43 +12,14 @@ from headscope.heads import Head
 from headscope.report.blocks import TextTable
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import latest_checkpoints, training_checkpoints
 
 WINDOWED = " of the sliding-window layers"
 """Text after "heads" for those of layers whose window is shorter than the context."""
-MAX_TRAININGS = 10
-"""Maximum number of training runs in one comparison."""
 MAX_LISTED_MODELS = 4
 """Maximum number of models whose values a sentence lists."""
 CONTROL_SYMBOLS = {"\r": "", "\n": "⏎", "\t": "⇥"}
 INVISIBLE_JOINERS = "\u200c\u200d"
 """Invisible characters that are part of letters and emoji."""
-
-
-def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
-    """At most `max_count` of the labels, evenly spaced, with the first and the last."""
-    indices = np.unique(np.linspace(0, len(labels) - 1, min(max_count, len(labels))).round().astype(int))
-    return [labels[index] for index in indices]
-
-
-def default_models(run: Run) -> list[str]:
-    """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
-    models = run.manifest["models"]
-    has_several_trainings = training_checkpoints(models)["training"].nunique() > 1
-    return (
-        evenly_spaced(latest_checkpoints(models), MAX_TRAININGS) if has_several_trainings else evenly_spaced(run.models)
-    )
-
-
-def default_model(run: Run) -> str:
-    """The last model that is not an intermediate checkpoint of a training; "" for a run without models."""
-    return next(reversed(latest_checkpoints(run.manifest["models"])), "")
-
-
-def default_models_with(run: Run, model: str) -> list[str]:
-    """The default models and `model`, in the order of the run."""
-    labels = {*default_models(run), model}
-    return [label for label in run.models if label in labels]
 
 
 def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> str:

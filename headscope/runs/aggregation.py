@@ -5,7 +5,7 @@ and effective lengths are averaged as logarithms. `docs/intervals.md` has the me
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -165,8 +165,11 @@ def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 # Verdicts on claims: an interval against a threshold that was written before the results were seen -------------------
 
+Verdict = Literal["", "supported", "partly supported", "not supported", "inconclusive"]
+"""Verdict on a claim; "" for what is no claim."""
 
-def verdict_above(low: float, high: float, threshold: float = 0.0) -> str:
+
+def verdict_above(low: float, high: float, threshold: float = 0.0) -> Verdict:
     """Verdict on the claim that a quantity is above `threshold`, from its interval `low` to `high`.
 
     "supported" if the whole interval is above the threshold, "not supported" if it is below, else "inconclusive". An
@@ -175,12 +178,12 @@ def verdict_above(low: float, high: float, threshold: float = 0.0) -> str:
     return "supported" if low > threshold else "not supported" if high < threshold else "inconclusive"
 
 
-def verdict_below(low: float, high: float, threshold: float = 0.0) -> str:
+def verdict_below(low: float, high: float, threshold: float = 0.0) -> Verdict:
     """Verdict on the claim that a quantity is below `threshold`, as `verdict_above` for one that is above it."""
     return verdict_above(-high, -low, -threshold)
 
 
-def verdict_of_parts(verdicts: Iterable[str]) -> str:
+def verdict_of_parts(verdicts: Iterable[Verdict]) -> Verdict:
     """Verdict on a claim of several parts: all must be supported, and one that is not supported refutes it."""
     parts = {*verdicts}
     return "not supported" if "not supported" in parts else parts.pop() if len(parts) == 1 else "inconclusive"

@@ -17,6 +17,7 @@ import pandas as pd
 from headscope.report.blocks import FindingData, PaperClaim
 from headscope.report.text import format_percent
 from headscope.runs.aggregation import (
+    Verdict,
     confidence_interval,
     rank_correlations,
     statistic_interval,
@@ -262,15 +263,17 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
     )
 
 
-def _verdict_unchanged(bounds: Bounds) -> str:
+def _verdict_unchanged(bounds: Bounds) -> Verdict:
     """Verdict on the claim that a change is between -MIN_CHANGE and MIN_CHANGE."""
     return verdict_of_parts([verdict_above(*bounds, -MIN_CHANGE), verdict_below(*bounds, MIN_CHANGE)])
 
 
-def _verdict_changed(bounds: Bounds) -> str:
+def _verdict_changed(bounds: Bounds) -> Verdict:
     """Verdict on the claim that a change is outside -MIN_CHANGE to MIN_CHANGE."""
     unchanged = _verdict_unchanged(bounds)
-    return {"supported": "not supported", "not supported": "supported"}.get(unchanged, unchanged)
+    if unchanged == "inconclusive":
+        return unchanged
+    return "supported" if unchanged == "not supported" else "not supported"
 
 
 def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:

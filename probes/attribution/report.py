@@ -9,8 +9,6 @@ from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import (
-    default_models,
-    default_models_with,
     describe_extremes,
     describe_ranks,
     format_head_count,
@@ -21,6 +19,7 @@ from headscope.report.text import (
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models, default_models_with
 from probes.attribution import PROBE, plots
 from probes.attribution.schema import STATISTIC_NAME, mean_over_positions
 

@@ -8,7 +8,6 @@ import pandas as pd
 from headscope.report.blocks import Finding, FindingData
 from headscope.report.text import (
     WINDOWED,
-    default_models,
     describe_ranks,
     describe_sink_rows,
     format_head_count,
@@ -19,6 +18,7 @@ from headscope.report.text import (
 )
 from headscope.runs.column_metadata import exceeds, format_number, roles, statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
     COMPOSITION_COLUMNS,

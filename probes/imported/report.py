@@ -16,8 +16,8 @@ from headscope.plugin_api import (
     plot_matrix,
 )
 from headscope.report.blocks import FindingData
-from headscope.report.text import default_models
 from headscope.runs.column_metadata import statistic
+from headscope.runs.summary import default_models
 from probes.imported import PROBE
 from probes.imported.schema import NAME, correlations
 

@@ -13,8 +13,6 @@ import pandas as pd
 from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import (
     WINDOWED,
-    default_models,
-    default_models_with,
     describe_ranks,
     describe_sink_rows,
     format_head_count,
@@ -29,7 +27,14 @@ from headscope.report.text import (
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import exceeds, falls_below, format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
-from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens, same_text_mask
+from headscope.runs.summary import (
+    default_models,
+    default_models_with,
+    log_ratio_to_first,
+    longest_ess_column,
+    models_with_same_tokens,
+    same_text_mask,
+)
 from headscope.runs.summary import model_table as per_model
 from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 

@@ -7,10 +7,10 @@ import pandas as pd
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
 from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext
-from headscope.report.text import default_models_with
 from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
 from probes.patching.analysis import (
     STATISTICS,

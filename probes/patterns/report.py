@@ -13,11 +13,12 @@ from headscope.plots import style
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
+from headscope.report.text import describe_extremes, head_mask, head_name, heads_by_model
 from headscope.report.token_spans import mark_token
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import default_models
 from probes.patterns import PROBE, maps
 from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
 from probes.patterns.lens import far_rows_table
