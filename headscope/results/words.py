@@ -3,7 +3,8 @@
 import math
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
     {
         "few": "{n} {samples} are too few for an interval",
         "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
+        "power": "with {n} {samples}, even the largest possible effect would not show",
+        "unmeasured": "the run measured no {unmeasured}",
         "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}",
     }
 )
@@ -50,6 +53,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "percent": percent,
         "percent1": lambda share: percent(share, 1),
         "+percent": lambda share: percent(share, sign="+"),
+        "points": lambda share: f"{100 * share:+.0f}",
         "words": join_words,
         "capital": capitalise,
     }
@@ -62,12 +66,12 @@ def format_value(value: Any, number_format: str = "") -> str:
 
     Pairs of a name and a number become a list: "L3H1 (+0.45), L5H2 (+0.33)".
     """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} ({format_value(number, number_format)})" for name, number in value.items())
     if number_format in FORMATS:
         return FORMATS[number_format](value)
     if number_format.startswith("n "):
         return count_nouns(int(value), number_format[2:])
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} ({format_value(number, number_format)})" for name, number in value.items())
     return format(value, number_format)
 
 
@@ -116,7 +120,7 @@ def _sentence(template: str, values: Mapping[str, Any]) -> str:
 
 def value_text(result: Result, question: Question, brief: bool = False) -> str:
     """The value with its unit, its interval and what it is over: "+0.45 (95 % confidence interval +0.40 to +0.50, 60
-    pairs)". The `brief` text omits the name of the interval."""
+    pairs)". The `brief` text omits the name of the interval and how it allows for a choice."""
     number = format_value(result.value, question.number)
     notes = [] if result.is_exact else ["an estimate"]
     if result.has_interval and result.is_exact:
@@ -124,10 +128,10 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         if result.low == result.high:
             bounds = f"the same in all {question.samples}"
         elif not brief:
-            bounds = f"{INTERVAL} {bounds}"
+            is_selected = result.selected_from > 1
+            choice = f", corrected for the choice among {result.selected_from:,}" if is_selected else ""
+            bounds = f"{INTERVAL} {bounds}{choice}"
         notes.append(bounds)
-        if result.selected_from > 1:
-            notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None:
         lacks_interval = result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
@@ -218,6 +222,11 @@ def answer(results: Sequence[Result]) -> str:
     else:
         values = join_words(texts)
     return f"{_sentence(question.answer, {**_places(first, question, brief=True), 'values': values})}."
+
+
+def answers(results: Iterable[Result]) -> str:
+    """The sentences of `answer` for results of several questions, which follow each other question by question."""
+    return " ".join(answer([*group]) for _, group in groupby(results, key=lambda result: result.question))
 
 
 def _bare(result: Result, question: Question) -> str:
