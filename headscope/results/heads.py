@@ -81,7 +81,7 @@ def role_results(
     """
     for label, values in _values_by_model(heads, conditions, column).items():
         has_role = exceeds(values, threshold)
-        top = {format_head(*values.idxmax()): float(values.max())} if has_role.any() else {}
+        top = {format_head(*values.index[int(values.argmax())]): float(values.max())} if has_role.any() else {}
         count, where = int(has_role.sum()), conditions[label]
         yield Result(
             question=f"{area}.heads", model=label, value=count, n=len(values), where=where, details={"top": top}
@@ -120,10 +120,11 @@ def head_score_results(
     maps the names to the columns.
     """
     ranks = run.derived(_ranks, column)
-    rows = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)].set_index("model") if len(ranks) else ranks
+    of_head = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)]
+    rows = {row["model"]: row for row in of_head.to_dict("records")}
     for label in sorted(default_models_with(run, model), key=model.__ne__):
-        if label in rows.index:
-            row = rows.loc[label]
+        if label in rows:
+            row = rows[label]
             yield Result(
                 question=question,
                 model=label,
@@ -147,4 +148,5 @@ def _ranks(run: Run, column: str) -> pd.DataFrame:
         return run.heads[:0]
     rows = run.heads.dropna(subset=[column]).astype({"model": "str"})
     values = rows.groupby("model")[column]
-    return rows.assign(rank=values.rank(ascending=False, method="min"), heads=values.transform("size"))
+    ranks = pd.DataFrame({"rank": values.rank(ascending=False, method="min"), "heads": values.transform("size")})
+    return rows.join(ranks)

@@ -72,11 +72,11 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     if rows.empty:
         return
     scores = rows.pivot(index="kind", columns="sequence", values="score")
-    kind = scores.mean(axis=1).idxmax()
+    kind = str(scores.mean(axis=1).idxmax())
     low, high = confidence_interval(scores.loc[[kind]].to_numpy(np.float64)).clip(0, 1).ravel().tolist()
     yield Result(
         question="detectors.largest_score",
-        value=float(scores.loc[kind].mean()),
+        value=float(scores.mean(axis=1)[kind]),
         low=low,
         high=high,
         n=scores.shape[1],

@@ -82,17 +82,18 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
     if "needles" not in run.tables:
         return None
     trials = plain_types(run.table("needles"))
-    columns = []
+    columns: list[pd.DataFrame | pd.Series] = []
     for mode in present_modes(trials):
-        success = trials[trials["mode"] == mode].groupby("model")["success"]
-        rates = _add_wilson_interval(success.agg(trials="size", successes="sum"))[["share", "low", "high"]]
+        by_model = trials[trials["mode"] == mode].groupby("model")
+        counts = by_model.agg(trials=("success", "size"), successes=("success", "sum"))
+        rates = _add_wilson_interval(counts)[["share", "low", "high"]]
         name = retrieval_column(mode, "retrieval_success")
         columns.append(rates.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
     heads = head_statistics(run)
     if heads is not None and "retrieval" in heads:
         scores = heads["retrieval"].dropna()
-        counts = exceeds(scores, RETRIEVAL_THRESHOLD).groupby("model").sum()
-        columns.append(counts.astype("float64").rename("retrieval_heads"))
+        retrieval_heads = exceeds(scores, RETRIEVAL_THRESHOLD).groupby("model").sum()
+        columns.append(retrieval_heads.astype("float64").rename("retrieval_heads"))
     return pd.concat(columns, axis=1)
 
 

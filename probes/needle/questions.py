@@ -105,8 +105,8 @@ QUESTIONS = (
     ),
     Question(
         name="retrieval.ablation_drop",
-        sentence="Success rate of {model}[ with {variant}] with {size:n heads} ablated at random minus that with its top "
-        "heads ablated ({ablation} ablation): {value}",
+        sentence="Success rate of {model}[ with {variant}] with {size:n heads} ablated at random minus that with its "
+        "top heads ablated ({ablation} ablation): {value}",
         headline="Success with random minus top {size:n heads} ablated[, {variant}]: {value}",
         number="points",
         unit="percentage points",

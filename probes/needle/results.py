@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.report.blocks import Overview
 from headscope.results.heads import head_score_results, kept_role_results, role_results, top_head_result
-from headscope.results.result import Bound, Result
+from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import judged, verdict_of
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
@@ -173,7 +173,7 @@ def _ablation_drop(question: str, curve: pd.DataFrame, size: int) -> Result:
     return _ablation_result(question, curve, size, value=random["share"] - top["share"], low=low, high=high)
 
 
-def _ablation_result(question: str, curve: pd.DataFrame, size: int, **value: float) -> Result:
+def _ablation_result(question: str, curve: pd.DataFrame, size: int, **value: Any) -> Result:
     """A result of an ablation curve at one number of heads, with the success there and without ablation."""
     unchanged = _at_size(curve, 0, True)
     mode = str(unchanged["mode"])
@@ -185,7 +185,7 @@ def _ablation_result(question: str, curve: pd.DataFrame, size: int, **value: flo
         "random": _at_size(curve, size, False)["share"],
         "unmeasured": f"set of at most {MAX_SUPPORTED_SIZE} heads",
     }
-    where = {"mode": mode, "ablation": str(unchanged["ablation"]), "size": int(size)}
+    where: dict[str, Scalar] = {"mode": mode, "ablation": str(unchanged["ablation"]), "size": int(size)}
     model, trials = str(unchanged["model"]), int(unchanged["trials"])
     return Result(question=question, model=model, n=trials, where=where, details=details, **value)
 
