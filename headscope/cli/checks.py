@@ -62,7 +62,7 @@ def check(
 
     - {result: loss.difference, model: yarn, at_most: 0.02}
 
-    - {statistic: induction, count_above: 0.5, at_least: 3}
+    - {statistic: induction_token, count_above: 0.5, at_least: 3}
 
     - {result: retrieval.success, at_least: 90 %}      (of the run of --against)
 

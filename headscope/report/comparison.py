@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 from rich.text import Text
 
 from headscope.heads import format_head
@@ -103,6 +104,39 @@ def role_row(change: RoleChange) -> list[str]:
     return [change.role, change.model, str(change.before), str(change.after), gained or "–", lost or "–"]
 
 
+def comparison_to_frame(comparison: Comparison) -> pd.DataFrame:
+    """One row per result that both runs have, the surest change first; the roles in `.attrs["roles"]`."""
+    rows = [
+        {
+            **{name: getattr(change.after, name) for name in ("question", "model", "baseline")},
+            "where": ", ".join(f"{name}={value}" for name, value in sorted(change.after.where.items())),
+            "before": change.before.value,
+            "after": change.after.value,
+            "unit_before": change.before.unit,
+            "unit_after": change.after.unit,
+            **{name: getattr(change, name) for name in ("difference", "low", "high")},
+            "paired": change.n,
+            "direction": change.direction,
+        }
+        for change in comparison.changes
+    ]
+    frame = pd.DataFrame(rows).astype({"paired": "Int64"} if rows else {})
+    frame.attrs["roles"] = _role_records(comparison)
+    return frame
+
+
+def _role_records(comparison: Comparison) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": change.role,
+            "model": change.model,
+            "gained": [format_head(*head) for head in change.gained],
+            "lost": [format_head(*head) for head in change.lost],
+        }
+        for change in comparison.roles
+    ]
+
+
 def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON data."""
 
@@ -122,18 +156,9 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
         }
         for change in comparison.changes
     ]
-    roles = [
-        {
-            "role": change.role,
-            "model": change.model,
-            "gained": [format_head(*head) for head in change.gained],
-            "lost": [format_head(*head) for head in change.lost],
-        }
-        for change in comparison.roles
-    ]
     return {
         "changes": changes,
-        "roles": roles,
+        "roles": _role_records(comparison),
         "only_before": records(comparison.only_before),
         "only_after": records(comparison.only_after),
     }

@@ -37,7 +37,8 @@ class Share:
     value: float
 
 
-BoundValue = Annotated[float | Share | None, BeforeValidator(_share)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+BoundValue = Annotated[Number | Share | None, BeforeValidator(_share)]
 
 
 class Check(BaseModel):
@@ -57,17 +58,17 @@ class Check(BaseModel):
     """Conditions of the result, such as context_length; by default every result of the question."""
     head: str | None = None
     """The value of one head, such as L5H2."""
-    count_above: float | None = None
+    count_above: Number | None = None
     """The number of heads above this value."""
-    count_below: float | None = None
+    count_below: Number | None = None
     median: Literal[True] | None = None
     """The median over heads."""
     at_least: BoundValue = None
     """A number, or a share of the value in the run of --against, such as "90 %"."""
     at_most: BoundValue = None
-    rises_at_most: float | None = None
+    rises_at_most: Number | None = None
     """How much higher the value may be than in the run of --against."""
-    falls_at_most: float | None = None
+    falls_at_most: Number | None = None
 
     @field_validator("head")
     @classmethod
@@ -133,14 +134,19 @@ def read_checks(path: Path) -> list[Check]:
         content = read_yaml(path, str(path))
     except FileNotFoundError as error:
         raise BadInput(f"no file '{path}'. Create one with: headscope check RUN --init {path}") from error
+    return parse_checks(content, str(path))
+
+
+def parse_checks(content: Any, source: str) -> list[Check]:
+    """The checks of a list of mappings. Raises BadInput naming source, check and mistake."""
     if not isinstance(content, list) or not content:
-        raise BadInput(f"{path} is not a list of checks. Write one check per '- ', see headscope check --help")
+        raise BadInput(f"{source} is not a list of checks. Write one check per '- ', see headscope check --help")
     checks = []
     for number, entry in enumerate(content, 1):
         try:
             checks.append(Check.model_validate(entry))
         except ValidationError as error:
-            raise BadInput(f"{path}, check {number}: {_describe_mistake(error, entry)}") from error
+            raise BadInput(f"{source}, check {number}: {_describe_mistake(error, entry)}") from error
     return checks
 
 
