@@ -79,8 +79,9 @@ def check(
     """Check whether results and statistics of heads of a run are within bounds: one row per outcome.
 
     `checks` is the path of a file of checks, or a list of mappings with the same keys. `against` is the run that
-    relative bounds are about. outcome: passes, fails or undecided, by the 95 % confidence interval low to high of the value;
-    needed: number of samples that would decide an undecided check. Raises BadInput for a check that matches nothing.
+    relative bounds are about. outcome: passes, fails or undecided, by the 95 % confidence interval low to high of the
+    value; needed: number of samples that would decide an undecided check. Raises BadInput for a check that matches
+    nothing.
     """
     from headscope.results.check_file import parse_checks, read_checks
     from headscope.results.checks import run_checks

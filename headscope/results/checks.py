@@ -109,19 +109,20 @@ def _judge(check: Check, result: Result, measured: Result | Change) -> CheckResu
 def _compare(
     result: Result, value: float, low: float, high: float, threshold: float, is_minimum: bool
 ) -> tuple[Outcome, str]:
-    """The outcome by the interval, and the reason if it is undecided or has no interval."""
+    """The outcome by the interval, and the reason if it is undecided or if there is no interval."""
     if math.isnan(value):
         return "undecided", "there is no value"
     if not result.is_exact:
         return "undecided", "an estimate decides nothing"
+    reason = ""
     if math.isnan(low):
         if _is_sampled(result):
             return "undecided", "too few samples for an interval"
-        low = high = value
+        low, high, reason = value, value, "it has no interval, so the value alone decides"
     passes, fails = (low >= threshold, high < threshold) if is_minimum else (high <= threshold, low > threshold)
-    if passes:
-        return "passes", ""
-    return ("fails", "") if fails else ("undecided", "the interval contains the bound")
+    if not (passes or fails):
+        return "undecided", "the interval contains the bound"
+    return ("passes" if passes else "fails"), reason
 
 
 def _is_sampled(result: Result) -> bool:
