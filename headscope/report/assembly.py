@@ -27,11 +27,10 @@ from headscope.report.blocks import (
     Term,
 )
 from headscope.report.legacy_findings import result_of_finding
-from headscope.report.text import join_words
 from headscope.results.model_notes import model_notes
 from headscope.results.questions import questions
 from headscope.results.result import Result
-from headscope.results.words import sentence
+from headscope.results.words import join_words, sentence
 from headscope.runs.column_metadata import (
     columns_by_length,
     measured_roles,
