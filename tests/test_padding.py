@@ -90,9 +90,9 @@ def test_opening_a_model_runs_no_padded_batch() -> None:
     module.get_input_embeddings().register_forward_pre_hook(lambda _, args: batch_sizes.append(len(args[0])))
     model = hs.load(module)
     captured_logits(model, IDS)
-    assert batch_sizes and set(batch_sizes) == {1}
+    assert {*batch_sizes} == {1}
     captured_logits(model, PADDED, attention_mask=MASK, position_ids=standard_positions(MASK))
-    assert set(batch_sizes) == {1}, "the check runs without the hooks of the model's modules"
+    assert {*batch_sizes} == {1}, "the check runs without the hooks of the model's modules"
 
 
 @pytest.mark.parametrize(
