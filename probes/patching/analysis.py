@@ -172,12 +172,12 @@ def pair_metrics(run: RunTables, table: str = PATCHING.name) -> pd.DataFrame:
 def questions_about_pairs(run: RunTables, table: str = PATCHING.name) -> list[tuple[str, str]]:
     """(model, question whether clean and corrupted prompts are exchanged) for the sets that give reason to ask."""
     groups: Any = run.derived(pair_metrics, table).groupby(["model", "prompts", "metric"], sort=False)
-    asked = []
+    questions = []
     for (model, prompts, metric), pairs in groups:
         clean, corrupted = (pairs[name].to_numpy() for name in ("metric_clean", "metric_corrupted"))
         if question := ask_about_exchange(metric, clean, corrupted):
-            asked.append((model, f"{model}, {prompts}: {question}"))
-    return asked
+            questions.append((model, f"{model}, {prompts}: {question}"))
+    return questions
 
 
 def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
