@@ -14,6 +14,9 @@ from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.column_metadata import statistic
 
+Limits = tuple[float, float]
+"""Smallest and largest possible value of a statistic."""
+
 
 def mean_result(question: str, by_sample: pd.Series, **fields: Any) -> Result:
     """The mean of the values by document, pair or trial (the index), with its 95 % confidence interval."""
@@ -49,26 +52,27 @@ def head_result(question: str, row: Mapping[Any, Any] | pd.Series, column: str, 
 
 
 def extreme_head_result(
-    question: str,
-    rows: pd.DataFrame,
-    column: str,
-    n: int,
-    limits: tuple[float, float],
-    smallest: bool = False,
-    **fields: Any,
+    question: str, heads: pd.DataFrame, column: str, n: int, limits: Limits, smallest: bool = False, **fields: Any
 ) -> Result:
     """The largest (or smallest) value of a statistic among the heads of one model, over n samples.
 
-    Its interval allows for the choice: it is simultaneous for all heads, within the `limits` of the statistic.
+    Its interval allows for the choice, within the `limits` of the statistic.
     """
-    values = rows[column].dropna().sort_values()
-    row = rows.loc[values.index[0 if smallest else -1]]
-    result = head_result(question, row, column, n, **fields)
-    if not result.has_interval or len(values) < 2:
+    values = heads[column].dropna().sort_values()
+    result = head_result(question, heads.loc[values.index[0 if smallest else -1]], column, n, **fields)
+    return allow_for_choice(result, len(values), limits, statistic(column).log_scale)
+
+
+def allow_for_choice(result: Result, units: int, limits: Limits, is_logarithmic: bool = False) -> Result:
+    """The result of a unit that was selected as the largest or smallest of `units`.
+
+    Its interval of Student's t over n samples is widened to hold for all units at once (Bonferroni), within `limits`.
+    """
+    if not result.has_interval or units < 2 or result.n is None:
         return result
-    to_scale, from_scale = (np.log, np.exp) if statistic(column).log_scale else (np.asarray, np.asarray)
+    to_scale, from_scale = (np.log, np.exp) if is_logarithmic else (np.asarray, np.asarray)
     value, *ends = to_scale([result.value, result.low, result.high])
     half = max(abs(end - value) for end in ends)  # one end may be cut off at a limit
-    half *= stdtrit(n - 1, 1 - 0.025 / len(values)) / stdtrit(n - 1, 0.975)
+    half *= stdtrit(result.n - 1, 1 - 0.025 / units) / stdtrit(result.n - 1, 0.975)
     low, high = from_scale([value - half, value + half]).clip(*limits)
-    return replace(result, low=float(low), high=float(high), selected_from=len(values))
+    return replace(result, low=float(low), high=float(high), selected_from=units)

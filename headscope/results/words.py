@@ -129,7 +129,7 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         if result.selected_from > 1:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None:
-        lacks_interval = result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
+        lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
     unit = f" {question.unit}" if question.unit else ""
