@@ -19,6 +19,7 @@ from headscope.report import assembly, similar_heads
 from headscope.report import static_site as pages
 from headscope.report.blocks import Chart
 from headscope.report.text import format_cell
+from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
@@ -160,7 +161,7 @@ def test_bundle_figure_equals_app_figure(run: Run, site: Path, parsed: dict[str,
 
 def test_index_lists_every_finding(run: Run, parsed: dict[str, Parsed]) -> None:
     text = " ".join(parsed["index.html"].text.split())
-    for result in assembly.results(run):
+    for result in all_results(run):
         if not result.verdict:
             assert " ".join(sentence(result).split()) in text
 

@@ -15,6 +15,7 @@ from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import Chart
 from headscope.report.notebook import PLOTLY_MIME_TYPE, run_page
+from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS
 from headscope.results.words import sentence
 from headscope.runs.run import Run, combine_runs
@@ -51,7 +52,7 @@ def test_latex_table_has_the_top_heads_and_their_statistics(run: Run) -> None:
 
 @pytest.mark.slow
 def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
-    results = assembly.results(run)
+    results = all_results(run)
     frame = run.findings()
     assert [*frame] == [*COLUMNS]
     assert [*frame["text"]] == [sentence(result) for result in results]

@@ -11,6 +11,7 @@ from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.report.text import statistics_table
 from headscope.results import words
+from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.runs import summary
 from headscope.runs.column_metadata import capitalise, heads_with_role, is_role_measured, leading_heads, roles
@@ -86,7 +87,7 @@ def _claim_table(run: Run) -> Iterator[TextTable]:
     """The paper's claims, and whether the runs support them."""
     rows = [
         (words.statement(result), result.verdict, words.evidence(result))
-        for result in assembly.results(run)
+        for result in all_results(run)
         if questions()[result.question].is_claim
     ]
     if rows:

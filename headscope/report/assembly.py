@@ -26,9 +26,8 @@ from headscope.report.blocks import (
     RenderContext,
     Term,
 )
-from headscope.report.legacy_findings import result_of_finding
 from headscope.report.text import join_words
-from headscope.results.model_notes import model_notes
+from headscope.results.collection import all_results, results_by_probe
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.words import sentence
@@ -153,31 +152,14 @@ def training_steps(run: Run) -> dict[str, int]:
     return {str(label): int(step) for label, step in zip(checkpoints["label"], checkpoints["step"], strict=True)}
 
 
-def results(run: Run) -> list[Result]:
-    """All results of a run: notes on its models, then those of every probe."""
-    return [*run.derived(_model_notes), *chain.from_iterable(run.derived(_results_by_probe).values())]
-
-
 def results_by_topic(run: Run) -> dict[str, list[Result]]:
     """All results of a run by the heading under which they are shown."""
-    return _group_by_topic(results(run))
+    return _group_by_topic(all_results(run))
 
 
 def probe_results(run: Run, probe: Probe) -> dict[str, list[Result]]:
     """Results of one probe, by topic."""
-    return _group_by_topic(run.derived(_results_by_probe).get(probe.name, ()))
-
-
-def _model_notes(run: Run) -> list[Result]:
-    return [*model_notes(run)]
-
-
-def _results_by_probe(run: Run) -> dict[str, list[Result]]:
-    """Results by probe name."""
-    by_probe = {probe.name: [*probe_results] for probe, probe_results in plugins.call_parts("results", run)}
-    for probe, findings in plugins.call_parts("findings", run):
-        by_probe.setdefault(probe.name, []).extend(result_of_finding(finding) for finding in findings)
-    return {name: by_probe[name] for name in plugins.probes() if name in by_probe}
+    return _group_by_topic(results_by_probe(run).get(probe.name, ()))
 
 
 def _group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:

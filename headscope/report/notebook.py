@@ -18,6 +18,7 @@ from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly, html_page
 from headscope.report.blocks import Block, Chart, Links, TextBlock
 from headscope.report.text import head_mask, statistics_table
+from headscope.results.collection import all_results
 from headscope.results.table import results_table
 from headscope.results.words import sentence
 from headscope.runs import summary
@@ -144,7 +145,7 @@ def run_page(run: Run) -> Page:
 
 def findings(run: Run) -> pd.DataFrame:
     """All results of the run, one per row: what they answer, the value with its interval, verdict and sentence."""
-    return results_table(assembly.results(run))
+    return results_table(all_results(run))
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:
