@@ -184,7 +184,7 @@ def test_more_documents_do_not_decide_a_claim_over_the_heads_of_one_model() -> N
 
 def test_other_reasons_say_what_would_decide() -> None:
     few = judged(_loss(low=math.nan, high=math.nan, n=2), Bound("above"))
-    assert words.sentence(few).endswith("; at least 3 documents are needed for an interval.")
+    assert words.sentence(few).endswith("; at least 3 documents are needed.")
     assert words.evidence(judged_by_parts(Result(question="x.parts"), [few, few])).count("at least 3") == 1
     lengths = {"context_length": 1024, "native_context": 8192, "half_context": 4096}
     short = judged(_loss(details=lengths), Bound("above"), "short")

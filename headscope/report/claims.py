@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from headscope.report import assembly
 from headscope.report.blocks import TextTable
 from headscope.results import words
+from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.runs.run import Run
@@ -14,7 +14,7 @@ CLAIM_COLUMNS = ("claim of the paper", "verdict", "evidence", "our criterion")
 
 def claims(run: Run) -> list[Result]:
     """The claims of every probe that the run can test."""
-    return [result for result in assembly.results(run) if questions()[result.question].is_claim]
+    return [result for result in all_results(run) if questions()[result.question].is_claim]
 
 
 def claim_row(claim: Result) -> list[str]:

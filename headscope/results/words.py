@@ -20,7 +20,7 @@ MAX_LISTED_MODELS = 4
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
-        "few": "at least {minimum} {samples} are needed for an interval",
+        "few": "at least {minimum} {samples} are needed",
         "estimate": "estimates decide no claim: it must be exact",
         "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
         "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}. A context "

@@ -54,12 +54,11 @@ QUESTIONS = (
     Question(
         name="adapt.claim.depth",
         statement="Early layers move to lower frequencies, deeper layers to higher ones",
-        sentence="{model}: the mean change of the log-frequency is {parts}[; its rank correlation with depth is "
-        "{correlation:+.2f}]",
+        sentence="{model}: {parts}[; the rank correlation of the change with depth is {correlation:+.2f}]",
     ),
     Question(
         name="adapt.frequency_change",
-        sentence="{value} in the {layers} of the layers",
+        sentence="the mean change of the log-frequency is {value} in the {layers} of the layers",
         number="+.4f",
         samples="KV groups",
         topic=CLAIMS_TOPIC,
