@@ -45,4 +45,4 @@ def samples_needed(result: Result) -> int | None:
     distance = abs(result.value - result.bound.threshold)
     if distance == 0 or not math.isfinite(distance):
         return None
-    return max(MIN_DOCUMENTS, math.ceil(result.n * (result.half_width / distance) ** 2))
+    return max(MIN_DOCUMENTS, math.ceil(result.n * (result.half_width / distance) ** 2 - 1e-9))
