@@ -139,7 +139,7 @@ def cell(result: Result) -> str:
 
 def value_text(result: Result, question: Question, brief: bool = False) -> str:
     """The value with its unit, its interval and what it is over: "+0.45 (95 % confidence interval +0.40 to +0.50, 60
-    pairs)". The `brief` text omits the name of the interval."""
+    pairs)". The `brief` text omits the name of the interval and that it is corrected for a choice."""
     number = format_value(result.value, question.number)
     notes = [] if result.is_exact else ["an estimate"]
     if result.has_interval and result.is_exact:
@@ -147,7 +147,7 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         if not brief and result.low != result.high:
             bounds = f"{INTERVAL} {bounds}"
         notes.append(bounds)
-        if result.selected_from > 1:
+        if result.selected_from > 1 and not brief:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None:
         lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
