@@ -160,15 +160,15 @@ def test_models_are_compared_by_success_with_its_interval_and_by_retrieval_heads
 def test_head_results_have_score_rank_and_attribution_and_chart_shows_cells(run: Run) -> None:
     scores = mean_scores(run, "yarn").sort_values(ascending=False)
     layer, head = scores.index[0]
-    score, other_score, attribution, _ = needle_results.head_results(run, "yarn", layer, head)
+    score, ranks, attribution = needle_results.head_results(run, "yarn", layer, head)
     is_head = (run.heads["model"] == "yarn") & (run.heads["layer"] == layer) & (run.heads["head"] == head)
     (row,) = run.heads[is_head].to_dict("records")
-    assert (score.model, other_score.model) == ("yarn", "base")
+    assert [(rank.model, rank.value) for rank in ranks.parts] == [("base", 1), ("yarn", 1)]
     assert (score.value, score.low, score.high) == (row["retrieval"], row["retrieval_low"], row["retrieval_high"])
     assert score.value == pytest.approx(scores.iloc[0])
-    assert (score.details["rank"], score.details["heads"], score.details["control"]) == (1, 24, 0)
+    assert score.details["control"] == 0
     assert sentence(score).startswith(f"In yarn, it copies {100 * score.value:.0f} % (95 % confidence interval ")
-    assert sentence(score).endswith("of the needle, rank 1 of 24 heads; its score without the needle is 0.000.")
+    assert sentence(score).endswith("of the needle; its score without the needle is 0.000.")
     assert (attribution.value, attribution.details["rest"]) == (row["needle_write"], row["needle_rest"])
     (chart,) = report.head_charts(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
@@ -180,14 +180,14 @@ def test_head_results_have_score_rank_and_attribution_and_chart_shows_cells(run:
 
 def test_a_head_of_a_model_without_success_has_no_score_rather_than_a_zero(run: Run) -> None:
     lowest = mean_scores(run, "base").idxmin()
-    for failed_models, scores in ((["yarn"], 1), (run.models, 0)):
+    for failed_models, ranked in ((["yarn"], 1), (run.models, 0)):
         failed_run = Run(run.path, run.manifest)
         is_failed = run.needles["model"].isin(failed_models)
         failed_run._frames["needles"] = run.needles.assign(success=run.needles["success"] & ~is_failed)
-        no_score, *others = needle_results.head_results(failed_run, "yarn", *lowest)
+        no_score, *ranks = needle_results.head_results(failed_run, "yarn", *lowest)
         assert sentence(no_score) == "yarn answers no trial, so its heads have no retrieval score."
-        values = [(result.model, result.value) for result in others if result.question == "retrieval.head_score"]
-        assert values == [("base", 0)] * scores
+        assert [(result.question, len(result.parts)) for result in ranks] == [("heads.ranks", 1)] * ranked
+    assert next(needle_results.head_results(run, "base", *lowest)).value == 0
     questions = [result.question for result in needle_results.head_results(run, "yarn", *lowest)]
     assert "retrieval.no_score" not in questions
 

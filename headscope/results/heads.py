@@ -1,4 +1,4 @@
-"""Results about heads: the top head of a score, how many heads have a role, and the score and rank of one head."""
+"""Results about the heads of a model: the top head of a score, and how many heads have a role."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.estimates import mark_of
 from headscope.heads import format_head
 from headscope.results.questions import Level, Question
 from headscope.results.result import Result, Scalar
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.column_metadata import capitalise, exceeds
-from headscope.runs.run import Run
-from headscope.runs.summary import default_models_with
 
 LISTED_HEADS = 4
 """Heads that follow the top head in a sentence."""
@@ -109,44 +106,3 @@ def _values_by_model(heads: pd.DataFrame, models: Iterable[str], column: str) ->
     scores = heads.dropna(subset=[column]).set_index(["layer", "head"]) if column in heads else heads[:0]
     by_model = {label: scores.loc[scores["model"] == label, column] for label in models if len(scores)}
     return {label: values for label, values in by_model.items() if len(values)}
-
-
-def head_score_results(
-    run: Run, question: str, column: str, model: str, layer: int, head: int, **details: str
-) -> Iterator[Result]:
-    """A statistic of one head in `model` and in each other default model that has it, with its rank there.
-
-    The details are `rank` (1 is the largest), the number of `heads`, and by name the values of other columns: `details`
-    maps the names to the columns.
-    """
-    ranks = run.derived(_ranks, column)
-    of_head = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)]
-    rows = {row["model"]: row for row in of_head.to_dict("records")}
-    for label in sorted(default_models_with(run, model), key=model.__ne__):
-        if label in rows:
-            row = rows[label]
-            yield Result(
-                question=question,
-                model=label,
-                value=float(row[column]),
-                low=float(row.get(f"{column}_low", np.nan)),
-                high=float(row.get(f"{column}_high", np.nan)),
-                layer=layer,
-                head=head,
-                is_exact=not mark_of(row, column),
-                details={
-                    "rank": int(row["rank"]),
-                    "heads": int(row["heads"]),
-                    **{name: float(row.get(other, np.nan)) for name, other in details.items()},
-                },
-            )
-
-
-def _ranks(run: Run, column: str) -> pd.DataFrame:
-    """The rows of the per-head table that have the statistic, with its `rank` and the number of `heads` by model."""
-    if column not in run.heads:
-        return run.heads[:0]
-    rows = run.heads.dropna(subset=[column]).astype({"model": "str"})
-    values = rows.groupby("model")[column]
-    ranks = pd.DataFrame({"rank": values.rank(ascending=False, method="min"), "heads": values.transform("size")})
-    return rows.join(ranks)

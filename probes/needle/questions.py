@@ -131,8 +131,7 @@ QUESTIONS = (
     ),
     Question(
         name="retrieval.head_score",
-        sentence="In {model}, it copies {value} of the needle, rank {rank} of {heads:n heads}[; its score without the "
-        "needle is {control:.3f}]",
+        sentence="In {model}, it copies {value} of the needle[; its score without the needle is {control:.3f}]",
         number="percent",
         samples="trials",
     ),

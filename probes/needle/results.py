@@ -4,14 +4,15 @@ The claim of Wu et al. 2024 is about ablated retrieval heads. Its thresholds are
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import Overview
-from headscope.results.heads import head_score_results, kept_role_results, role_results, top_head_result
+from headscope.report.text import head_mask
+from headscope.results.heads import kept_role_results, role_results, top_head_result
+from headscope.results.ranks import head_ranks
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import judged, verdict_of
 from headscope.runs.column_metadata import exceeds, statistic
@@ -196,18 +197,38 @@ def _at_size(curve: pd.DataFrame, size: int, is_top: bool) -> pd.Series:
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
-    """Retrieval score of a head in `model` and in each other model, and its attribution through the needle."""
+    """Retrieval score of a head in `model`, its rank in each model, and its attribution through the needle."""
     if "needles" not in run.tables:
         return
     summary = run.derived(analysis.retrieval_summary)
     successes = summary[summary["mode"] == "strict"].set_index("model")["successes"]
     if successes.get(model) == 0:
         yield Result(question="retrieval.no_score", model=model)
-    scores = ("retrieval", "retrieval.head_score", {"control": "retrieval_control"})
-    attribution = ("needle_write", "retrieval.head_attribution", {"rest": "needle_rest"})
-    for column, question, details in (scores, attribution):
-        for result in head_score_results(run, question, column, model, layer, head, **details):
-            yield replace(result, n=int(successes[result.model]), where={"mode": "strict"})
+    rows = run.heads[head_mask(run.heads, layer, head)]
+    for row in rows[rows["model"] == model].to_dict("records"):
+        if not np.isnan(row.get("retrieval", np.nan)):
+            control = {"control": row.get("retrieval_control", np.nan)}
+            yield _head_score("retrieval.head_score", "retrieval", row, int(successes[model]), control)
+        yield from head_ranks(run, "retrieval", layer, head)
+        if not np.isnan(row.get("needle_write", np.nan)):
+            rest = {"rest": row["needle_rest"]}
+            yield _head_score("retrieval.head_attribution", "needle_write", row, int(successes[model]), rest)
+
+
+def _head_score(question: str, column: str, row: dict[Any, Any], n: int, details: dict[str, float]) -> Result:
+    """A score of one head from its row of the per-head table."""
+    return Result(
+        question=question,
+        value=row[column],
+        low=row[f"{column}_low"],
+        high=row[f"{column}_high"],
+        n=n,
+        model=str(row["model"]),
+        layer=int(row["layer"]),
+        head=int(row["head"]),
+        where={"mode": "strict"},
+        details=details,
+    )
 
 
 def overview(run: Run) -> Overview | None:
