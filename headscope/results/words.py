@@ -160,7 +160,10 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
 
 def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
     value = "" if math.isnan(result.value) else value_text(result, question, brief)
+    bound = {"threshold": result.bound.threshold, "upper": result.bound.upper} if result.bound else {}
     return {
+        **bound,
+        "minimum": MIN_DOCUMENTS,
         **result.details,
         **result.where,
         "model": result.model,
@@ -174,9 +177,6 @@ def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
         "number": result.value,
         "low": result.low,
         "high": result.high,
-        "threshold": result.bound.threshold if result.bound else None,
-        "upper": result.bound.upper if result.bound else None,
-        "minimum": MIN_DOCUMENTS,
         "parts": "; ".join(_clause(part, brief) for part in result.parts),
     }
 
