@@ -30,10 +30,13 @@ Kind = Literal[
     "roles",
     "charts",
     "overview_cards",
+    "questions",
+    "results",
     "findings",
     "head_charts",
     "head_card",
     "similar_heads",
+    "head_results",
     "head_findings",
     "row_charts",
     "glossary",
@@ -81,6 +84,10 @@ class Probe:
     """(RenderContext) -> iterator of `ChartGroup`."""
     overview_cards: str = ""
     """(RenderContext) -> iterator of `Card` for the overview of a run."""
+    questions: str = ""
+    """The questions that its results answer: a sequence of `Question`."""
+    results: str = ""
+    """(Run) -> iterator of `Result`."""
     findings: str = ""
     """(Run) -> iterator of `Finding`."""
     head_charts: str = ""
@@ -89,6 +96,8 @@ class Probe:
     """(Run, model, layer, head) -> iterator of `Block`: the few blocks that the page of a head shows first."""
     similar_heads: str = ""
     """(Run, model, layer, head) -> iterator of `Block` that list the heads most similar to one."""
+    head_results: str = ""
+    """(Run, model, layer, head) -> iterator of `Result` about one head."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
     row_charts: str = ""

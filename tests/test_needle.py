@@ -17,6 +17,7 @@ from headscope.errors import BadInput, Interrupted
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.needles import LITERAL_NEEDLES
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
@@ -298,7 +299,7 @@ def test_run_without_success_has_no_headline_and_stores_failures(
     assert run.heads["retrieval_control"].notna().all()
     (summary,) = needle_analysis.retrieval_summary(run).to_dict("records")
     assert np.isnan(summary["top"])
-    assert "none of" in " ".join(finding.text for finding in assembly.findings_by_topic(run)["Needle in a haystack"])
+    assert "none of" in " ".join(sentence(result) for result in assembly.results_by_topic(run)["Needle in a haystack"])
     terminal.print_warnings(run)
     assert "answered none of 6 trials" in capsys.readouterr().err
     terminal.print_summary(run)

@@ -15,6 +15,9 @@ from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import Chart
 from headscope.report.notebook import PLOTLY_MIME_TYPE, run_page
+from headscope.results.collection import all_results
+from headscope.results.table import COLUMNS
+from headscope.results.words import sentence
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
 
@@ -49,12 +52,11 @@ def test_latex_table_has_the_top_heads_and_their_statistics(run: Run) -> None:
 
 @pytest.mark.slow
 def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
-    findings = [finding for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings]
+    results = all_results(run)
     frame = run.findings()
-    assert list(frame)[:3] == ["model", "topic", "text"]
-    assert [*frame[["model", "topic", "text"]].itertuples(index=False, name=None)] == [
-        (finding.model, finding.topic, finding.text) for finding in findings
-    ]
+    assert [*frame] == [*COLUMNS]
+    assert [*frame["text"]] == [sentence(result) for result in results]
+    assert [*frame["model"]] == [result.model for result in results]
     assert len(frame) > 10
 
 

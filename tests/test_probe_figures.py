@@ -87,7 +87,7 @@ def test_an_empty_window_table_gives_a_figure_with_the_reason(run: Run, draw) ->
 
 
 def test_a_run_without_models_has_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
-    assert set(assembly.findings_by_topic(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    assert set(assembly.results_by_topic(run)) == {"Needle retrieval from a window", "Scaling theorems"}
     assert set(assembly.collect_chapters(assembly.render_context(run))) == {
         "Needle retrieval from a window",
         "Scaling theorems",

@@ -20,6 +20,7 @@ from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.report import assembly, html_page, terminal
 from headscope.report.text import column_heading, format_cell
+from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
@@ -65,7 +66,7 @@ class Page(HTMLParser):
 
 def sentences(run: Run) -> dict[str, list[str]]:
     return {
-        topic: [finding.text for finding in findings] for topic, findings in assembly.findings_by_topic(run).items()
+        topic: [sentence(result) for result in results] for topic, results in assembly.results_by_topic(run).items()
     }
 
 

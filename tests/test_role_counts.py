@@ -9,9 +9,9 @@ import pytest
 
 from headscope.report.blocks import RenderContext
 from headscope.report.statistic_charts import top_heads_card
-from headscope.report.text import default_models
 from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, roles
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, role_name
 from probes.needle.analysis import retrieval_summary, scores_by_group
 from probes.needle.heads import RETRIEVAL_THRESHOLD

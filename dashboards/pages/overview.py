@@ -8,12 +8,16 @@ from dashboards.run_store import current_store
 from dashboards.view_state import Query, ViewState, build_url
 from headscope.report import assembly
 from headscope.report import html_page as report
-from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, PaperClaim, TextBlock, TextTable
-from headscope.report.text import default_models, statistics_table
+from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.report.text import statistics_table
+from headscope.results import words
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
 from headscope.runs import summary
 from headscope.runs.column_metadata import capitalise, heads_with_role, is_role_measured, leading_heads, roles
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import default_models
 
 NAME = "Overview"
 PATH = "/"
@@ -81,18 +85,21 @@ def _run_query(view: ViewState) -> Query:
 
 def _claim_table(run: Run) -> Iterator[TextTable]:
     """The paper's claims, and whether the runs support them."""
-    findings = [finding for group in assembly.findings_by_topic(run).values() for finding in group]
-    claims = [finding for finding in findings if isinstance(finding, PaperClaim)]
-    rows = [(claim.statement, claim.verdict, claim.evidence) for claim in claims]
+    rows = [
+        (words.statement(result), result.verdict, words.evidence(result))
+        for result in all_results(run)
+        if questions()[result.question].is_claim
+    ]
     if rows:
         yield TextTable("Claims of the paper and results of these runs", ("claim", "verdict", "evidence"), rows)
 
 
 def _finding_blocks(run: Run) -> Iterator[TextBlock]:
-    """All other findings, folded under their topics."""
-    for topic, findings in assembly.findings_by_topic(run).items():
-        if sentences := [finding.text for finding in findings if not isinstance(finding, PaperClaim)]:
-            yield TextBlock(sentences, topic, collapsed=True)
+    """All other results, folded under their topics."""
+    for topic, results in assembly.results_by_topic(run).items():
+        others = [result for result in results if not questions()[result.question].is_claim]
+        if others:
+            yield TextBlock([words.sentence(result) for result in others], topic, collapsed=True)
 
 
 def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:

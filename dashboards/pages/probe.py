@@ -9,6 +9,7 @@ from headscope import plugins
 from headscope.plugins import Probe
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock, insert_findings
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 
 
@@ -47,8 +48,8 @@ class ProbePage:
         if page := assembly.probe_page(context, self.probe):
             return page
         texts = [
-            TextBlock([finding.text for finding in findings], "" if topic == self.probe.title else topic)
-            for topic, findings in assembly.probe_findings(run, self.probe).items()
+            TextBlock([sentence(result) for result in results], "" if topic == self.probe.title else topic)
+            for topic, results in assembly.probe_results(run, self.probe).items()
         ]
         sections = insert_findings(assembly.probe_charts(context, self.probe), texts)
         if not any(sections.values()):
@@ -97,7 +98,7 @@ def probe_pages() -> list[ProbePage | ExplorerPage]:
     """The pages and explorers of all probes, in order."""
     pages: list[ProbePage | ExplorerPage] = []
     for probe in plugins.probes().values():
-        if (probe.charts or probe.findings or probe.page) and probe.tab is not None:
+        if (probe.charts or probe.results or probe.findings or probe.page) and probe.tab is not None:
             pages.append(ProbePage(probe))
         if probe.explorer:
             pages.append(ExplorerPage(probe))
@@ -105,7 +106,7 @@ def probe_pages() -> list[ProbePage | ExplorerPage]:
 
 
 def _describes_heads(probe: Probe) -> bool:
-    return bool(probe.head_columns or probe.head_charts or probe.head_findings)
+    return bool(probe.head_columns or probe.head_charts or probe.head_results or probe.head_findings)
 
 
 def has_tables(probe: Probe, run: Run) -> bool:

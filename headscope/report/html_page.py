@@ -26,7 +26,8 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.text import head_mask, join_words, statistics_table
+from headscope.report.text import head_mask, statistics_table
+from headscope.results.words import join_words, sentence
 from headscope.runs import columns, summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
 from headscope.runs.columns import all_tables
@@ -116,7 +117,9 @@ def render_report(runs: Sequence[Run]) -> str:
         lengths=_describe_lengths(run),
         documents=_describe_documents(run),
         terms=assembly.collect_glossary(run),
-        findings=assembly.findings_by_topic(run),
+        findings={
+            topic: [sentence(result) for result in results] for topic, results in assembly.results_by_topic(run).items()
+        },
         dropped_row_notes=assembly.dropped_row_notes(run),
         model_table=statistics_table(
             "Medians over heads and mean loss; 95 % confidence intervals in brackets", summary.model_table(run)

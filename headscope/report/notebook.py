@@ -5,7 +5,7 @@ frontends get a self-contained page in an iframe, with plotly.js. Neither needs 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from html import escape, unescape
 from typing import Any, overload
 
@@ -16,10 +16,14 @@ from plotly.io.base_renderers import PlotlyRenderer
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly, html_page
-from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
-from headscope.report.text import default_model, head_mask, statistics_table
+from headscope.report.blocks import Block, Chart, Links, TextBlock
+from headscope.report.text import head_mask, statistics_table
+from headscope.results.collection import all_results
+from headscope.results.table import results_table
+from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.run import Run
+from headscope.runs.summary import default_model
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 Bundle = dict[str, Any]
@@ -132,22 +136,16 @@ def run_page(run: Run) -> Page:
     """A run as a page: overview charts and collapsed findings by topic."""
     sections: dict[str, Sequence[Block]] = {"": [*assembly.overview_blocks(assembly.render_context(run))]}
     sections["Findings"] = [
-        TextBlock([finding.text for finding in findings], topic, collapsed=True)
-        for topic, findings in assembly.findings_by_topic(run).items()
+        TextBlock([sentence(result) for result in results], topic, collapsed=True)
+        for topic, results in assembly.results_by_topic(run).items()
     ]
     facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
     return Page(run.name, "", facts, {heading: blocks for heading, blocks in sections.items() if blocks})
 
 
 def findings(run: Run) -> pd.DataFrame:
-    """Findings of the run, one per row: `model` ("" for several), `topic`, `text`, and the number of the sentence."""
-    rows = [
-        {"model": finding.model, "topic": finding.topic, "text": finding.text, **asdict(finding.data)}
-        for topic_findings in assembly.findings_by_topic(run).values()
-        for finding in topic_findings
-    ]
-    names = ["model", "topic", "text", *(field.name for field in fields(FindingData))]
-    return pd.DataFrame(rows, columns=names).astype({"n": "Int64", "layer": "Int64", "head": "Int64"})
+    """All results of the run, one per row: what they answer, the value with its interval, verdict and sentence."""
+    return results_table(all_results(run))
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:

@@ -14,9 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from headscope.report import assembly
-from headscope.report.text import column_heading, evenly_spaced, format_cell, value_columns
+from headscope.report.text import column_heading, format_cell, value_columns
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
+from headscope.results.words import sentence
 from headscope.runs.run import Run
-from headscope.runs.summary import model_table
+from headscope.runs.summary import evenly_spaced, model_table
 
 
 def print_line(*fragments: object) -> None:
@@ -38,10 +41,10 @@ def print_summary(run: Run) -> None:
     for overview in assembly.collect_overviews(run):
         if overview.rows:  # an overview may have only warnings
             print_table(overview.rows, title=overview.title)
-    for topic, findings in assembly.findings_by_topic(run).items():
+    for topic, results in assembly.results_by_topic(run).items():
         print_line(bold(topic))
-        for finding in findings:
-            print_line("  ", finding.text)
+        for result in results:
+            print_line("  ", sentence(result))
 
 
 def print_next_steps(run: Run) -> None:
@@ -56,6 +59,9 @@ def print_warnings(run: Run) -> None:
     for overview in assembly.collect_overviews(run):
         for line in overview.warnings:
             print(f"headscope: {line}", file=sys.stderr)
+    for result in all_results(run):
+        if questions()[result.question].level == "warning":
+            print(f"headscope: {sentence(result)}", file=sys.stderr)
 
 
 def print_run_entry(run: Run) -> None:

@@ -101,7 +101,7 @@ def _share_finding(model: str, length: int, row: pd.Series, settings: pd.Series)
 def _comparison_finding(model: str, length: int, row: pd.Series) -> Finding:
     """Whether the best order beats random orders, paired by document."""
     low, high = float(row["area_vs_random_low"]), float(row["area_vs_random_high"])
-    verdict = verdict_below(low, high)
+    verdict: str = verdict_below(low, high)
     if row["n"] < MIN_DOCUMENTS:
         count = "1 document is" if row["n"] == 1 else f"{int(row['n'])} documents are"
         verdict = f"inconclusive, because {count} too few ({MIN_DOCUMENTS} are needed)"

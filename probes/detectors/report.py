@@ -9,8 +9,6 @@ from headscope.plots.heads import plot_matrix
 from headscope.report.blocks import Card, Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart, top_heads_card
 from headscope.report.text import (
-    default_models,
-    default_models_with,
     describe_extremes,
     format_head_count,
     format_percent,
@@ -21,6 +19,7 @@ from headscope.report.text import (
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import capitalise, exceeds, statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models, default_models_with
 from probes.detectors import PROBE, plots
 from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS, role_name
 
