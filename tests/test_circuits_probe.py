@@ -234,11 +234,15 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     assert create_app(run.path).server.test_client().get("/").status_code == 200
 
 
-def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
+OTHERS = {"circuits.inputs_of_head", "circuits.copying_agreement", "circuits.induction_inputs"}
+"""Questions about one head, or about scores of other probes."""
+
+
+def test_synthetic_runs_have_results_of_every_part(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, probes=("circuits",))
     assert validate(run) == []
     by_question = {result.question for result in results(run)}
-    assert by_question == {question.name for question in QUESTIONS} - {"circuits.inputs_of_head"}
+    assert by_question == {question.name for question in QUESTIONS} - OTHERS
     keys = [result.key for result in all_results(run)]
     assert len(keys) == len({*keys})
     heads = run.heads[run.heads["model"] == "base"]

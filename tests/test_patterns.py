@@ -403,7 +403,7 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     at = int(best["layer"]), int(best["head"])
-    far_weight, example = (result for result in results.results(run) if result.model == "base")
+    far_weight, example, _ = (result for result in results.results(run) if result.model == "base")
     assert (far_weight.layer, far_weight.head, far_weight.value) == (*at, best["far_weight"])
     assert far_weight.n == 1
     rows = analysis.top_far_rows(run, "base", *at)
