@@ -1,6 +1,8 @@
 """Checks of a run: outcomes by the interval, statistics of heads, relative bounds, mistakes, files."""
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,16 +12,21 @@ import pandas as pd
 import pytest
 from test_comparison import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
 
+import headscope as hs
 from headscope.errors import BadInput, CannotWrite
 from headscope.report.comparison import outcome_text
 from headscope.report.junit import write_junit
 from headscope.results.check_file import Check, read_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture(autouse=True)
-def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fakes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "nights" in request.fixturenames:  # on real runs
+        return
     for module in ("comparison", "checks"):
         monkeypatch.setattr(f"headscope.results.{module}.all_results", lambda run: run.results)
         monkeypatch.setattr(f"headscope.results.{module}.questions", lambda: QUESTIONS)
@@ -197,3 +204,74 @@ def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
     assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["error"]]
     with pytest.raises(CannotWrite, match="--junit"):
         write_junit([], "night", tmp_path)
+
+
+# Commands -----------------------------------------------------------------------------------------------------------
+
+NIGHT = ("measure", "detectors", "positions")
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of one model on the same documents."""
+    folder = tmp_path_factory.mktemp("nights")
+    return [
+        synthetic_run(folder / name, models=(name,), lengths=(256,), docs=5, seed=seed, probes=NIGHT).path
+        for seed, name in enumerate(("monday", "tuesday"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bound", "code", "line"),
+    [
+        ("at_most: 9", 0, "1 check: 1 passes, 0 fails, 0 undecided"),
+        ("at_least: 9", 5, "1 check: 0 passes, 1 fails, 0 undecided"),
+        ("at_most: {value}", 6, "1 check: 0 passes, 0 fails, 1 undecided"),
+        ("rises_at_most: 9", 0, "1 check: 1 passes, 0 fails, 0 undecided"),
+    ],
+)
+def test_exit_code_says_whether_checks_fail_or_are_undecided(
+    bound: str, code: int, line: str, headscope: Command, nights: list[Path], tmp_path: Path
+) -> None:
+    findings = Run.open(nights[1]).findings()
+    value = findings.loc[findings["question"] == "loss.mean", "value"].iloc[0]
+    file, junit = tmp_path / "checks.yaml", tmp_path / "junit.xml"
+    file.write_text(f"- {{result: loss.mean, {bound.format(value=value)}}}", encoding="utf-8")
+    exit_code, out, err = headscope("check", nights[1], file, "--against", nights[0], "--junit", junit)
+    assert (exit_code, err) == (code, "")
+    assert out.splitlines()[-1] == line
+    assert junit.is_file()
+    exit_code, out, _ = headscope("check", nights[1], file, "--against", nights[0], "--json")
+    assert exit_code == code
+    assert json.loads(out)[0]["outcome"] in ("passes", "fails", "undecided")
+
+
+def test_written_checks_pass_on_their_run(headscope: Command, nights: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "checks.yaml"
+    code, out, _ = headscope("check", nights[0], file, "--init")
+    assert (code, "Checks: " in out) == (0, True)
+    assert headscope("check", nights[0], file)[0] == 0
+    code, _, err = headscope("check", nights[0], file, "--init")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "exists" in err
+
+
+def test_compare_prints_what_changed(headscope: Command, nights: list[Path]) -> None:
+    code, out, _ = headscope("compare", *nights, "--all")
+    assert code == 0
+    assert "loss.mean" in out
+    code, out, _ = headscope("compare", *nights, "--json")
+    content = json.loads(out)
+    (loss,) = [change for change in content["changes"] if change["after"]["question"] == "loss.mean"]
+    assert loss["low"] <= loss["difference"] <= loss["high"]
+    assert {"changes", "roles", "only_before", "only_after"} == {*content}
+    frame = hs.compare(*nights)
+    assert [*frame["question"]] == [change["after"]["question"] for change in content["changes"]]
+
+
+def test_checks_in_python_take_mappings(nights: list[Path]) -> None:
+    frame = hs.check(nights[0], [{"result": "loss.mean", "at_most": 9}], against=Run.open(nights[1]))
+    assert [*frame["outcome"]] == ["passes"]
+    with pytest.raises(BadInput, match=r"checks, check 1: unknown key 'atmost'"):
+        hs.check(nights[0], [{"result": "loss.mean", "atmost": 9}])

@@ -10,7 +10,7 @@ from scipy import stats
 
 from headscope.effects import statistics
 from headscope.effects.agreement import agreements, compared_units
-from headscope.effects.comparison import compare_effects
+from headscope.effects.comparison import compare_effects, largest_change
 from headscope.effects.ranking import largest_unit, margin_over_rank, rank
 from headscope.effects.selection import select_units
 from headscope.effects.sweep import (
@@ -122,12 +122,16 @@ def test_agreement_is_over_the_samples_that_were_measured() -> None:
 
 
 def test_agreement_is_marked_if_the_estimates_selected_the_units() -> None:
-    values = np.diag([4.0, 3.0, 2.0, 1.5, 1.0, 0.5, 0.25, 0.1])[:, :6] + 1e-3 * VALUES
-    effects = effects_of(table(values)[lambda rows: rows["layer"] == 0], table(values, "estimate"))
+    values = np.linspace(4, 0.1, 8)[:, None] + 1e-3 * VALUES
+    rows = table(values)
+    effects = effects_of(rows[(rows["layer"] == 0) | (rows["head"] > 0)], table(values, "estimate"))
     (agreement,) = agreements(effects)
-    assert (agreement.compared, agreement.selected) == (4, 4)
+    assert (agreement.compared, agreement.selected, agreement.unmeasured) == (7, 6, 1)
     assert np.isnan(agreement.others_spearman)
-    every_unit = effects_of(table(values), table(values, "estimate"))
+    few = rows[rows["head"].isin([0, 3]) | ((rows["layer"] == 1) & (rows["head"] == 2))]
+    (agreement,) = agreements(effects_of(few, table(values, "estimate")))
+    assert (agreement.compared, agreement.selected) == (5, 3)
+    every_unit = effects_of(rows, table(values, "estimate"))
     assert agreements(every_unit)[0].selected == 0
 
 
@@ -204,10 +208,9 @@ def test_models_are_compared_over_the_samples_that_both_have() -> None:
     changes = (other - VALUES)[:6, 1:]
     assert comparison.n == 5
     assert comparison.units["change"].to_numpy() == pytest.approx(changes.mean(axis=1))
-    simultaneous = comparison.simultaneous_changes()
     low, high = stats.t.interval(1 - 0.05 / 6, 4, changes[0].mean(), stats.sem(changes[0]))
-    assert (simultaneous["low"].iloc[0], simultaneous["high"].iloc[0]) == pytest.approx((low, high))
-    assert comparison.largest_change["change"] == pytest.approx(changes.mean(axis=1).max())
+    assert (comparison.units["low"][0], comparison.units["high"][0]) == pytest.approx((low, high))
+    assert largest_change(comparison.units)["change"] == pytest.approx(changes.mean(axis=1).max())
     means = VALUES[:6, 1:].mean(axis=1), other[:6, 1:].mean(axis=1)
     assert comparison.rank_correlation[0] == pytest.approx(stats.spearmanr(*means).statistic)
 

@@ -25,11 +25,11 @@ class Agreement:
     compared: int
     """Number of units that have both."""
     selected: int
-    """How many of the compared units the estimates selected, because they rank highest; 0 if every unit was measured.
-    Over selected units a correlation is higher than over all."""
+    """How many of the compared units have one of the largest estimates of all, as many as were compared: most of them
+    were selected by the estimates, and over selected units a correlation is higher. 0 if every unit was measured."""
     others_spearman: float
-    """Rank correlation over the compared units that the estimates did not select; NaN if they selected none, or all but
-    two."""
+    """Rank correlation over the other compared units, such as random ones; NaN if there are fewer than three, or if
+    every unit was measured."""
     shared: int
     """Number of units among the `top` largest absolute values of both."""
     top: int
@@ -62,7 +62,7 @@ def _agreement(effects: Effects, method: str) -> Agreement:
     top = min(TOP_UNITS, len(units))
     shared = {*estimate.abs().nlargest(top).index} & {*exact.abs().nlargest(top).index}
     error = float((estimate - exact).abs().max())
-    selected = _selected_units(effects).intersection(units.index)
+    selected = _selected_units(effects, units.index)
     others = units.drop(index=selected)
     others_spearman = rank_correlation(others["estimate"], others["exact"])[0] if len(selected) else math.nan
     largest = effects.exact["effect"].abs().max()
@@ -82,11 +82,9 @@ def _agreement(effects: Effects, method: str) -> Agreement:
     )
 
 
-def _selected_units(effects: Effects) -> pd.Index:
-    """The rows of measured units with the largest estimates, down to the first unit that was not measured."""
-    sizes = pd.Series(effects.estimate_sizes.to_numpy(), effects.units.index).dropna()
-    order = sizes.sort_values(ascending=False, kind="stable").index
-    is_measured = effects.is_exact.loc[order].to_numpy()
-    if is_measured.all():
-        return order[:0]
-    return order[: int((~is_measured).argmax())]
+def _selected_units(effects: Effects, compared: pd.Index) -> pd.Index:
+    """The rows of the compared units with the largest estimates of all units, as many as were compared."""
+    if effects.is_exact.all():
+        return compared[:0]
+    sizes = pd.Series(effects.estimate_sizes.to_numpy(), effects.units.index)
+    return compared.intersection(sizes.nlargest(len(compared)).index)

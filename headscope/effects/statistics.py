@@ -74,3 +74,13 @@ def rank_correlation(first: pd.Series, second: pd.Series) -> tuple[float, float,
     half_width = float(ndtri(0.975)) * math.sqrt((1 + correlation**2 / 2) / (count - 3))
     centre = math.atanh(correlation)
     return correlation, math.tanh(centre - half_width), math.tanh(centre + half_width)
+
+
+def wilson_interval(share: float, trials: int) -> tuple[float, float]:
+    """95 % confidence interval (Wilson) of a share of trials, 0..1."""
+    square = float(ndtri(0.975)) ** 2
+    centre = share + square / (2 * trials)
+    half_width = math.sqrt(square * (share * (1 - share) / trials + square / (4 * trials**2)))
+    return max(0.0, (centre - half_width) / (1 + square / trials)), min(
+        1.0, (centre + half_width) / (1 + square / trials)
+    )

@@ -203,6 +203,13 @@ def effects_table(effects: Sequence[Effects]) -> pd.DataFrame:
     return pd.concat(blocks, ignore_index=True) if blocks else pd.DataFrame()
 
 
+def rows_of_sweep(rows: pd.DataFrame, key: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows with these values."""
+    for name, value in key.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
 def best_method_rows(rows: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
     """The rows of every unit by its most accurate method."""
     rank = rows["method"].map(sweep.methods.index)

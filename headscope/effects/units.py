@@ -38,17 +38,19 @@ def estimate_marks(effects: Effects) -> list[str] | None:
     return ["" if exact else ESTIMATE_MARK for exact in is_exact]
 
 
+def unit_fields(unit: pd.Series) -> dict[str, Any]:
+    """The fields of a result that say which head or KV group it belongs to."""
+    name = "head" if unit["head"] >= 0 else "kv_group"
+    return {"layer": int(unit["layer"]), name: int(unit[name])}
+
+
 def unit_result(effects: Effects, unit: pd.Series, question: str, **fields: Any) -> Result:
     """The effect of one unit (a row of `units`, or of `ranking.largest_unit`) as a result.
 
     `fields` are further fields of the result. The head is set if the unit is a head or KV group.
     """
-    place: dict[str, Any] = {}
-    if effects.sweep.units == UNIT_KEYS:
-        is_head = unit["head"] >= 0
-        number = {"head": int(unit["head"])} if is_head else {"kv_group": int(unit["kv_group"])}
-        place = {"layer": int(unit["layer"]), **number}
-    values = {
+    place = unit_fields(unit) if effects.sweep.units == UNIT_KEYS else {}
+    values: dict[str, Any] = {
         "model": effects.model,
         "where": effects.where,
         "value": float(unit["effect"]),

@@ -163,7 +163,7 @@ def _describe_mistake(error: ValidationError, entry: Any) -> str:
 
 
 def write_checks(run: Run, path: Path) -> int:
-    """Write a file of checks that the run passes, to edit: its headlines, and the number of heads with each role.
+    """Write a file of checks that the run passes, to edit: of its results, and of the number of heads with each role.
 
     Return their number. Raises CannotWrite if the file exists, BadInput if nothing of the run can be checked.
     """
@@ -180,10 +180,10 @@ def write_checks(run: Run, path: Path) -> int:
 
 
 def _checks_of_results(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A bound at the end of the interval of every headline with a better direction: it may get no worse."""
+    """A bound at the worse end of the interval of every result that has a better direction."""
     for result in all_results(run):
         question = questions()[result.question]
-        if question.level != "headline" or not question.better or not (result.has_interval and result.is_exact):
+        if not question.better or not (result.has_interval and result.is_exact):
             continue
         where = dict(result.where) | ({"baseline": result.baseline} if result.baseline else {})
         bound = {"at_least": _round_down(result.low)} if question.better == "higher" else {}
