@@ -61,6 +61,12 @@ def test_sentence_names_value_unit_interval_and_documents() -> None:
     assert words.headline(_loss(layer=3, head=1)) == brief
 
 
+def test_cell_of_a_table_has_the_interval_without_unit() -> None:
+    assert words.cell(_loss()) == "+0.45 (+0.40 to +0.50)"
+    assert words.cell(_loss(is_exact=False)) == "~+0.45"
+    assert words.cell(_loss(low=0.45, high=0.45)) == "+0.45 (the same in all documents)"
+
+
 def test_parts_in_brackets_are_left_out_without_a_value() -> None:
     assert "control" not in words.sentence(_loss(details={"control": math.nan}))
     assert words.sentence(_loss(details={"control": 0.25})).endswith("; the control is 0.2.")
