@@ -131,10 +131,11 @@ def interval_text(result: Result, question: Question) -> str:
 
 
 def cell(result: Result) -> str:
-    """The value with its interval for a table: "+0.45 (+0.40 to +0.50)"."""
+    """The value and its interval for a table whose heading has the unit: "+0.45 (+0.40 to +0.50)"."""
     question = questions()[result.question]
+    mark = "" if result.is_exact else ESTIMATE_MARK
     interval = f" ({interval_text(result, question)})" if result.has_interval and result.is_exact else ""
-    return f"{_bare(result, question)}{interval}"
+    return f"{mark}{format_value(result.value, question.number)}{interval}"
 
 
 def value_text(result: Result, question: Question, brief: bool = False) -> str:
