@@ -14,8 +14,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from headscope.runs.aggregation import confidence_interval
-from probes.needle.analysis import wilson_interval
+from headscope.runs.aggregation import confidence_interval, wilson_interval
 from probes.scaling.report import _mean_with_interval as ratio_with_interval
 
 PAGE = (Path(__file__).parents[1] / "docs" / "intervals.md").read_text(encoding="utf-8")

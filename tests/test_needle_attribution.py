@@ -22,6 +22,7 @@ from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
+from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
@@ -269,7 +270,7 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
         for size in (1, 2):
             assert lines.loc[(ablation_method, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(ablation_method, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
-    low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
+    low, high = wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = findings.paper_claims(planted_run)
     assert (claim.verdict, "4 trials: 100 % succeed without ablation" in claim.evidence) == ("supported", True)
@@ -297,7 +298,7 @@ def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, ablated)]
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
-    lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
+    lines["low"], lines["high"] = wilson_interval(lines["share"], lines["trials"])
     monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     (claim,) = findings.paper_claims(run)

@@ -10,7 +10,8 @@ from headscope.results.questions import Question
 from headscope.results.ranking import headlines
 from headscope.results.result import Bound, Result
 from headscope.results.table import results_table
-from headscope.results.verdicts import judged, judged_by_parts, samples_needed
+from headscope.results.verdicts import judged, judged_by_agreement, judged_by_parts, samples_needed
+from headscope.runs.aggregation import wilson_interval
 
 QUESTIONS = {
     question.name: question
@@ -35,6 +36,9 @@ QUESTIONS = {
             samples="documents",
             topic="X",
         ),
+        Question(name="x.heads", sentence="the median of {model} is {value}", samples="heads", topic="X"),
+        Question(name="x.trials", sentence="{value} succeed", number="percent", samples="trials", topic="X"),
+        Question(name="x.parts", statement="both hold", sentence="{parts}", topic="X"),
     )
 }
 
@@ -57,6 +61,12 @@ def test_sentence_names_value_unit_interval_and_documents() -> None:
     assert words.headline(_loss(layer=3, head=1)) == brief
 
 
+def test_sentence_says_that_an_interval_is_corrected_for_a_choice_and_the_headline_does_not() -> None:
+    chosen = _loss(selected_from=20)
+    assert words.sentence(chosen).endswith("interval +0.40 to +0.50, corrected for the choice among 20, 60 documents).")
+    assert words.headline(chosen).endswith("(+0.40 to +0.50, 60 documents)")
+
+
 def test_parts_in_brackets_are_left_out_without_a_value() -> None:
     assert "control" not in words.sentence(_loss(details={"control": math.nan}))
     assert words.sentence(_loss(details={"control": 0.25})).endswith("; the control is 0.2.")
@@ -65,7 +75,7 @@ def test_parts_in_brackets_are_left_out_without_a_value() -> None:
 
 def test_place_without_value_is_an_error() -> None:
     with pytest.raises(KeyError, match="limit"):
-        words.evidence(Result(question="x.claim", model="base", value=1.0))
+        words.criterion(Result(question="x.claim", model="base", value=1.0))
 
 
 def test_estimate_has_a_mark_and_no_interval() -> None:
@@ -106,9 +116,107 @@ def test_inconclusive_says_how_many_documents_would_decide() -> None:
     assert samples_needed(undecided) == 32, "half width 0.2 at distance 0.1: four times as many"
     assert words.evidence(undecided) == (
         "It rises by +0.10 (95 % confidence interval -0.10 to +0.30, 8 documents); about 32 documents would decide at "
-        "the spread seen. Our criterion: by more than 0"
+        "the spread seen"
     )
+    assert words.sentence(undecided).endswith("at the spread seen. Our criterion: by more than 0.")
     assert samples_needed(judged(_loss(is_exact=False, low=math.nan, high=math.nan), Bound("above"))) is None
+
+
+@pytest.mark.parametrize(("share", "threshold", "trials"), [(0.7, 0.5, 10), (1.0, 0.9, 10), (0.3, 0.5, 10)])
+def test_trials_needed_are_those_at_which_the_interval_of_wilson_leaves_the_threshold(
+    share: float, threshold: float, trials: int
+) -> None:
+    low, high = wilson_interval(share, trials)
+    claim = judged(Result(question="x.trials", value=share, low=low, high=high, n=trials), Bound("above", threshold))
+    needed = samples_needed(claim)
+    assert claim.verdict == "inconclusive"
+    assert needed is not None
+
+    def is_decided(count: int) -> bool:
+        low, high = wilson_interval(share, count)
+        return not low <= threshold <= high
+
+    assert (is_decided(needed), is_decided(needed - 1)) == (True, False)
+    assert words.evidence(claim).endswith(f"; about {needed} trials would decide at the spread seen")
+
+
+def test_asymmetric_interval_counts_the_half_that_faces_the_threshold() -> None:
+    ratio = Result(question="x.loss", value=2.0, low=1.0, high=6.0, n=10)
+    assert samples_needed(judged(ratio, Bound("above", 1.5))) == 40
+    assert samples_needed(judged(ratio, Bound("below", 4.0))) == 40
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "between", "outside"),
+    [
+        (-0.05, 0.05, "supported", "not supported"),
+        (0.2, 0.3, "not supported", "supported"),
+        (-0.3, -0.2, "not supported", "supported"),
+        (0.05, 0.3, "inconclusive", "inconclusive"),
+        (-0.2, 0.2, "inconclusive", "inconclusive"),
+    ],
+)
+def test_verdicts_between_two_thresholds(low: float, high: float, between: str, outside: str) -> None:
+    change = _loss(value=(low + high) / 2, low=low, high=high)
+    assert judged(change, Bound("between", -0.1, 0.1)).verdict == between
+    assert judged(change, Bound("outside", -0.1, 0.1)).verdict == outside
+
+
+def _part(value: float, half_width: float, side: str = "above", **changes: object) -> Result:
+    interval = {"value": value, "low": value - half_width, "high": value + half_width, "n": 10}
+    return judged(_loss(**{**interval, **changes}), Bound(side))  # type: ignore[arg-type]
+
+
+def test_all_undecided_parts_must_be_decided_unless_one_would_refute_the_claim() -> None:
+    claim = Result(question="x.parts")
+    agreeing = [_part(0.1, 0.2), _part(0.1, 0.3), _part(0.1, 0.05)]
+    text = words.evidence(judged_by_parts(claim, agreeing))
+    assert text.endswith("; about 90 documents would decide at the spread seen"), "the part that needs most"
+    refuting = [*agreeing, _part(-0.1, 0.11)]
+    text = words.evidence(judged_by_parts(claim, refuting))
+    assert text.endswith("; about 13 documents would decide at the spread seen"), "one part that fails is enough"
+    assert "would decide" not in words.evidence(judged_by_parts(claim, [_part(-0.1, 0.05), *agreeing]))
+
+
+def test_more_documents_do_not_decide_a_claim_over_the_heads_of_one_model() -> None:
+    claim = _part(0.1, 0.2, question="x.heads")
+    expected = (
+        "; more documents do not narrow this interval over the heads of one model, but another trained model or seed "
+        "may decide (about 40 heads would decide at the spread seen)"
+    )
+    assert words.evidence(claim).endswith(expected)
+    assert words.evidence(judged_by_parts(Result(question="x.parts"), [claim])).endswith(expected)
+
+
+def test_other_reasons_say_what_would_decide() -> None:
+    few = judged(_loss(low=math.nan, high=math.nan, n=2), Bound("above"))
+    assert words.sentence(few).endswith("; at least 3 documents are needed.")
+    assert words.evidence(judged_by_parts(Result(question="x.parts"), [few, few])).count("at least 3") == 1
+    lengths = {"context_length": 1024, "native_context": 8192, "half_context": 4096}
+    short = judged(_loss(details=lengths), Bound("above"), "short")
+    assert short.verdict == "inconclusive"
+    assert words.sentence(short).endswith(
+        "; 1,024 tokens are not beyond half of the native context of 8,192. A context of more than 4,096 tokens would "
+        "decide."
+    )
+    estimate = judged(_loss(is_exact=False), Bound("above"))
+    assert estimate.verdict == "inconclusive", "an estimate decides nothing, whatever its interval"
+    assert words.sentence(estimate).endswith("; estimates decide no claim: it must be exact.")
+    assert words.sentence(_part(0.0, 0.2)).endswith(
+        "; the value is on the threshold, where no number of samples decides."
+    )
+
+
+def test_seeds_must_agree() -> None:
+    supported, refuted, undecided = _part(0.4, 0.1), _part(-0.4, 0.1), _part(0.1, 0.2)
+    claim = Result(question="x.parts")
+    assert judged_by_agreement(claim, [supported, supported]).verdict == "supported"
+    assert judged_by_agreement(claim, [refuted, refuted]).verdict == "not supported"
+    for parts in ([supported, refuted], [supported, undecided]):
+        text = words.sentence(judged_by_agreement(claim, parts))
+        assert text.startswith("Both hold: inconclusive. ")
+        assert text.endswith("; a verdict needs the same verdict from every seed.")
+    assert "about 40 documents" in words.sentence(judged_by_agreement(claim, [undecided]))
 
 
 def test_claim_of_parts_is_refuted_by_one_part() -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from headscope.report.text import join_words
-from headscope.results.words import count_nouns
+from headscope.results.words import count_nouns, join_words
 from headscope.runs.columns import Table, all_tables
 from headscope.runs.run import Run
 

@@ -15,8 +15,10 @@ Scalar = str | int | float
 class Bound:
     """The side of a threshold on which a quantity is claimed to lie, written before results are seen."""
 
-    side: Literal["above", "below"]
+    side: Literal["above", "below", "between", "outside"]
     threshold: float = 0.0
+    upper: float = math.nan
+    """The upper threshold of "between" and "outside"."""
 
 
 @dataclass(frozen=True, kw_only=True)

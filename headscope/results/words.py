@@ -10,7 +10,7 @@ from typing import Any
 from headscope.estimates import ESTIMATE_MARK
 from headscope.results.questions import Question, questions
 from headscope.results.result import Result
-from headscope.results.verdicts import samples_needed
+from headscope.results.verdicts import deciding_part, undecided_parts
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import capitalise, format_number
 
@@ -20,12 +20,19 @@ MAX_LISTED_MODELS = 4
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
-        "few": "{n} {samples} are too few for an interval",
+        "few": "at least {minimum} {samples} are needed",
+        "estimate": "estimates decide no claim: it must be exact",
         "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
-        "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}",
+        "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}. A context "
+        "of more than {half_context:,} tokens would decide",
+        "start": "the start of the training is unknown. A run that also measures the checkpoint under the scheme from "
+        "which the training started would decide",
+        "seeds": "a verdict needs the same verdict from every seed",
     }
 )
-"""Why the data cannot decide a claim. Places are names of the result and of its `details`."""
+"""Why the data cannot decide a claim, and what would. Places are names of the result and of its `details`."""
+UNITS_OF_A_MODEL = frozenset({"heads", "KV groups", "layers"})
+"""Samples of which a model has a fixed number."""
 
 
 def percent(share: float, decimals: int = 0, sign: str = "") -> str:
@@ -50,6 +57,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
         "percent": percent,
         "percent1": lambda share: percent(share, 1),
         "+percent": lambda share: percent(share, sign="+"),
+        "points": lambda share: f"{100 * share:+.0f}",
+        "bytes": lambda size: f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
         "words": join_words,
         "capital": capitalise,
     }
@@ -114,22 +123,34 @@ def _sentence(template: str, values: Mapping[str, Any]) -> str:
     return text if template.startswith(("{", "[")) else capitalise(text)
 
 
+def interval_text(result: Result, question: Question) -> str:
+    """Both ends of the interval: "+0.40 to +0.50"; says so if all samples have the same value."""
+    if result.low == result.high:
+        return f"the same in all {question.samples}"
+    return f"{format_value(result.low, question.number)} to {format_value(result.high, question.number)}"
+
+
+def cell(result: Result) -> str:
+    """The value with its interval for a table: "+0.45 (+0.40 to +0.50)"."""
+    question = questions()[result.question]
+    interval = f" ({interval_text(result, question)})" if result.has_interval and result.is_exact else ""
+    return f"{_bare(result, question)}{interval}"
+
+
 def value_text(result: Result, question: Question, brief: bool = False) -> str:
     """The value with its unit, its interval and what it is over: "+0.45 (95 % confidence interval +0.40 to +0.50, 60
-    pairs)". The `brief` text omits the name of the interval."""
+    pairs)". The `brief` text omits the name of the interval and that it is corrected for a choice."""
     number = format_value(result.value, question.number)
     notes = [] if result.is_exact else ["an estimate"]
     if result.has_interval and result.is_exact:
-        bounds = f"{format_value(result.low, question.number)} to {format_value(result.high, question.number)}"
-        if result.low == result.high:
-            bounds = f"the same in all {question.samples}"
-        elif not brief:
+        bounds = interval_text(result, question)
+        if not brief and result.low != result.high:
             bounds = f"{INTERVAL} {bounds}"
         notes.append(bounds)
-        if result.selected_from > 1:
+        if result.selected_from > 1 and not brief:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None:
-        lacks_interval = result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
+        lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
     unit = f" {question.unit}" if question.unit else ""
@@ -139,7 +160,10 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
 
 def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
     value = "" if math.isnan(result.value) else value_text(result, question, brief)
+    bound = {"threshold": result.bound.threshold, "upper": result.bound.upper} if result.bound else {}
     return {
+        **bound,
+        "minimum": MIN_DOCUMENTS,
         **result.details,
         **result.where,
         "model": result.model,
@@ -169,37 +193,54 @@ def statement(result: Result) -> str:
 
 
 def evidence(result: Result) -> str:
-    """The evidence for a verdict, with the criterion, and what would decide an inconclusive one."""
+    """The evidence for a verdict, and what would decide an inconclusive one."""
     question = questions()[result.question]
-    places = _places(result, question, brief=False)
-    texts = [f"{_sentence(question.sentence, places)}{_undecided(result, places)}"]
-    if question.criterion:
-        texts.append(f"Our criterion: {fill(question.criterion, places)}")
-    return ". ".join(texts)
+    return f"{_sentence(question.sentence, _places(result, question, brief=False))}{_undecided(result)}"
 
 
-def _undecided(result: Result, places: Mapping[str, Any]) -> str:
-    """Why a verdict is inconclusive, and what would decide it, to follow the evidence; "" for other verdicts."""
-    if result.verdict != "inconclusive":
-        return ""
-    text = f"; {fill(REASONS[result.reason], places)}" if result.reason else ""
-    needed = [count for part in (result, *result.parts) if (count := samples_needed(part)) is not None]
-    if needed and result.reason in {"", "few"}:
-        about = "" if result.reason == "few" else " at the spread seen"
-        noun = questions()[result.question].samples or next(
-            (noun for part in result.parts if (noun := questions()[part.question].samples)), "samples"
-        )
-        text += f"; about {count_nouns(max(needed), noun)} would decide{about}"
-    return text
+def criterion(result: Result) -> str:
+    """The threshold of a verdict that is ours; "" if the statement names it."""
+    question = questions()[result.question]
+    return fill(question.criterion, _places(result, question, brief=False)) if question.criterion else ""
+
+
+def _undecided(result: Result) -> str:
+    """Why a verdict is inconclusive and what would decide it, to follow the evidence; "" for other verdicts."""
+    declared = questions()
+    leaves = undecided_parts(result)
+    reasons = dict.fromkeys(
+        fill(REASONS[part.reason], _places(part, declared[part.question], brief=False))
+        for part in ([result] if result.verdict and result.reason else leaves)
+        if part.reason
+    )
+    texts = [*reasons]
+    need = deciding_part(result)
+    nouns = {declared[leaf.question].samples for leaf in leaves}
+    if need and not need[0].reason:
+        samples = declared[need[0].question].samples or "samples"
+        texts.append(_what_decides(samples, f"about {count_nouns(need[1], samples)} would decide at the spread seen"))
+    elif nouns & UNITS_OF_A_MODEL and not [part for part in leaves if part.reason]:
+        texts.append(_what_decides(min(nouns & UNITS_OF_A_MODEL)))
+    elif any(part.bound and part.value in {part.bound.threshold, part.bound.upper} for part in leaves):
+        texts.append("the value is on the threshold, where no number of samples decides")
+    return "".join(f"; {text}" for text in texts)
+
+
+def _what_decides(samples: str, number: str = "") -> str:
+    """How many samples would decide; for the units of one model, that others are needed."""
+    if samples not in UNITS_OF_A_MODEL:
+        return number
+    others = f"more documents do not narrow this interval over the {samples} of one model, but another trained model"
+    return f"{others} or seed may decide{f' ({number})' if number else ''}"
 
 
 def sentence(result: Result) -> str:
-    """A full sentence about the result; for a claim: statement, verdict and evidence."""
+    """A full sentence about the result; for a claim: statement, verdict, evidence and criterion."""
     question = questions()[result.question]
     if question.is_claim:
-        return f"{statement(result)}: {result.verdict}. {evidence(result)}."
-    places = _places(result, question, brief=False)
-    return f"{_sentence(question.sentence, places)}{_undecided(result, places)}."
+        ours = f" Our criterion: {criterion(result)}." if question.criterion else ""
+        return f"{statement(result)}: {result.verdict}. {evidence(result)}.{ours}"
+    return f"{_sentence(question.sentence, _places(result, question, brief=False))}{_undecided(result)}."
 
 
 def headline(result: Result) -> str:

@@ -21,6 +21,8 @@ HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 BOOTSTRAP_DRAWS = 2000
 MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
+NORMAL_QUANTILE = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
 
 
 def confidence_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -33,6 +35,14 @@ def confidence_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float
         return np.full((2, units), np.nan)
     half_width = stdtrit(documents - 1, 0.975) * values.std(axis=1, ddof=1) / np.sqrt(documents)
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
+
+
+def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
+    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays."""
+    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
+    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
+    scale = 1 + NORMAL_QUANTILE**2 / trials
+    return np.maximum((centre - half_width) / scale, 0), np.minimum((centre + half_width) / scale, 1)
 
 
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
 from headscope.report.text import format_percent
-from headscope.runs.aggregation import HEAD_KEYS, plain_types
+from headscope.runs.aggregation import HEAD_KEYS, NORMAL_QUANTILE, plain_types, wilson_interval
 from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
@@ -23,8 +23,6 @@ TOP_COUNT = 10
 """Top heads of each ranking whose overlap is reported."""
 LISTED_HEADS = 5
 """Heads listed in a finding."""
-NORMAL_QUANTILE = 1.959963984540054
-"""The 97.5 % quantile of the standard normal distribution."""
 DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
     ("retrieval", "needle_write_indirect"),
@@ -240,14 +238,6 @@ def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
         return np.nan, np.nan
     half_width = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
     return float(np.tanh(np.arctanh(spearman) - half_width)), float(np.tanh(np.arctanh(spearman) + half_width))
-
-
-def wilson_interval(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1."""
-    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
-    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
-    scale = 1 + NORMAL_QUANTILE**2 / trials
-    return ((centre - half_width) / scale).clip(lower=0), ((centre + half_width) / scale).clip(upper=1)
 
 
 def _add_wilson_interval(counts: pd.DataFrame) -> pd.DataFrame:
