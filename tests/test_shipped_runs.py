@@ -87,7 +87,7 @@ def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_
     findings = {*run.findings()["text"]}
     lines = " ".join(quoted.split()).split(" In ")
     sentences = [lines[0], *(f"In {line}" for line in lines[1:])]
-    assert len(sentences) == 13
+    assert len(sentences) == 16
     assert {*sentences} <= findings
 
 
