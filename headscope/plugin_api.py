@@ -65,11 +65,11 @@ if TYPE_CHECKING:
         head_mask,
         head_name,
         heads_by_model,
-        join_words,
     )
     from headscope.results.questions import Question
     from headscope.results.result import Bound, Result
     from headscope.results.verdicts import judged
+    from headscope.results.words import join_words
     from headscope.runs.aggregation import (
         HEAD_KEYS,
         confidence_interval,
@@ -114,10 +114,11 @@ _NAMES_BY_MODULE = {
     "prompts.texts": "TokenDocument",
     "report.blocks": "Block Chart ChartGroup Finding HeadTable Link Links Overview PageContent RecordTable "
     "RenderContext Term TextBlock TextTable",
-    "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model join_words",
+    "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model",
     "results.questions": "Question",
     "results.result": "Bound Result",
     "results.verdicts": "judged",
+    "results.words": "join_words",
     "runs.aggregation": "HEAD_KEYS confidence_interval mean_losses mean_with_interval plain_types "
     "rows_at_longest_length",
     "runs.arrow": "Rows",

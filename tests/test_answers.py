@@ -66,6 +66,6 @@ def test_exchanged_prompts_are_asked_about_before_the_effects(
         *("--out", tmp_path / "runs", *flags),
     )
     assert code == 0, err
-    question = "Are clean and corrupted prompts exchanged?"
+    question = "are clean and corrupted prompts exchanged?"
     assert question in err
     assert out.index(question) < out.index("the most positive effect is")

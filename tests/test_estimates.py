@@ -128,8 +128,8 @@ def test_a_run_warns_when_estimates_enter_its_top_heads(
         run.top_heads("patching_z", 3)
         HeadScores.from_run(run, "patching_z")
     assert [record.getMessage().split(". ")[0] for record in caplog.records] == [
-        "headscope: top 3 by patching_z of base; 2 of 3 are estimates",
-        "headscope: score 'patching_z' is estimated for 5 of 6 heads of 'base'",
+        "top 3 by patching_z of base; 2 of 3 are estimates",
+        "score 'patching_z' is estimated for 5 of 6 heads of 'base'",
     ]
 
 

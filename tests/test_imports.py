@@ -51,6 +51,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
     "results": {"estimates", "plugins", "heads", "model_identity", "runs"},
+    "effects": {"estimates", "heads", "runs", "results"},
     "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results"},
     "study": {
         "errors",
@@ -92,6 +93,8 @@ WITHOUT_TORCH = (
     "plugin_api",
     "prompts",
     "runs",
+    "results",
+    "effects",
     "plots",
     "report",
     "study/config",

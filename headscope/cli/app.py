@@ -16,7 +16,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
-from headscope.cli import bench, bundle, execute, export, plan, selfcheck
+from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
@@ -209,6 +209,8 @@ def join(
 
 app.command(cls=GroupedCommand)(bundle.bundle)
 app.command(cls=GroupedCommand)(export.export)
+app.command(cls=GroupedCommand)(checks.compare)
+app.command(cls=GroupedCommand)(checks.check)
 
 
 @app.command("ls", cls=GroupedCommand)

@@ -111,7 +111,7 @@ class AdaRoPE(nn.Module):
         else:
             factors = torch.ones_like(factors)
         weights = checkpoint.identity.weights
-        metadata = {"checkpoint": checkpoint.name, "weights_sha256": weights.bfloat16, "weights": weights.to_dict()}
+        metadata = {"checkpoint": checkpoint.name, **weights.to_record()}
         adarope = cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
         adarope.geometry = geometry
         return adarope

@@ -26,11 +26,10 @@ from headscope.report.blocks import (
     RenderContext,
     Term,
 )
-from headscope.report.text import join_words
 from headscope.results.collection import all_results, results_by_probe
 from headscope.results.questions import questions
 from headscope.results.result import Result
-from headscope.results.words import sentence
+from headscope.results.words import join_words, sentence
 from headscope.runs.column_metadata import (
     columns_by_length,
     measured_roles,

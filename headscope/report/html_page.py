@@ -26,8 +26,8 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.text import head_mask, join_words, statistics_table
-from headscope.results.words import sentence
+from headscope.report.text import head_mask, statistics_table
+from headscope.results.words import join_words, sentence
 from headscope.runs import columns, summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
 from headscope.runs.columns import all_tables

@@ -14,7 +14,7 @@ from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE
 from headscope.report.blocks import Block, Chart, Link, Links, TextTable
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import join_words
+from headscope.results.words import join_words
 from headscope.runs.column_metadata import roles, statistic
 from headscope.runs.head_profiles import (
     NO_ROLE,

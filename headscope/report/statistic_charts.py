@@ -4,13 +4,14 @@ from collections.abc import Collection, Iterator
 
 import pandas as pd
 
-from headscope.heads import Head, format_head
+from headscope.heads import Head
 from headscope.plots import head_scatter, rank_shift
 from headscope.plots import heads as head_figures
 from headscope.plots.top_heads import plot_top_heads
 from headscope.report.blocks import Card, Chart, RenderContext
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import describe_values
+from headscope.results.result import Result
+from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import exceeds, format_number, parse_column, statistic
 
 TOP_HEADS = 6
@@ -46,42 +47,57 @@ def top_heads_card(
     measured = context.finite_values(statistic_name)
     if not measured:
         return
-    first, stat = next(iter(measured)), statistic(statistic_name)
+    first = next(iter(measured))
     heads = context.heads[context.heads["model"].isin([*measured])]
     ordered = heads.loc[measured[first].sort_values(ascending=False, kind="stable").index]
-    count = int(exceeds(ordered[statistic_name], threshold).sum())
-    top, best = ordered[:TOP_HEADS], ordered.iloc[0]
-    if count:
-        kept = _kept_counts(heads, top, statistic_name, first, threshold)
-        answer = (
-            f"{count} of {len(ordered)} heads of {first}, first {format_head(best['layer'], best['head'])} "
-            f"({stat.label} {stat.format_number(best[statistic_name])})."
-        )
-        if kept:
-            of_top = f"Of its top {min(count, TOP_HEADS)}, " if count > 1 else ""
-            answer += f" {of_top}{describe_values(kept, '{:.0f}'.format)} keep the role."
-    else:
-        answer = f"None of the {len(ordered)} heads of {first}: no {stat.label} is above {threshold}."
+    top = ordered[:TOP_HEADS]
+    result = _heads_with_role(ordered, statistic_name, first, threshold)
+    kept = [*_heads_that_keep_role(heads, top, statistic_name, first, threshold)] if result.value else []
     yield Card(
         plot_top_heads(heads, statistic_name, top, threshold),
-        answer,
+        " ".join([sentence(result), *([answer(kept)] if kept else [])]),
         half_width=True,
         question=question,
-        href=query_link("/heads", stat=statistic_name, **({"role": role, "model": first} if count else {})),
+        href=query_link("/heads", stat=statistic_name, **({"role": role, "model": first} if result.value else {})),
     )
 
 
-def _kept_counts(
+def _heads_with_role(ordered: pd.DataFrame, statistic_name: str, model: str, threshold: float) -> Result:
+    """How many heads of a model are above the threshold, and the first of them; the largest value comes first."""
+    count, best, label = (
+        int(exceeds(ordered[statistic_name], threshold).sum()),
+        ordered.iloc[0],
+        statistic(statistic_name).label,
+    )
+    return Result(
+        question="heads.with_role" if count else "heads.without_role",
+        value=count,
+        n=len(ordered),
+        model=model,
+        layer=int(best["layer"]),
+        head=int(best["head"]),
+        where={"statistic": label},
+        details={"score": float(best[statistic_name]), "threshold": threshold},
+    )
+
+
+def _heads_that_keep_role(
     heads: pd.DataFrame, top: pd.DataFrame, statistic_name: str, first: str, threshold: float
-) -> dict[str, float]:
+) -> Iterator[Result]:
     """For each other model, how many of the top heads with the role in the first model have it, too."""
     names = pd.MultiIndex.from_frame(top.loc[exceeds(top[statistic_name], threshold), ["layer", "head"]])
-    counts = {}
     for label, rows in heads.groupby("model", observed=True):
         if label != first:
             values = rows.set_index(["layer", "head"])[statistic_name].reindex(names)
-            counts[str(label)] = float(exceeds(values, threshold).sum())
-    return counts
+            yield Result(
+                question="heads.keep_role",
+                value=int(exceeds(values, threshold).sum()),
+                n=len(names),
+                model=str(label),
+                baseline=first,
+                where={"statistic": statistic(statistic_name).label},
+                details={"top": len(names) if len(names) > 1 else None},
+            )
 
 
 def box_chart(context: RenderContext, statistic_name: str) -> Chart:

@@ -15,6 +15,8 @@ from rich.text import Text
 
 from headscope.report import assembly
 from headscope.report.text import column_heading, format_cell, value_columns
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.summary import evenly_spaced, model_table
@@ -57,6 +59,9 @@ def print_warnings(run: Run) -> None:
     for overview in assembly.collect_overviews(run):
         for line in overview.warnings:
             print(f"headscope: {line}", file=sys.stderr)
+    for result in all_results(run):
+        if questions()[result.question].level == "warning":
+            print(f"headscope: {sentence(result)}", file=sys.stderr)
 
 
 def print_run_entry(run: Run) -> None:

@@ -15,6 +15,8 @@ from headscope.runs.aggregation import (
     wilson_interval,
 )
 
+ROUNDING = 1e-9
+"""Excess over a whole number of samples that is an error of floating-point arithmetic."""
 _OPPOSITE: dict[Verdict, Verdict] = {"supported": "not supported", "not supported": "supported"}
 
 
@@ -79,9 +81,9 @@ def _samples_to_reach(result: Result, n: int, threshold: float) -> int:
     """Number of samples at which the interval ends at a threshold."""
     distance = abs(threshold - result.value)
     if 0 <= threshold <= 1 and _is_proportion(result, n):
-        return math.ceil(NORMAL_QUANTILE**2 * threshold * (1 - threshold) / distance**2)
+        return math.ceil(NORMAL_QUANTILE**2 * threshold * (1 - threshold) / distance**2 - ROUNDING)
     half_width = result.value - result.low if threshold < result.value else result.high - result.value
-    return math.ceil(n * (half_width / distance) ** 2)
+    return math.ceil(n * (half_width / distance) ** 2 - ROUNDING)
 
 
 def _is_proportion(result: Result, n: int) -> bool:

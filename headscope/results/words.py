@@ -140,7 +140,7 @@ def cell(result: Result) -> str:
 
 def value_text(result: Result, question: Question, brief: bool = False) -> str:
     """The value with its unit, its interval and what it is over: "+0.45 (95 % confidence interval +0.40 to +0.50, 60
-    pairs)". The `brief` text omits the name of the interval."""
+    pairs)". The `brief` text omits the name of the interval and that it is corrected for a choice."""
     number = format_value(result.value, question.number)
     notes = [] if result.is_exact else ["an estimate"]
     if result.has_interval and result.is_exact:
@@ -148,10 +148,10 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         if not brief and result.low != result.high:
             bounds = f"{INTERVAL} {bounds}"
         notes.append(bounds)
-        if result.selected_from > 1:
+        if result.selected_from > 1 and not brief:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None:
-        lacks_interval = result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
+        lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
     unit = f" {question.unit}" if question.unit else ""
@@ -161,7 +161,10 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
 
 def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
     value = "" if math.isnan(result.value) else value_text(result, question, brief)
+    bound = {"threshold": result.bound.threshold, "upper": result.bound.upper} if result.bound else {}
     return {
+        **bound,
+        "minimum": MIN_DOCUMENTS,
         **result.details,
         **result.where,
         "model": result.model,
@@ -175,9 +178,6 @@ def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
         "number": result.value,
         "low": result.low,
         "high": result.high,
-        "threshold": result.bound.threshold if result.bound else None,
-        "upper": result.bound.upper if result.bound else None,
-        "minimum": MIN_DOCUMENTS,
         "parts": "; ".join(_clause(part, brief) for part in result.parts),
     }
 

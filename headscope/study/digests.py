@@ -1,6 +1,8 @@
 """Digests of the inputs of a run, so that an interrupted run continues only from the same inputs.
 
 For a checkpoint or an adapter the digests are of its files, so that they can be compared before anything is opened.
+So equal weights in other files, such as other shards, count as changed: a refusal may be needless, but no run continues
+from other weights.
 """
 
 import hashlib
