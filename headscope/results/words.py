@@ -129,7 +129,7 @@ def _sentence(template: str, values: Mapping[str, Any]) -> str:
 def interval_text(result: Result, question: Question) -> str:
     """Both ends of the interval: "+0.40 to +0.50"; says so if all samples have the same value."""
     if result.low == result.high:
-        return f"the same in all {question.samples}"
+        return f"the same in all {result.n or ''} {question.samples}".replace("  ", " ")
     return f"{format_value(result.low, question.number)} to {format_value(result.high, question.number)}"
 
 
@@ -153,7 +153,7 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         notes.append(bounds)
         if result.selected_from > 1 and not brief and result.low != result.high:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
-    if question.samples and result.n is not None:
+    if question.samples and result.n is not None and result.low != result.high:
         lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
