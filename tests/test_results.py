@@ -67,6 +67,12 @@ def test_sentence_says_that_an_interval_is_corrected_for_a_choice_and_the_headli
     assert words.headline(chosen).endswith("(+0.40 to +0.50, 60 documents)")
 
 
+def test_cell_of_a_table_has_the_interval_without_unit() -> None:
+    assert words.cell(_loss()) == "+0.45 (+0.40 to +0.50)"
+    assert words.cell(_loss(is_exact=False)) == "~+0.45"
+    assert words.cell(_loss(low=0.45, high=0.45)) == "+0.45 (the same in all documents)"
+
+
 def test_parts_in_brackets_are_left_out_without_a_value() -> None:
     assert "control" not in words.sentence(_loss(details={"control": math.nan}))
     assert words.sentence(_loss(details={"control": 0.25})).endswith("; the control is 0.2.")
