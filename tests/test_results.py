@@ -61,6 +61,12 @@ def test_sentence_names_value_unit_interval_and_documents() -> None:
     assert words.headline(_loss(layer=3, head=1)) == brief
 
 
+def test_cell_of_a_table_has_the_interval_without_unit() -> None:
+    assert words.cell(_loss()) == "+0.45 (+0.40 to +0.50)"
+    assert words.cell(_loss(is_exact=False)) == "~+0.45"
+    assert words.cell(_loss(low=0.45, high=0.45)) == "+0.45 (the same in all 60 documents)"
+
+
 def test_sentence_says_that_an_interval_is_corrected_for_a_choice_and_the_headline_does_not() -> None:
     chosen = _loss(selected_from=20)
     assert words.sentence(chosen).endswith("interval +0.40 to +0.50, corrected for the choice among 20, 60 documents).")

@@ -1,10 +1,10 @@
 """The order of results: how certain each is, and which are shown first."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headscope.results.questions import questions
-from headscope.results.result import Result
+from headscope.results.result import Result, Scalar
 
 MAX_HEADLINES = 8
 
@@ -16,13 +16,20 @@ def certainty(result: Result) -> float:
 
 
 def headlines(results: Iterable[Result], count: int = MAX_HEADLINES) -> list[Result]:
-    """At most `count` results that are shown first: the most certain one of every question, then the others.
+    """At most `count` results that are shown first.
 
-    Only results of questions of level "headline" count; claims of a paper have a line of their own.
+    The most certain one of every question, then of every condition (`where`) of a question, then all others by
+    certainty. Only results of questions of level "headline" count; claims of a paper have a line of their own.
     """
     declared = questions()
     candidates = [r for r in results if declared[r.question].level == "headline" and not declared[r.question].is_claim]
     surest = sorted(candidates, key=lambda result: -certainty(result))
-    first = [next(r for r in surest if r.question == name) for name in dict.fromkeys(r.question for r in candidates)]
-    rest = [result for result in surest if all(result is not other for other in first)]
-    return [*first, *rest][:count]
+    by_question = [_first(surest, result.question) for result in candidates]
+    by_condition = [_first(surest, result.question, result.where) for result in candidates]
+    order = {id(result): result for result in (*by_question, *by_condition, *surest)}
+    return [*order.values()][:count]
+
+
+def _first(results: Iterable[Result], question: str, where: Mapping[str, Scalar] | None = None) -> Result:
+    """The first result of a question, under these conditions if they are given."""
+    return next(r for r in results if r.question == question and where in (None, r.where))

@@ -129,15 +129,16 @@ def _sentence(template: str, values: Mapping[str, Any]) -> str:
 def interval_text(result: Result, question: Question) -> str:
     """Both ends of the interval: "+0.40 to +0.50"; says so if all samples have the same value."""
     if result.low == result.high:
-        return f"the same in all {question.samples}"
+        return f"the same in all {result.n or ''} {question.samples}".replace("  ", " ")
     return f"{format_value(result.low, question.number)} to {format_value(result.high, question.number)}"
 
 
 def cell(result: Result) -> str:
-    """The value with its interval for a table: "+0.45 (+0.40 to +0.50)"."""
+    """The value and its interval for a table whose heading has the unit: "+0.45 (+0.40 to +0.50)"."""
     question = questions()[result.question]
+    mark = "" if result.is_exact else ESTIMATE_MARK
     interval = f" ({interval_text(result, question)})" if result.has_interval and result.is_exact else ""
-    return f"{_bare(result, question)}{interval}"
+    return f"{mark}{format_value(result.value, question.number)}{interval}"
 
 
 def value_text(result: Result, question: Question, brief: bool = False) -> str:
@@ -152,7 +153,7 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         notes.append(bounds)
         if result.selected_from > 1 and not brief and result.low != result.high:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
-    if question.samples and result.n is not None:
+    if question.samples and result.n is not None and result.low != result.high:
         lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
@@ -163,7 +164,10 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
 
 def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
     value = "" if math.isnan(result.value) else value_text(result, question, brief)
+    bound = {"threshold": result.bound.threshold, "upper": result.bound.upper} if result.bound else {}
     return {
+        **bound,
+        "minimum": MIN_DOCUMENTS,
         **result.details,
         **result.where,
         "model": result.model,
@@ -177,9 +181,6 @@ def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
         "number": result.value,
         "low": result.low,
         "high": result.high,
-        "threshold": result.bound.threshold if result.bound else None,
-        "upper": result.bound.upper if result.bound else None,
-        "minimum": MIN_DOCUMENTS,
         "parts": "; ".join(_clause(part, brief) for part in result.parts),
     }
 
