@@ -368,16 +368,10 @@ def test_one_or_two_documents_give_no_interval_and_no_significance(documents: in
     (effects,) = unit_sweeps(rows, ["m"])
     (unit,) = effects.units.to_dict("records")
     assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()
-    text = effect_text(effects, effects.units.iloc[0], EFFECTS["text"])
-    assert (
-        text
-        == {1: "+0.1 nats/token (1 document gives no interval)", 2: "+0.2 nats/token (2 documents give no interval)"}[
-            documents
-        ]
-    )
-    assert effects.by_sample(effects.units.iloc[0]) == pytest.approx(
-        {"a": 0.1, "b": 0.3} if documents == 2 else {"a": 0.1}
-    )
+    expected = {1: "+0.1 nats/token (1 document gives no", 2: "+0.2 nats/token (2 documents give no"}[documents]
+    assert effect_text(effects, effects.units.iloc[0], EFFECTS["text"]) == f"{expected} interval)"
+    by_document = dict(list({"a": 0.1, "b": 0.3}.items())[:documents])
+    assert effects.by_sample(effects.units.iloc[0]) == pytest.approx(by_document)
 
 
 def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:

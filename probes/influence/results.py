@@ -8,12 +8,12 @@ import pandas as pd
 
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import sweep_results
-from headscope.effects.statistics import simultaneous_interval
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.estimates import EXACT
 from headscope.report.text import head_mask
 from headscope.results.result import Result
+from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 from probes.influence import bands
 from probes.influence.analysis import (
@@ -143,7 +143,7 @@ def _largest_of(units: list[tuple[Effects, pd.Series]], choices: int) -> tuple[E
     chosen["selected_from"] = choices
     if pd.notna(unit["low"]):
         values = np.array([[*effects.by_sample(unit).values()]])
-        chosen["low"], chosen["high"] = simultaneous_interval(values, choices)[:, 0]
+        chosen["low"], chosen["high"] = confidence_interval(values, choices)[:, 0]
     return effects, chosen
 
 
