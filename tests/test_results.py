@@ -97,9 +97,9 @@ def test_one_document_gives_no_interval() -> None:
 
 def test_answer_lists_up_to_four_models_and_else_the_extremes() -> None:
     results = [_loss(model=name, value=value) for name, value in (("a", 0.1), ("b", 0.2))]
-    assert words.answer(results) == "The loss rises by +0.10 nats/token in a and +0.20 nats/token in b."
+    assert words.answer(results) == "The loss rises by +0.10 in a and +0.20 in b (nats/token)."
     many = [_loss(model=f"m{index}", value=index / 10) for index in (3, 1, 5, 2, 4)]
-    assert words.answer(many) == "The loss rises by from +0.10 nats/token in m1 to +0.50 nats/token in m5."
+    assert words.answer(many) == "The loss rises by from +0.10 in m1 to +0.50 in m5 (nats/token)."
 
 
 @pytest.mark.parametrize(

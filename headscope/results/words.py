@@ -254,7 +254,10 @@ def headline(result: Result) -> str:
 
 
 def answer(results: Sequence[Result]) -> str:
-    """A sentence with the results of several models to one question, for a card of the overview."""
+    """A sentence with the results of several models to one question, for a card of the overview.
+
+    The unit follows the values once: "7.96 in base and 9.92 in yarn (tokens)".
+    """
     first, question = results[0], questions()[results[0].question]
     texts = [f"{_bare(result, question)} in {result.model}" for result in results]
     if len(texts) > MAX_LISTED_MODELS:
@@ -262,6 +265,7 @@ def answer(results: Sequence[Result]) -> str:
         values = f"from {texts[order[0]]} to {texts[order[-1]]}"
     else:
         values = join_words(texts)
+    values += f" ({question.unit})" if question.unit else ""
     return f"{_sentence(question.answer, {**_places(first, question, brief=True), 'values': values})}."
 
 
@@ -271,5 +275,5 @@ def answers(results: Iterable[Result]) -> str:
 
 
 def _bare(result: Result, question: Question) -> str:
-    mark = "" if result.is_exact else ESTIMATE_MARK
-    return f"{mark}{format_value(result.value, question.number)}{f' {question.unit}' if question.unit else ''}"
+    """The value alone, marked if it is an estimate."""
+    return f"{'' if result.is_exact else ESTIMATE_MARK}{format_value(result.value, question.number)}"
