@@ -372,9 +372,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     ):
         assert float(cell) == pytest.approx(heads.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
     choose_option(page, "Model", "base")
-    expect(page.locator("main")).to_contain_text(
-        f"It copies {100 * retrieval_score('base', 18, 6):.0f} % of the hidden fact"
-    )
+    expect(page.locator("main")).to_contain_text(f"In base, it copies {100 * retrieval_score('base', 18, 6):.0f} % ")
 
     # Which heads retrieve, and do they survive each scheme?
     page.get_by_role("link", name="Overview", exact=True).click()

@@ -23,6 +23,7 @@ from headscope.effects.sweep import (
     with_mean_estimates,
 )
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns, unit_result, units_of_head
+from headscope.runs.aggregation import confidence_interval
 
 SWEEP = Sweep(keys=("model", "prompts"), sample="pair", value="effect", methods=("exact", "damped", "estimate"))
 TABLES = arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(3, 6)), elements=st.floats(-5, 5, width=16))
@@ -167,7 +168,7 @@ def test_the_interval_of_the_largest_of_many_covers_its_true_effect(selects_by_e
             values = values[select_units(np.square(values).mean(axis=1), 10, 10, [0])]
         top = values[values.mean(axis=1).argmax()][None]
         plain += abs(top.mean()) <= stats.t.ppf(0.975, 7) * stats.sem(top[0])
-        low, high = statistics.simultaneous_interval(top, len(values))[:, 0]
+        low, high = confidence_interval(top, choices=len(values))[:, 0]
         corrected += low <= 0 <= high
     assert plain / tables < 0.8
     assert corrected / tables >= 0.95
@@ -285,8 +286,8 @@ def test_adjusted_p_is_monotone_and_at_least_p(values: np.ndarray) -> None:
 @settings(max_examples=10, deadline=None)
 @given(TABLES, st.integers(1, 300))
 def test_simultaneous_interval_contains_the_plain_one(values: np.ndarray, units: int) -> None:
-    low, high = statistics.simultaneous_interval(values, units)
-    plain_low, plain_high = statistics.simultaneous_interval(values, 1)
+    low, high = confidence_interval(values, choices=units)
+    plain_low, plain_high = confidence_interval(values)
     assert (low <= plain_low).all()
     assert (high >= plain_high).all()
     measured = effects_of(table(values)).units

@@ -17,8 +17,7 @@ from headscope.scores.head_scores import HeadScores
 from probes.influence.analysis import best_unit_effects, unit_effects
 from probes.influence.heads import head_statistics as influence_columns
 from probes.patching import analysis
-from probes.patching.labels import describe_unmeasured
-from probes.patching.run import select_units
+from probes.patching.run import select_verified
 from probes.patching.schema import PatchingOptions
 
 MODELS = [{"label": "base", "weights_sha256": "a" * 64, "geometry": {"layers": 2, "heads": 3, "kv_groups": 3}}]
@@ -75,7 +74,8 @@ def test_a_column_beside_each_effect_names_its_method(patched: pd.DataFrame) -> 
 
 
 def test_estimates_of_patches_have_no_interval_and_no_p_value() -> None:
-    units = analysis.unit_effects(Tables(patching=pd.DataFrame(patches("a", [0, 1], [0.5, 0.2]))))  # type: ignore[arg-type]
+    (effects,) = analysis.sweeps(Tables(patching=pd.DataFrame(patches("a", [0, 1], [0.5, 0.2]))))  # type: ignore[arg-type]
+    units = effects.units
     is_exact = units["method"] == EXACT
     assert is_exact.sum() == 2
     for name in ("low", "high", "p", "p_adjusted"):
@@ -152,12 +152,5 @@ def test_heads_are_verified_if_their_estimates_differ_in_sign_between_pairs() ->
     estimates = pd.DataFrame(
         {"layer": [0, 0, 1, 1, 2, 2], "kv_group": 0, "head": 0, "effect": [0.2, -0.2, 0.05, 0.05, 0.01, 0.01]}
     )
-    (unit,) = select_units(estimates, PatchingOptions(verify_top=1, verify_random=0), [0])
+    (unit,) = select_verified(estimates, PatchingOptions(verify_top=1, verify_random=0), [0])
     assert unit.layer == 0
-
-
-def test_a_finding_says_whether_an_estimated_head_may_have_a_larger_effect() -> None:
-    effects = pd.DataFrame({"method": [EXACT, "estimate", "estimate"], "effect": [0.5, 0.3, -0.1]})
-    assert "is not known: 1 could" in describe_unmeasured(effects, 0.25, "heads")
-    assert describe_unmeasured(effects, 0.1, "heads").startswith(" None of the 2 other heads")
-    assert describe_unmeasured(effects[:1], 0.1, "heads") == ""

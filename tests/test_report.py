@@ -25,7 +25,7 @@ from headscope.runs import summary
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
-from probes.measure import findings as measuring
+from probes.measure import results as measuring
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "</script><script>alert(1)</script>"
@@ -150,9 +150,12 @@ def test_report_contains_no_nan(parsed: Page) -> None:
 def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     findings = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
-    assert f"{(heads['ess2_1024'] < 8).sum()} of 24 heads are below 8 tokens" in findings["Effective length"][0]
+    local = f"{(heads['ess2_1024'] < 8).sum()} of 24 heads have an effective length below 8 tokens"
+    assert local in findings["Effective length"][1]
     loss_findings = " ".join(findings["Loss"])
-    assert "+0.050 nats/token (95 % confidence interval +0.050 to +0.050)" in loss_findings
+    assert re.search(
+        r"\+0\.050 nats/token \(95 % confidence interval \+0\.050 to \+0\.050, \d documents\)", loss_findings
+    )
     assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 
@@ -177,7 +180,7 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     every_row = sentences(run)["Effective length"]  # as a run of an earlier version has it
     assert (
         sum(text.endswith("on the first token, over all rows, also those that cannot see it.") for text in every_row)
-        == 1
+        == 2
     )
     run._frames["attention"] = run.attention.assign(population=run.attention["population"] + windowed_rows(run))
     run._derived.clear()
@@ -185,33 +188,35 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     unchanged = [text for text in finding_texts["Position parameters"] if "sliding-window layers unchanged" in text]
     assert len(unchanged) == 1
     assert f"scheme of yarn leaves the frequencies of its {layers // 2} sliding-window" in unchanged[0]
-    assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
+    medians = [text for text in finding_texts["Effective length"] if "median" in text]
+    assert sum(text.endswith("heads of the global layers.") for text in medians) == 2
     base = run.heads[run.heads["model"] == "base"]
     for window_label, rows in (
         ("global", base[base["layer"] % 2 == 0]),
         ("sliding-window", base[base["layer"] % 2 == 1]),
     ):
-        count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base put more"
-        (text,) = [text for text in finding_texts["Effective length"] if count in text]
+        count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base ("
+        (text,) = [text for text in finding_texts["Effective length"] if count in text and "first token" in text]
         assert text.endswith("in the rows that see it.") == (window_label == "sliding-window")
-        median = f"{rows['growth'].median():.2f}."
+        median = f"{rows['growth'].median():.2f} over {len(rows)} heads of the {window_label} layers"
         (text,) = [
             text
             for text in finding_texts["Growth with context"]
-            if f"heads of the {window_label} layers" in text and "In base" in text
+            if "In base" in text and "median" in text and window_label in text
         ]
-        assert text.endswith(f"exponent is {median}")
-    of_head = " ".join(measuring.head_findings(run, "base", 1, 0))
-    assert "on the first token in the rows that see it (window 64)" in of_head
-    assert "rows that see it" not in " ".join(measuring.head_findings(run, "base", 0, 0))
+        assert f"exponent of the effective length is {median}" in text
+        assert text.endswith("up to the length of their windows.") == (window_label == "sliding-window")
+    windowed_head, global_head = (sentence(next(measuring.head_results(run, "base", layer, 0))) for layer in (1, 0))
+    assert "on the first token in the rows that see it (window 64)" in windowed_head
+    assert "rows that see it" not in global_head
     for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
         (text,) = [
             text
             for text in finding_texts["Change against the first model"]
             if f"heads of the {window_label} layers" in text
         ]
-        assert f"is {part.median():.2f}" in text
-        assert f"longer in {(part > 1.01).sum()} of {len(part)} heads" in text
+        assert f"is {part.median():.2f} over {len(part)} heads" in text
+        assert f"longer in {(part > 1.01).sum()}, shorter" in text
 
 
 @pytest.mark.slow
@@ -249,10 +254,13 @@ def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:
     """Which may be none of those that are texts of, such as the first step of a training."""
-    texts = [sentence.text for sentence in measuring._loss_findings(run, run.models[1:])]
-    assert texts[0].startswith(f"The loss of {run.models[0]} in contexts")
-    assert all(f"minus that of {run.models[0]} is " in sentence for sentence in texts[1:])
-    assert len(texts) == len(run.models)
+    first, *others = run.models
+    results = [result for result in measuring.results(run) if result.question.startswith("loss.")]
+    losses = [result for result in results if result.question == "loss.mean" and result.model == first]
+    differences = [result for result in results if result.question == "loss.difference"]
+    assert sentence(losses[0]).startswith(f"The loss of {first} in contexts of 256 tokens is ")
+    assert {result.baseline for result in differences} == {first}
+    assert [result.model for result in differences] == [label for label in others for _ in losses]
 
 
 def test_notable_heads_are_the_extremes(run: Run) -> None:

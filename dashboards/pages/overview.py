@@ -6,13 +6,11 @@ from typing import Any
 
 from dashboards.run_store import current_store
 from dashboards.view_state import Query, ViewState, build_url
-from headscope.report import assembly
+from headscope.report import assembly, run_results
 from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.report.text import statistics_table
-from headscope.results import words
 from headscope.results.collection import all_results
-from headscope.results.questions import questions
 from headscope.runs import summary
 from headscope.runs.column_metadata import capitalise, heads_with_role, is_role_measured, leading_heads, roles
 from headscope.runs.run import Run
@@ -34,15 +32,20 @@ def missing_command(run: Run) -> str:
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """Charts of every model, the roles of heads, statistics of the models, and all findings, folded."""
+    """Cards, charts of every model, headlines, roles of heads, the models, claims, and all results, folded."""
+    claims = run_results.claim_table(all_results(run))
     context = assembly.render_context(run, view.model, None, view.shown_models)
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(assembly.overview_cards(context)),
         "At a glance": LazySequence(assembly.overview_blocks(context)),
+        "In short": run_results.summary_blocks(run),
         "Roles of heads": LazySequence(_role_table(run, view)) if len(run.heads) else [],
         "Models": LazySequence(_model_table(run, view)) if run.models else [],
-        "Comparison with the paper": LazySequence(_claim_table(run)),
-        "Findings": LazySequence(_finding_blocks(run)),
+        "Claims of the paper": [claims] if claims else [],
+        "In words": [
+            TextBlock(sentences, topic, collapsed=True)
+            for topic, sentences in run_results.sentences_by_topic(all_results(run)).items()
+        ],
         "Runs in this folder": [_runs_link(view)],
         "Run details": [
             TextTable(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_provenance, run.parts)
@@ -81,25 +84,6 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
 
 def _run_query(view: ViewState) -> Query:
     return {"run": view.query["run"]}
-
-
-def _claim_table(run: Run) -> Iterator[TextTable]:
-    """The paper's claims, and whether the runs support them."""
-    rows = [
-        (words.statement(result), result.verdict, words.evidence(result))
-        for result in all_results(run)
-        if questions()[result.question].is_claim
-    ]
-    if rows:
-        yield TextTable("Claims of the paper and results of these runs", ("claim", "verdict", "evidence"), rows)
-
-
-def _finding_blocks(run: Run) -> Iterator[TextBlock]:
-    """All other results, folded under their topics."""
-    for topic, results in assembly.results_by_topic(run).items():
-        others = [result for result in results if not questions()[result.question].is_claim]
-        if others:
-            yield TextBlock([words.sentence(result) for result in others], topic, collapsed=True)
 
 
 def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:

@@ -7,9 +7,9 @@ from dashboards import explorer_components as explorer_components  # registers t
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plugins import Probe
-from headscope.report import assembly
-from headscope.report.blocks import PageContent, TextBlock, insert_findings
-from headscope.results.words import sentence
+from headscope.report import assembly, run_results
+from headscope.report.blocks import Block, PageContent, TextBlock
+from headscope.results.collection import results_by_probe
 from headscope.runs.run import Run
 
 
@@ -47,11 +47,16 @@ class ProbePage:
         context = assembly.render_context(run, selected_model, view.mask_filtered(run.heads), models)
         if page := assembly.probe_page(context, self.probe):
             return page
-        texts = [
-            TextBlock([sentence(result) for result in results], "" if topic == self.probe.title else topic)
-            for topic, results in assembly.probe_results(run, self.probe).items()
-        ]
-        sections = insert_findings(assembly.probe_charts(context, self.probe), texts)
+        results = results_by_probe(run).get(self.probe.name, [])
+        claims = run_results.claim_table(results)
+        sections: dict[str, Sequence[Block]] = {
+            **assembly.probe_charts(context, self.probe),
+            "Claims of the paper": [claims] if claims else [],
+            "In words": [
+                TextBlock(sentences, topic, collapsed=True)
+                for topic, sentences in run_results.sentences_by_topic(results).items()
+            ],
+        }
         if not any(sections.values()):
             hint = f" See {self.probe.explorer_tab}." if self.probe.explorer else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}

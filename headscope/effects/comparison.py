@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import rank_correlation, simultaneous_interval
+from headscope.effects.statistics import rank_correlation
 from headscope.effects.sweep import Effects
+from headscope.runs.aggregation import confidence_interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,6 @@ def compare_effects(before: Effects, after: Effects) -> Comparison:
     common = first.index.intersection(second.index)
     units["is_exact"] = units.index.isin(common)
     changes = (second.loc[common] - first.loc[common]).to_numpy(dtype=np.float64)
-    low, high = simultaneous_interval(changes, max(len(common), 1))
+    low, high = confidence_interval(changes, choices=max(len(common), 1))
     intervals = pd.DataFrame({"low": low, "high": high}, index=common)
     return Comparison(units.join(intervals).reset_index(), len(samples), first, second)

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import simultaneous_interval
 from headscope.effects.sweep import Effects
 from headscope.runs.aggregation import confidence_interval
 
@@ -28,7 +27,7 @@ def chosen_unit(effects: Effects, unit: pd.Series) -> pd.Series:
     corrected["selected_from"] = len(effects.candidates)
     if pd.notna(unit["low"]):
         values = np.array([[*effects.by_sample(unit).values()]])
-        corrected["low"], corrected["high"] = simultaneous_interval(values, len(effects.candidates))[:, 0]
+        corrected["low"], corrected["high"] = confidence_interval(values, choices=len(effects.candidates))[:, 0]
     return corrected
 
 

@@ -64,8 +64,8 @@ def sweep_questions(
             name=f"{area}.agreement",
             sentence=f"{subject}: the rank correlation of {{estimates}} with exact effects is {{value}} over "
             "{compared:,} {nouns}[, of which {selected:,} have one of the {compared:,} largest estimates of all]"
-            "[; over the {others:,} others it is {others_correlation:.2f}]; the top {top} by estimated and by exact absolute "
-            "effect share {shared}",
+            "[; over the {others:,} others it is {others_correlation:.2f}]; the top {top} by estimated and by exact "
+            "absolute effect share {shared}",
             number=".2f",
             better="higher",
         ),

@@ -1,30 +1,15 @@
-"""Statistics of the effects of many units: intervals that allow for a choice, concentration, rank correlations."""
+"""Statistics of the effects of many units: concentration and rank correlations."""
 
 import math
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import ndtri, stdtrit
 
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, NORMAL_QUANTILE, confidence_interval
 
 TOP_FRACTION = 0.05
 """Share of units in the tail of a distribution of effects."""
-Floats = npt.NDArray[np.float64]
-
-
-def simultaneous_interval(values: Floats, units: int) -> Floats:
-    """95 % confidence interval [2, rows] of the means of `values` [rows, samples] that holds for `units` means at once.
-
-    Student's t with the level shared between the units (Bonferroni), so it also holds for a unit that was chosen among
-    them. NaN below three samples.
-    """
-    rows, samples = values.shape
-    if samples < MIN_DOCUMENTS:
-        return np.full((2, rows), np.nan)
-    half_width = stdtrit(samples - 1, 1 - 0.025 / units) * values.std(axis=1, ddof=1) / np.sqrt(samples)
-    return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
 
 
 def top_unit_count(units: int) -> int:
@@ -71,16 +56,6 @@ def rank_correlation(first: pd.Series, second: pd.Series) -> tuple[float, float,
     correlation = float(first.corr(second, "spearman")) if count > 2 else math.nan
     if count < 4 or not abs(correlation) < 1:
         return correlation, math.nan, math.nan
-    half_width = float(ndtri(0.975)) * math.sqrt((1 + correlation**2 / 2) / (count - 3))
+    half_width = NORMAL_QUANTILE * math.sqrt((1 + correlation**2 / 2) / (count - 3))
     centre = math.atanh(correlation)
     return correlation, math.tanh(centre - half_width), math.tanh(centre + half_width)
-
-
-def wilson_interval(share: float, trials: int) -> tuple[float, float]:
-    """95 % confidence interval (Wilson) of a share of trials, 0..1."""
-    square = float(ndtri(0.975)) ** 2
-    centre = share + square / (2 * trials)
-    half_width = math.sqrt(square * (share * (1 - share) / trials + square / (4 * trials**2)))
-    return max(0.0, (centre - half_width) / (1 + square / trials)), min(
-        1.0, (centre + half_width) / (1 + square / trials)
-    )

@@ -153,15 +153,16 @@ def training_steps(run: Run) -> dict[str, int]:
 
 def results_by_topic(run: Run) -> dict[str, list[Result]]:
     """All results of a run by the heading under which they are shown."""
-    return _group_by_topic(all_results(run))
+    return group_by_topic(all_results(run))
 
 
 def probe_results(run: Run, probe: Probe) -> dict[str, list[Result]]:
     """Results of one probe, by topic."""
-    return _group_by_topic(results_by_probe(run).get(probe.name, ()))
+    return group_by_topic(results_by_probe(run).get(probe.name, ()))
 
 
-def _group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:
+def group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results by the heading under which they are shown."""
     by_topic: dict[str, list[Result]] = {}
     for result in results:
         topic = result.details.get("legacy_topic") or questions()[result.question].topic
@@ -175,12 +176,22 @@ def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[
     With a `topic`, only groups whose chapter or heading contains it, ignoring case.
     """
     chapters: dict[str, list[ChartGroup]] = {}
+    for _, group in drawn_groups(context, topic):
+        chapters.setdefault(group.chapter, []).append(group)
+    return chapters
+
+
+def drawn_groups(context: RenderContext, topic: str = "") -> Iterator[tuple[Probe, ChartGroup]]:
+    """The groups of `collect_chapters` with their probes."""
     for probe, groups in plugins.call_parts("charts", context):
         for group in groups:
-            matches = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
-            if matches and (charts := [*_iterate_charts(probe, group)]):
-                chapters.setdefault(group.chapter, []).append(replace(group, charts=charts))
-    return chapters
+            if is_about(group, topic) and (charts := [*_iterate_charts(probe, group)]):
+                yield probe, replace(group, charts=charts)
+
+
+def is_about(group: ChartGroup, topic: str) -> bool:
+    """Whether the chapter or the heading of the charts contains the topic, ignoring case."""
+    return topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
 
 
 def overview_blocks(context: RenderContext) -> Iterator[Block]:

@@ -4,6 +4,7 @@ Probes create blocks; report and app render them as HTML, Dash components or ter
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,7 +15,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.heads import Head
+from headscope.plots.top_heads import card_picture
 from headscope.runs.run import Run
+
+MAX_LINE_CHARACTERS = 120
+"""Characters of a caption that is shown without opening it."""
+SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,23 @@ class Chart:
     half_width: bool = False
     cell_links: Sequence[Sequence[str]] = ()
 
+    @property
+    def picture(self) -> go.Figure:
+        """The figure as a page shows it."""
+        return self.figure
+
+    @property
+    def line(self) -> str:
+        """What it shows, or else how to read it, in one short line; "" if its first sentence is longer."""
+        first = SENTENCE_END.split(self.summary or self.caption, maxsplit=1)[0]
+        return first if len(first) <= MAX_LINE_CHARACTERS else ""
+
+    @property
+    def explanation(self) -> str:
+        """What `line` leaves out of the summary and the caption."""
+        rest = (self.summary or self.caption)[len(self.line) :].strip()
+        return f"{rest} {self.caption}".strip() if self.summary else rest
+
 
 @dataclass(frozen=True)
 class Card(Chart):
@@ -41,6 +64,11 @@ class Card(Chart):
 
     question: str = field(kw_only=True)
     href: str = field(kw_only=True)
+
+    @property
+    def picture(self) -> go.Figure:
+        """The figure without its title, with few ticks."""
+        return card_picture(self.figure)
 
 
 @dataclass(frozen=True)
@@ -202,6 +230,30 @@ class TextTable:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A statement of a paper with its verdict and the evidence, as text."""
+
+    statement: str
+    verdict: str
+    evidence: str
+
+    @property
+    def mark(self) -> str:
+        """A sign for the verdict, for readers who do not see its colour."""
+        return VERDICT_MARKS[self.verdict]
+
+
+VERDICT_MARKS = {"supported": "✓", "partly supported": "◐", "not supported": "✗", "inconclusive": "?"}
+
+
+@dataclass(frozen=True)
+class ClaimTable:
+    """The claims of a paper, one per row, with folded evidence."""
+
+    claims: Sequence[Claim]
+
+
+@dataclass(frozen=True)
 class ChartGroup:
     """Charts and tables under one heading of a chapter. Chapters of several probes with the same name are joined.
 
@@ -238,7 +290,7 @@ class RecordTable:
         return [name for name in (self.rows[0] if self.rows else {}) if name != "href"]
 
 
-Block = Chart | TextBlock | Links | TextTable | HeadTable | RecordTable
+Block = Chart | TextBlock | Links | TextTable | ClaimTable | HeadTable | RecordTable
 
 
 class LazySequence(Sequence[Block]):

@@ -15,12 +15,12 @@ from plotly.io.base_renderers import PlotlyRenderer
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report import assembly, html_page
+from headscope.report import assembly, html_page, run_results
 from headscope.report.blocks import Block, Chart, Links, TextBlock
+from headscope.report.run_description import describe_run
 from headscope.report.text import head_mask, statistics_table
 from headscope.results.collection import all_results
 from headscope.results.table import results_table
-from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.run import Run
 from headscope.runs.summary import default_model
@@ -69,7 +69,7 @@ class Page:
 
 
 def _figure_bundle(chart: Chart) -> Bundle:
-    figure = html_page.to_json_values(chart.figure.to_plotly_json())
+    figure = html_page.to_json_values(chart.picture.to_plotly_json())
     return {PLOTLY_MIME_TYPE: {**figure, "config": GRAPH_CONFIG}, "text/plain": chart_title(chart)}
 
 
@@ -133,14 +133,22 @@ class NotebookCharts(Sequence[NotebookChart]):
 
 
 def run_page(run: Run) -> Page:
-    """A run as a page: overview charts and collapsed findings by topic."""
-    sections: dict[str, Sequence[Block]] = {"": [*assembly.overview_blocks(assembly.render_context(run))]}
-    sections["Findings"] = [
-        TextBlock([sentence(result) for result in results], topic, collapsed=True)
-        for topic, results in assembly.results_by_topic(run).items()
-    ]
-    facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
-    return Page(run.name, "", facts, {heading: blocks for heading, blocks in sections.items() if blocks})
+    """A run as a page: the cards of the overview and its charts, headlines, claims, and all results, folded."""
+    context = assembly.render_context(run)
+    claims = run_results.claim_table(all_results(run))
+    sections: dict[str, Sequence[Block]] = {
+        "": [*assembly.overview_cards(context)],
+        "At a glance": [*assembly.overview_blocks(context)],
+        "In short": run_results.summary_blocks(run),
+        "Claims of the paper": [claims] if claims else [],
+        "In words": [
+            TextBlock(sentences, topic, collapsed=True)
+            for topic, sentences in run_results.sentences_by_topic(all_results(run)).items()
+        ],
+        "Tables": [TextBlock([*run.tables], "Tables of the run", collapsed=True)],
+    }
+    shown_sections = {heading: blocks for heading, blocks in sections.items() if blocks}
+    return Page(run.name, describe_run(run), {}, shown_sections)
 
 
 def findings(run: Run) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Charts of any statistic of the per-head table: comparison with a baseline, distribution, and ranks."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pandas as pd
 
@@ -10,12 +10,10 @@ from headscope.plots import heads as head_figures
 from headscope.plots.top_heads import plot_top_heads
 from headscope.report.blocks import Card, Chart, RenderContext
 from headscope.report.explorer_blocks import query_link
+from headscope.results.heads import TOP_HEADS
 from headscope.results.result import Result
-from headscope.results.words import answer, sentence
-from headscope.runs.column_metadata import exceeds, format_number, parse_column, statistic
-
-TOP_HEADS = 6
-"""Heads on the card of a statistic."""
+from headscope.results.words import answers
+from headscope.runs.column_metadata import exceeds, format_number, parse_column
 
 
 def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) -> Chart:
@@ -38,11 +36,11 @@ def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) ->
 
 
 def top_heads_card(
-    context: RenderContext, statistic_name: str, question: str, role: str, threshold: float
+    context: RenderContext, statistic_name: str, question: str, role: str, threshold: float, results: Iterable[Result]
 ) -> Iterator[Card]:
-    """The heads of the largest statistic in the first model that has it, under every model, and how many keep a role.
+    """The heads of the largest statistic in the first model that has it, under every model.
 
-    A head has the role if its statistic is above the threshold.
+    A head has the role if its statistic is above the threshold. The caption words the `results`.
     """
     measured = context.finite_values(statistic_name)
     if not measured:
@@ -50,54 +48,14 @@ def top_heads_card(
     first = next(iter(measured))
     heads = context.heads[context.heads["model"].isin([*measured])]
     ordered = heads.loc[measured[first].sort_values(ascending=False, kind="stable").index]
-    top = ordered[:TOP_HEADS]
-    result = _heads_with_role(ordered, statistic_name, first, threshold)
-    kept = [*_heads_that_keep_role(heads, top, statistic_name, first, threshold)] if result.value else []
+    has_role = bool(exceeds(ordered[statistic_name], threshold).any())
     yield Card(
-        plot_top_heads(heads, statistic_name, top, threshold),
-        " ".join([sentence(result), *([answer(kept)] if kept else [])]),
+        plot_top_heads(heads, statistic_name, ordered[:TOP_HEADS], threshold),
+        answers(results),
         half_width=True,
         question=question,
-        href=query_link("/heads", stat=statistic_name, **({"role": role, "model": first} if result.value else {})),
+        href=query_link("/heads", stat=statistic_name, **({"role": role, "model": first} if has_role else {})),
     )
-
-
-def _heads_with_role(ordered: pd.DataFrame, statistic_name: str, model: str, threshold: float) -> Result:
-    """How many heads of a model are above the threshold, and the first of them; the largest value comes first."""
-    count, best, label = (
-        int(exceeds(ordered[statistic_name], threshold).sum()),
-        ordered.iloc[0],
-        statistic(statistic_name).label,
-    )
-    return Result(
-        question="heads.with_role" if count else "heads.without_role",
-        value=count,
-        n=len(ordered),
-        model=model,
-        layer=int(best["layer"]),
-        head=int(best["head"]),
-        where={"statistic": label},
-        details={"score": float(best[statistic_name]), "threshold": threshold},
-    )
-
-
-def _heads_that_keep_role(
-    heads: pd.DataFrame, top: pd.DataFrame, statistic_name: str, first: str, threshold: float
-) -> Iterator[Result]:
-    """For each other model, how many of the top heads with the role in the first model have it, too."""
-    names = pd.MultiIndex.from_frame(top.loc[exceeds(top[statistic_name], threshold), ["layer", "head"]])
-    for label, rows in heads.groupby("model", observed=True):
-        if label != first:
-            values = rows.set_index(["layer", "head"])[statistic_name].reindex(names)
-            yield Result(
-                question="heads.keep_role",
-                value=int(exceeds(values, threshold).sum()),
-                n=len(names),
-                model=str(label),
-                baseline=first,
-                where={"statistic": statistic(statistic_name).label},
-                details={"top": len(names) if len(names) > 1 else None},
-            )
 
 
 def box_chart(context: RenderContext, statistic_name: str) -> Chart:

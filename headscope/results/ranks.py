@@ -1,4 +1,4 @@
-"""Results about heads by any statistic of the per-head table: ranks of a head, and heads with a role."""
+"""Ranks of a head by any statistic of the per-head table, as results."""
 
 from collections.abc import Collection, Iterator
 
@@ -15,24 +15,6 @@ QUESTIONS = (
     Question(
         name="heads.rank",
         sentence="{number:,.0f} of {n:,} in {model} ([{estimate}]{score:number})",
-        number=",.0f",
-        topic=TOPIC,
-    ),
-    Question(
-        name="heads.with_role",
-        sentence="{value} of {n:,} heads of {model}, first {unit} ({statistic} {score:number})",
-        number=",.0f",
-        topic=TOPIC,
-    ),
-    Question(
-        name="heads.without_role",
-        sentence="None of the {n:,} heads of {model}: no {statistic} is above {threshold}",
-        topic=TOPIC,
-    ),
-    Question(
-        name="heads.keep_role",
-        sentence="In {model}, {value} of the top {n} heads of {baseline} keep the role",
-        answer="[Of its top {top}, ]{values} keep the role",
         number=",.0f",
         topic=TOPIC,
     ),

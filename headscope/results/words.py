@@ -3,7 +3,8 @@
 import math
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "few": "at least {minimum} {samples} are needed",
         "estimate": "estimates decide no claim: it must be exact",
         "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
+        "power": "with {n} {samples}, even the largest possible effect would not show",
+        "unmeasured": "the run measured no {unmeasured}",
         "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}. A context "
         "of more than {half_context:,} tokens would decide",
         "start": "the start of the training is unknown. A run that also measures the checkpoint under the scheme from "
@@ -71,12 +74,12 @@ def format_value(value: Any, number_format: str = "") -> str:
 
     Pairs of a name and a number become a list: "L3H1 (+0.45), L5H2 (+0.33)".
     """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} ({format_value(number, number_format)})" for name, number in value.items())
     if number_format in FORMATS:
         return FORMATS[number_format](value)
     if number_format.startswith("n "):
         return count_nouns(int(value), number_format[2:])
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} ({format_value(number, number_format)})" for name, number in value.items())
     return format(value, number_format)
 
 
@@ -148,7 +151,7 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         if not brief and result.low != result.high:
             bounds = f"{INTERVAL} {bounds}"
         notes.append(bounds)
-        if result.selected_from > 1 and not brief:
+        if result.selected_from > 1 and not brief and result.low != result.high:
             notes.append(f"corrected for the choice among {result.selected_from:,}")
     if question.samples and result.n is not None and result.low != result.high:
         lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
@@ -260,6 +263,11 @@ def answer(results: Sequence[Result]) -> str:
     else:
         values = join_words(texts)
     return f"{_sentence(question.answer, {**_places(first, question, brief=True), 'values': values})}."
+
+
+def answers(results: Iterable[Result]) -> str:
+    """The sentences of `answer` for results of several questions, which follow each other question by question."""
+    return " ".join(answer([*group]) for _, group in groupby(results, key=lambda result: result.question))
 
 
 def _bare(result: Result, question: Question) -> str:

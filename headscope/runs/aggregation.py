@@ -25,15 +25,16 @@ NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 
 
-def confidence_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
     """95 % confidence interval [2, units] of the mean of `values` [units, documents], by Student's t.
 
-    NaN below three documents.
+    NaN below three documents. For the largest of many means, `choices` is their number: the interval is so wide that
+    those of all of them hold their true means at once in 95 % of tables (Bonferroni).
     """
     units, documents = values.shape
     if documents < MIN_DOCUMENTS:
         return np.full((2, units), np.nan)
-    half_width = stdtrit(documents - 1, 0.975) * values.std(axis=1, ddof=1) / np.sqrt(documents)
+    half_width = stdtrit(documents - 1, 1 - 0.025 / choices) * values.std(axis=1, ddof=1) / np.sqrt(documents)
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from headscope import user_input
 from headscope.model_spec import ModelSpec
 from headscope.models import loading
-from headscope.models.conversion import DIGESTS_FILE, file_digest
+from headscope.models.conversion import DIGESTS_FILE, SOURCE_FILE, file_digest
 from headscope.positions.adarope import find_adapter_file, lora_folder_of
 from headscope.positions.model import Model
 from headscope.positions.schemes import AdaRoPEScheme, Scheme
@@ -27,7 +27,7 @@ DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
 
 WEIGHTS_AND_TRAINING_STATE = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json"),
-    *("trainer_state.json", "generation_config.json", "README.md", DIGESTS_FILE),
+    *("trainer_state.json", "generation_config.json", "README.md", DIGESTS_FILE, SOURCE_FILE),
 )
 """Patterns of the files of a checkpoint folder that no tokenizer reads."""
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import simultaneous_interval
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import judged
 from headscope.runs.aggregation import confidence_interval, plain_types
@@ -74,7 +73,7 @@ def _order_gain(run: Run, rows: pd.DataFrame) -> Result:
     """Whether the best order costs less than random orders; its interval allows for the choice of the order."""
     best, orders = best_order(rows), _measured_orders(rows)
     result = _summary_result(run, "budget.order_gain", best.to_dict(), "area_vs_random")
-    (low,), (high,) = simultaneous_interval(np.asarray([[*result.by_sample.values()]]), orders)
+    (low,), (high,) = confidence_interval(np.asarray([[*result.by_sample.values()]]), orders)
     selected = {"low": float(low), "high": float(high), "selected_from": orders}
     return judged(Result(**{**vars(result), **selected}), Bound("below"))
 

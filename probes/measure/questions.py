@@ -83,8 +83,8 @@ QUESTIONS = (
     Question(
         name="length.changes",
         topic=CHANGE,
-        sentence="From {baseline} to {model}, the ratio of effective lengths is highest in {highest:.2g}, and lowest "
-        "in {lowest:.2g}",
+        sentence="From {baseline} to {model}, the ratio of effective lengths[ in the {layers} layers] is highest in "
+        "{highest:.2g}, and lowest in {lowest:.2g}",
         number=".2g",
     ),
     Question(

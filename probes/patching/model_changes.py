@@ -15,8 +15,9 @@ import pandas as pd
 from headscope.effects.comparison import Comparison, compare_effects, largest_change
 from headscope.effects.units import unit_fields, unit_name, unit_nouns
 from headscope.results.result import Bound, Result
+from headscope.results.samples import mean_result
 from headscope.results.verdicts import judged
-from headscope.runs.aggregation import Verdict, confidence_interval
+from headscope.runs.aggregation import Verdict
 from headscope.runs.run import Run
 from probes.patching.analysis import sweeps
 from probes.patching.schema import ACTIVATION_LABELS
@@ -72,10 +73,8 @@ def _kept(comparison: Comparison, blank: Result) -> Result:
         counts = {"estimated": missing, "units": len(top), "unit_nouns": claim.details["nouns"]}
         return judged(_detailed(claim, counts), Bound("above"), "estimated")
     before, after = top.sum(), comparison.after.loc[top.index].sum()
-    values = after - MIN_KEPT_SHARE * before
-    low, high = confidence_interval(values.to_numpy(dtype=np.float64)[None])[:, 0]
-    by_sample = {str(name): float(value) for name, value in values.items()}
-    claim = replace(claim, value=float(values.mean()), low=low, high=high, by_sample=by_sample)
+    place = {name: getattr(claim, name) for name in ("model", "baseline", "where", "details")}
+    claim = mean_result("patching.kept", after - MIN_KEPT_SHARE * before, **place)
     return judged(_detailed(claim, {"before": before.mean(), "after": after.mean()}), Bound("above"))
 
 
@@ -93,7 +92,7 @@ def _changed(comparison: Comparison, blank: Result) -> Result:
         "undecided": int((~is_changed & ~is_stable).sum()),
     }
     claim = _detailed(_largest_change(comparison, exact, blank), counts)
-    bound = Bound("above", MIN_CHANGE) if claim.value > 0 else Bound("below", -MIN_CHANGE)
+    bound = Bound("outside", -MIN_CHANGE, MIN_CHANGE)
     reason = "" if claim.has_interval else "few"
     return replace(claim, question="patching.changed", verdict=verdict, bound=bound, reason=reason)
 

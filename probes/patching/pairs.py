@@ -1,18 +1,19 @@
 """The pairs of a run: their metrics, which of them count, and results about them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import wilson_interval
 from headscope.effects.sweep import shared_samples
 from headscope.prompts.answers import ANSWER_CRITERIA, count_exchanged, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.results.questions import Question
 from headscope.results.result import Result
-from headscope.runs.aggregation import confidence_interval, plain_types
+from headscope.results.samples import mean_result
+from headscope.runs.aggregation import plain_types, wilson_interval
 from headscope.runs.run_tables import RunTables
 from probes.patching.schema import MIN_DIFFERENCE, PATCHING
 
@@ -40,7 +41,7 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         Question(
             name=f"{area}.answered",
             sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
-            "{unanswered:n pairs} without it: their effects do not show how the model answers][. {doubt}]",
+            "Effects of {unanswered:n pairs} without it do not show how the model answers][. {doubt}]",
             number="percent",
             samples="pairs",
             better="higher",
@@ -68,12 +69,12 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
     """The metric of the clean and corrupted prompts of each model and set, and how many answers the model gives."""
     groups: Any = run.derived(pair_metrics, table).groupby(["model", "prompts", "metric"], sort=False)
     for (model, prompts, metric), pairs in groups:
-        place = {"model": model, "where": {"prompts": prompts, "metric": metric}, "n": len(pairs)}
-        clean, corrupted = (pairs[name].to_numpy(np.float64) for name in ("metric_clean", "metric_corrupted"))
-        exchanged = count_exchanged(metric, clean, corrupted)
+        place = {"model": model, "where": {"prompts": prompts, "metric": metric}}
+        clean = pairs.set_index("pair")["metric_clean"].astype("float64")
+        corrupted = pairs["metric_corrupted"].to_numpy(np.float64)
+        exchanged = count_exchanged(metric, clean.to_numpy(), corrupted)
         if 2 * exchanged > len(pairs):
-            yield Result(question=f"{area}.exchanged", value=exchanged, **place)
-        low, high = confidence_interval(clean[None])[:, 0]
+            yield Result(question=f"{area}.exchanged", value=exchanged, n=len(pairs), **place)
         details = {
             "corrupted": corrupted.mean(),
             "label": METRIC_LABELS[metric],
@@ -82,34 +83,22 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
             "excluded": int((~pairs["is_normalised"]).sum()) or None,
             "shared": _shared_count(run, table, prompts, metric, pairs),
         }
-        by_sample = dict(zip(pairs["pair"], map(float, clean), strict=True))
-        yield Result(
-            question=f"{area}.metric",
-            value=float(clean.mean()),
-            low=low,
-            high=high,
-            details=details,
-            by_sample=by_sample,
-            **place,
-        )
+        yield mean_result(f"{area}.metric", clean, details=details, **place)
         if metric in ANSWER_CRITERIA:
-            is_answered = gives_answer(metric, clean)
-            low, high = wilson_interval(is_answered.mean(), len(pairs))
-            details = {
-                "answer_criterion": ANSWER_CRITERIA[metric],
-                "unanswered": int((~is_answered).sum()) or None,
-                "doubt": DOUBT if metric == "logit_diff" and is_answered.mean() < 0.5 else "",
-            }
-            by_sample = dict(zip(pairs["pair"], map(float, is_answered), strict=True))
-            yield Result(
-                question=f"{area}.answered",
-                value=float(is_answered.mean()),
-                low=low,
-                high=high,
-                details=details,
-                by_sample=by_sample,
-                **place,
-            )
+            yield _answered_result(f"{area}.answered", metric, clean, place)
+
+
+def _answered_result(question: str, metric: str, clean: pd.Series, place: dict[str, Any]) -> Result:
+    """The share of pairs whose answer the unchanged model gives, from the metric of the clean prompts by pair."""
+    is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index).astype("float64")
+    details = {
+        "answer_criterion": ANSWER_CRITERIA[metric],
+        "unanswered": int((is_answered == 0).sum()) or None,
+        "doubt": DOUBT if metric == "logit_diff" and is_answered.mean() < 0.5 else "",
+    }
+    low, high = wilson_interval(float(is_answered.mean()), len(clean))
+    result = mean_result(question, is_answered, details=details, **place)
+    return replace(result, low=float(low), high=float(high))
 
 
 def _shared_count(run: RunTables, table: str, prompts: str, metric: str, pairs: pd.DataFrame) -> int | None:
