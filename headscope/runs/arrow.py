@@ -1,7 +1,7 @@
-"""Stored tables: rows to arrow in the declared schema, to parquet and back, merged, checked. Knows nothing of runs."""
+"""Stored tables: rows to arrow in the declared schema, and back from parquet, checked. Knows nothing of runs."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,6 @@ Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFra
 
 ROUNDING_TOLERANCE = 1e-5
 """Tolerance for a stored float32 mean outside its bounds."""
-
-ROW_GROUP_ROWS = 2**20
-"""Rows of a parquet row group, pyarrow's default: tables with fewer rows are held in memory as a whole."""
 
 
 def to_arrow(table: Table, rows: Rows) -> pa.Table:
@@ -93,63 +90,6 @@ def to_bytes(table: pa.Table) -> bytes:
 def from_bytes(data: bytes) -> pa.Table:
     """The table that `to_bytes` wrote."""
     return pa.ipc.open_stream(data).read_all()
-
-
-def write_merged(file: Path, table: Table, cells: Iterable[pa.Table]) -> int:
-    """Write the tables of several cells one after the other and return the number of rows.
-
-    Where `table` says so, rows of equal key become their weighted mean. Memory holds one row group and one job, so it
-    does not grow with the number of cells.
-    """
-    batches = _row_groups(cells) if table.mean_over_cells is None else [_mean_over_cells(table, cells)]
-    rows = 0
-    with _open_writer(file, table.arrow) as writer:
-        for batch in batches:
-            writer.write_table(batch)
-            rows += batch.num_rows
-    return rows
-
-
-def _open_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    measured = [field.name for field in schema if pa.types.is_floating(field.type)]
-    keys = [name for name in schema.names if name not in measured]
-    # Splitting floats into their bytes makes the whole file about a third smaller.
-    return pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
-
-
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of the tables in order, in tables of ROW_GROUP_ROWS rows; only the last is shorter, or empty."""
-    pending: list[pa.Table] = []
-    rows = 0
-    for table in tables:
-        pending.append(table)
-        rows += table.num_rows
-        while rows > ROW_GROUP_ROWS:
-            joined = _concatenate(pending)
-            yield joined.slice(0, ROW_GROUP_ROWS)
-            pending = [joined.slice(ROW_GROUP_ROWS)]
-            rows -= ROW_GROUP_ROWS
-    yield _concatenate(pending)
-
-
-def _mean_over_cells(table: Table, cells: Iterable[pa.Table]) -> pa.Table:
-    """Rows of equal key as their mean, weighted by the count column."""
-    count = table.mean_over_cells
-    means = [name for name in table.values if name != count]
-    sums = pd.DataFrame()
-    for group in _row_groups(cells):
-        frame = group.to_pandas()
-        labels = frame.select_dtypes("category").columns
-        frame[labels] = frame[labels].astype(object)  # the categories of two groups may differ
-        frame[means] = frame[means].astype("float64").mul(frame[count], axis=0)
-        frame = pd.concat([sums, frame], ignore_index=True) if len(sums) else frame
-        sums = frame.groupby(table.keys, sort=False, observed=True)[table.values].sum().reset_index()
-    sums[means] = sums[means].div(sums[count], axis=0)
-    return to_arrow(table, sums)
-
-
-def _concatenate(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
 def read(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVICE) -> pa.Table:
