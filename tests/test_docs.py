@@ -110,7 +110,6 @@ SMALLER = {
     "--length 128": "--length 48",
     "--phase 128:2": "--phase 48:2",
     "--max-length 192": "--max-length 128",
-    "--count 16": "--count 2",
     "--verify-top 3 --verify-random 3": "--verify-top 1 --verify-random 1",
     "--verify-top 3 --verify-random 2": "--verify-top 1 --verify-random 1",
     "lengths=[128]": "lengths=[48]",
