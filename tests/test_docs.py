@@ -118,7 +118,7 @@ SMALLER = {
     "lengths=[64]": "lengths=[24]",
     "ess2_128": "ess2_48",
     "ess2_64": "ess2_24",
-    "1847. \" * 8": "1847. \" * 5",
+    '1847. " * 8': '1847. " * 5',
 }
 """Settings of the pages, and what the tests run instead, replaced in order."""
 

@@ -226,7 +226,9 @@ def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
         assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
         expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
         assert (cell["answer"], cell["steps"]) == (expected.answer, expected.steps)
-        cell_rows = rows.loc[(mode, cell["needle"], cell["context_length"], cell["depth"])].sort_values(["layer", "head"])
+        cell_rows = rows.loc[(mode, cell["needle"], cell["context_length"], cell["depth"])].sort_values(
+            ["layer", "head"]
+        )
         for name in ("score", "copies"):
             got = torch.tensor(cell_rows[name].to_numpy(dtype=np.float64)).view(expected.lead.shape)
             unequal = (got - getattr(expected, name)).abs() > 1e-6
