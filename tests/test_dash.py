@@ -254,6 +254,12 @@ CACHED_FUNCTIONS = (
     (similar_heads, "plot_components", lambda run, components, model, marked=None: (run.name, model, marked)),
     (compare, "box_chart", lambda context, name: (name, *context.models)),
     (compare, "_layer_chart", lambda context, name: (name, *context.models)),
+    (compare, "comparison_chart", lambda heads, *arguments: (*heads["model"].unique(), *arguments)),
+    (
+        compare,
+        "rank_chart",
+        lambda heads, name, baseline, selected, lines: (*heads["model"].unique(), name, baseline, *selected, lines),
+    ),
 )
 """Slow functions that depend on part of the view only: called once per key."""
 
