@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from headscope.effects.statistics import top_share_interval, top_unit_count
 from headscope.runs.aggregation import verdict_above, verdict_of_parts
 from headscope.runs.synthetic import synthetic_run
-from probes.influence.analysis import top_share_interval, top_unit_count
 
 
 @pytest.mark.parametrize(
