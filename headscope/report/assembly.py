@@ -26,7 +26,7 @@ from headscope.report.blocks import (
     RenderContext,
     Term,
 )
-from headscope.results.collection import all_results, results_by_probe
+from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.words import join_words, sentence
@@ -46,8 +46,6 @@ from headscope.runs.summary import (
     training_checkpoints,
 )
 
-MAX_OMITTED = 6
-"""Maximum number of omitted models that are listed."""
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
 
@@ -154,11 +152,6 @@ def training_steps(run: Run) -> dict[str, int]:
 def results_by_topic(run: Run) -> dict[str, list[Result]]:
     """All results of a run by the heading under which they are shown."""
     return group_by_topic(all_results(run))
-
-
-def probe_results(run: Run, probe: Probe) -> dict[str, list[Result]]:
-    """Results of one probe, by topic."""
-    return group_by_topic(results_by_probe(run).get(probe.name, ()))
 
 
 def group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:

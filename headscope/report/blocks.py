@@ -278,12 +278,3 @@ class PageContent:
     title: str
     introduction: str
     sections: Mapping[str, Sequence[Block]]
-
-
-def insert_findings(charts: Mapping[str, Sequence[Block]], texts: Sequence[Block]) -> dict[str, Sequence[Block]]:
-    """Sections of a page: charts, with the findings after the first group, so that a page begins with a picture."""
-    headings = [*charts]
-    position = next((index for index, heading in enumerate(headings, 1) if charts[heading]), 0)
-    findings = {"Findings": texts} if texts else {}
-    leading, others = headings[:position], headings[position:]
-    return {name: charts[name] for name in leading} | findings | {name: charts[name] for name in others}
