@@ -76,11 +76,11 @@ def test_the_cards_of_roles_count_the_heads_and_those_that_keep_the_role(
     first = values["base"].sort_values(ascending=False, kind="stable")
     count = int((first > threshold).sum())
     text = cards[question].caption
+    assert f" heads: {count} in base, " in text
     if count == 0:
-        assert text.startswith("None of the 24 heads of base")
         return
     layer, head = first.index[0]
-    assert text.startswith(f"{count} of 24 heads of base, first L{layer}H{head} (")
+    assert f"; first of 24 heads in base: L{layer}H{head} ({first.iloc[0]:.2f})" in text
     top = first[first > threshold].index[:6]
     for label in ("yarn", "learned"):
         assert f"{int((values.loc[top, label] > threshold).sum())} in {label}" in text

@@ -157,7 +157,8 @@ def test_which_head_retrieves_best_and_does_it_survive(page: Page):
     (layer, head), best = scores["base"].idxmax(), scores["base"].max()
     text = card(page, "Which heads retrieve")
     count = int((scores["base"] > 0.1).sum())
-    assert text.startswith(f"{count} of 270 heads of base, first L{layer}H{head} (retrieval score {best:.3f})")
+    assert text.startswith(f"Retrieval heads: {count} in base, ")
+    assert f"; first of 270 heads in base: L{layer}H{head} ({best:.2f})" in text
     top = scores["base"].nlargest(6).index
     for model in MODELS[1:]:
         assert f"{int((scores[model].loc[top] > 0.1).sum())} in {model}" in text
@@ -201,9 +202,8 @@ def test_which_heads_are_induction_heads(page: Page):
     scores = detector_scores(EXAMPLE, "induction")
     (layer, head), count = scores["base"].idxmax(), int((scores["base"] > 0.5).sum())
     text = card(page, "Which heads are induction heads")
-    assert text.startswith(
-        f"{count} of 270 heads of base, first L{layer}H{head} (induction score {scores['base'].max():.3f})"
-    )
+    assert text.startswith(f"Induction heads: {count} in base, ")
+    assert f"; first of 270 heads in base: L{layer}H{head} ({scores['base'].max():.2f})" in text
     rows = page.locator(".ag-pinned-left-cols-container .ag-row")
     expect(rows).to_have_count(count)
     pinned_heads = {tuple(map(int, row.locator("[role=gridcell]").all_inner_texts())) for row in rows.all()}

@@ -55,7 +55,7 @@ def role_questions(area: str, role: str, meaning: str, level: Level = "detail") 
             name=f"{area}.heads",
             sentence=f"{capitalise(role)} heads of {{model}} ({meaning}): {{number:.0f}} of {{n:n heads}}",
             headline=f"{{number:.0f}} of {{n:n heads}} are {role} heads[, first {{top:.2f}}]",
-            answer=f"{capitalise(role)} heads: {{values}}[; first in {{model}}: {{top:.2f}}]",
+            answer=f"{capitalise(role)} heads: {{values}}[; first of {{n:n heads}} in {{model}}: {{top:.2f}}]",
             number=".0f",
             level=level,
         ),
