@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from headscope.results import questions as registry
 from headscope.results import words
+from headscope.results.heads import top_head_result
 from headscope.results.questions import Question
 from headscope.results.ranking import headlines
 from headscope.results.result import Bound, Result
@@ -249,3 +252,23 @@ def test_registry_names_every_question_once() -> None:
     names = [question.name for question in registry.questions().values()]
     assert len(names) == len({*names})
     assert all(question.topic for question in registry.questions().values())
+
+
+def test_lists_of_heads_use_the_format_of_their_numbers_and_answers_follow_each_other() -> None:
+    assert words.format_value({"L3H1": 0.45, "L5H2": 0.333}, "percent") == "L3H1 (45 %), L5H2 (33 %)"
+    texts = words.answers([_loss(model="a", value=0.1), _loss(model="b", value=0.2)])
+    assert texts == "The loss rises by +0.10 nats/token in a and +0.20 nats/token in b."
+
+
+def test_top_head_has_an_interval_for_the_choice_among_all_heads() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        index = pd.MultiIndex.from_product([range(5), range(8)], names=["layer", "head"])
+        values = pd.DataFrame(rng.normal(size=(40, 8)), index)
+        top = top_head_result("x.loss", values, model="base")
+        covered += top.low <= 0 <= top.high
+    assert covered >= 186, "0 is the mean of every head: at least 95 %, give or take two standard errors"
+    assert (top.unit, top.selected_from, top.n) == (f"L{top.layer}H{top.head}", 40, 8)
+    assert len(top.details["next"]) == 4
+    assert min([top.value, *top.details["next"].values()]) >= values.mean(axis=1).nlargest(5).min() - 1e-12
