@@ -241,7 +241,7 @@ def _what_decides(samples: str, number: str = "") -> str:
 def sentence(result: Result) -> str:
     """A full sentence about the result; for a claim: statement, verdict, evidence and criterion."""
     question = questions()[result.question]
-    if question.is_claim:
+    if question.statement:
         ours = f" Our criterion: {criterion(result)}." if question.criterion else ""
         return f"{statement(result)}: {result.verdict}. {evidence(result)}.{ours}"
     return f"{_sentence(question.sentence, _places(result, question, brief=False))}{_undecided(result)}."
