@@ -15,7 +15,7 @@ from headscope.runs.synthetic import synthetic_run
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.paper_page import comparison_page
 from probes.adapt.results import results
-from probes.influence.analysis import best_unit_effects
+from probes.influence.analysis import all_sweeps
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
 PROBES = ("positions", "measure", "needle", "influence", "adapt")
@@ -195,22 +195,17 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, Result]:
     changed_run = Run(run.path, run.manifest)
     for name, effects in effects_by_table.items():
         changed_run._frames[name] = run.table(name).assign(delta_nll=effects)
-    prefix = "Resetting the "
-    return {
-        words.statement(claim).removeprefix(prefix): claim
-        for claim in claims(changed_run)
-        if words.statement(claim).startswith(prefix)
-    }
+    return {words.statement(claim): claim for claim in claims(changed_run) if claim.where.get("target") == "init"}
 
 
 def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf) -> None:
     run = run_of("base", LEARNED)
-    of_heads = "temperature of one head at a time to the start of training"
+    of_heads = "Temperature reset to the start of training, one head at a time"
     heavy_tail = f"{of_heads}: a few heads account for most of the influence"
     top_head = f"{of_heads}: the top retrieval head is among the 5 % of heads with the largest influence (2 of 24)"
     small_effects = (
-        "frequencies and temperature of one KV group at a time to the start of training: the largest effect of one KV "
-        "group is small compared with resetting all of them"
+        "Frequencies and temperature reset to the start of training, one KV group at a time: the largest effect of one "
+        "KV group is small compared with changing all of them"
     )
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
@@ -221,12 +216,15 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf
         "not supported",
     ]
     assert "has rank 1 of 24" in words.evidence(claims[top_head])
-    (of_group,) = [claim for name, claim in claims.items() if "the KV group of the top" in name and "temp" in name]
-    assert f"{LEARNED}: the KV group of layer 0, head 0 (retrieval score" in words.evidence(of_group)
+    (of_group,) = [
+        claim for name, claim in claims.items() if "the KV group of the top" in name and "temperature" in name
+    ]
+    assert f"{LEARNED}: the KV group of L0H0 (retrieval score" in words.evidence(of_group)
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
-    largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
-    assert f"{largest:+#.2g} nats/token for one KV group (95 %" in words.evidence(claims[small_effects])
-    assert f"{rows['delta_nll'].mean():+#.2g} for all 8 (95 %" in words.evidence(claims[small_effects])
+    (joint_effects,) = (one for one in all_sweeps(run) if (one.model, one.key["intervention"]) == (LEARNED, "joint"))
+    largest = joint_effects.units["effect"].max()
+    assert f"{largest:+.2g} nats/token for one KV group, " in words.evidence(claims[small_effects])
+    assert f"{rows['delta_nll'].mean():+.2g} for all 8; " in words.evidence(claims[small_effects])
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
     assert [opposite[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
         "inconclusive",

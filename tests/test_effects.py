@@ -12,6 +12,7 @@ from headscope.effects import statistics
 from headscope.effects.agreement import agreements, compared_units
 from headscope.effects.comparison import compare_effects, largest_change
 from headscope.effects.ranking import largest_unit, margin_over_rank, rank
+from headscope.effects.results import sweep_questions, sweep_results
 from headscope.effects.selection import select_units
 from headscope.effects.sweep import (
     Effects,
@@ -23,6 +24,7 @@ from headscope.effects.sweep import (
     with_mean_estimates,
 )
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns, unit_result, units_of_head
+from headscope.results import words
 from headscope.runs.aggregation import confidence_interval
 
 SWEEP = Sweep(keys=("model", "prompts"), sample="pair", value="effect", methods=("exact", "damped", "estimate"))
@@ -249,6 +251,53 @@ def test_units_have_names() -> None:
     assert units_of_head(units, 3, 2, 1).index.to_list() == [1]
     assert units_of_head(units, 3, 2, 0).empty
     assert effects_table([effects_of(table(VALUES))])["prompts"].unique() == ["ioi"]
+
+
+# Results -----------------------------------------------------------------------------------------------------------
+
+QUESTIONS = {
+    question.name: question
+    for question in sweep_questions("x", "{prompts} in {model}", "{prompts}", number="+.2f", samples="pairs")
+}
+LABELS = {"damped": "damped estimates", "estimate": "estimates"}
+
+
+def texts_of(monkeypatch: pytest.MonkeyPatch, *rows: pd.DataFrame) -> dict[str, list[str]]:
+    """Sentences of the results of a sweep, by question; their keys differ."""
+    monkeypatch.setattr("headscope.results.words.questions", lambda: QUESTIONS)
+    effects = effects_of(*rows)
+    results = [*sweep_results(effects, "x", unit_nouns(effects.units), {}, estimate_labels=LABELS)]
+    assert len({result.key for result in results}) == len(results)
+    texts: dict[str, list[str]] = {}
+    for result in results:
+        texts.setdefault(result.question.removeprefix("x."), []).append(words.sentence(result))
+    return texts
+
+
+def test_results_of_a_sweep_name_the_choice_the_tests_and_the_units_of_the_agreement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact, estimates = table(VALUES[:4] + 5), table(VALUES, "estimate")
+    texts = texts_of(monkeypatch, exact, estimates)
+    assert [*texts] == ["top", "lowest", "significant", "agreement", "unmeasured"]
+    assert "corrected for the choice among 4, 6 pairs" in texts["top"][0]
+    assert (
+        "of 4 exact effects differ from zero (false discovery rate 5 % over 8 heads, of which 4 were only"
+        in (texts["significant"][0])
+    )
+    assert "over 4 heads, of which" in texts["agreement"][0]
+    assert len(texts_of(monkeypatch, exact, table(VALUES, "damped"), estimates)["agreement"]) == 2
+
+
+def test_results_of_estimates_and_of_two_samples_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated = texts_of(monkeypatch, table(VALUES, "estimate"))
+    assert [*estimated] == ["top", "lowest", "estimated"]
+    assert all("(an estimate, 6 pairs)" in estimated[name][0] for name in ("top", "lowest"))
+    two = texts_of(monkeypatch, table(VALUES[:, :2]))
+    assert [*two] == ["top", "lowest"]
+    assert "2 pairs give no interval" in two["top"][0]
+    every_unit = texts_of(monkeypatch, table(VALUES).assign(head=-1).drop_duplicates(["kv_group", "layer", "pair"]))
+    assert "over 4 KV groups)" in every_unit["significant"][0]
 
 
 # Laws --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from headscope.plots.heads import plot_matrix
 from headscope.report.text import describe_extremes, describe_ranks, statistics_table
 from headscope.runs.run import Run
 from headscope.scores.head_scores import HeadScores
-from probes.influence.analysis import best_unit_effects, unit_effects
+from probes.influence.analysis import unit_sweeps
 from probes.influence.heads import head_statistics as influence_columns
 from probes.patching import analysis
 from probes.patching.run import select_verified
@@ -96,11 +96,10 @@ def influence_rows(methods: dict[int, str]) -> pd.DataFrame:
 
 def test_estimates_of_influence_have_no_interval_and_no_p_value() -> None:
     rows = influence_rows({0: EXACT, 1: "estimate", 2: "estimate"})
-    for units in (unit_effects(rows), best_unit_effects(rows)):
-        is_exact = units["method"] == EXACT
-        for name in ("low", "high", "p", "p_adjusted"):
-            assert (units[name].notna() == is_exact).all()
-    best = best_unit_effects(rows).set_index("head")
+    (effects,) = unit_sweeps(rows, ["base"])
+    for name in ("low", "high", "p", "p_adjusted"):
+        assert (effects.units[name].notna() == effects.is_exact).all()
+    best = effects.units.set_index("head")
     assert best.loc[0, "p_adjusted"] == pytest.approx(3 * best.loc[0, "p"]), "estimates count as tests"
     columns = influence_columns(Tables(influence=rows))  # type: ignore[arg-type]
     assert columns is not None

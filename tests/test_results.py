@@ -61,16 +61,16 @@ def test_sentence_names_value_unit_interval_and_documents() -> None:
     assert words.headline(_loss(layer=3, head=1)) == brief
 
 
+def test_cell_of_a_table_has_the_interval_without_unit() -> None:
+    assert words.cell(_loss()) == "+0.45 (+0.40 to +0.50)"
+    assert words.cell(_loss(is_exact=False)) == "~+0.45"
+    assert words.cell(_loss(low=0.45, high=0.45)) == "+0.45 (the same in all 60 documents)"
+
+
 def test_sentence_says_that_an_interval_is_corrected_for_a_choice_and_the_headline_does_not() -> None:
     chosen = _loss(selected_from=20)
     assert words.sentence(chosen).endswith("interval +0.40 to +0.50, corrected for the choice among 20, 60 documents).")
     assert words.headline(chosen).endswith("(+0.40 to +0.50, 60 documents)")
-
-
-def test_cell_of_a_table_has_the_interval_without_unit() -> None:
-    assert words.cell(_loss()) == "+0.45 (+0.40 to +0.50)"
-    assert words.cell(_loss(is_exact=False)) == "~+0.45"
-    assert words.cell(_loss(low=0.45, high=0.45)) == "+0.45 (the same in all documents)"
 
 
 def test_parts_in_brackets_are_left_out_without_a_value() -> None:
@@ -97,9 +97,9 @@ def test_one_document_gives_no_interval() -> None:
 
 def test_answer_lists_up_to_four_models_and_else_the_extremes() -> None:
     results = [_loss(model=name, value=value) for name, value in (("a", 0.1), ("b", 0.2))]
-    assert words.answer(results) == "The loss rises by +0.10 nats/token in a and +0.20 nats/token in b."
+    assert words.answer(results) == "The loss rises by +0.10 in a and +0.20 in b (nats/token)."
     many = [_loss(model=f"m{index}", value=index / 10) for index in (3, 1, 5, 2, 4)]
-    assert words.answer(many) == "The loss rises by from +0.10 nats/token in m1 to +0.50 nats/token in m5."
+    assert words.answer(many) == "The loss rises by from +0.10 in m1 to +0.50 in m5 (nats/token)."
 
 
 @pytest.mark.parametrize(
@@ -248,4 +248,4 @@ def test_table_has_the_parts_of_a_result_and_a_stable_key() -> None:
 def test_registry_names_every_question_once() -> None:
     names = [question.name for question in registry.questions().values()]
     assert len(names) == len({*names})
-    assert all(question.topic for question in registry.questions().values() if not question.name.startswith("legacy"))
+    assert all(question.topic for question in registry.questions().values())

@@ -36,16 +36,17 @@ def sweep_questions(
     `subject` is the template that names the sweep, such as "{intervention} in {model}", `brief_subject` the one of the
     headline. `unit` is the template of a unit's name. The others are fields of the questions about one effect.
     """
+    of_measured = "[ of {measured:,} exact ones among {units:,} {nouns}]"
     effect = Question(
         name=f"{area}.top",
-        sentence=f"{subject}: the most positive effect is that of {unit}, {{value}}",
+        sentence=f"{subject}: the most positive effect{of_measured} is that of {unit}, {{value}}",
         headline=f"{brief_subject}: {unit} has the largest effect, {{value}}",
         number=number,
         unit=value_unit,
         samples=samples,
         level="headline",
     )
-    lowest = f"{subject}: the lowest effect is that of {unit}, {{value}}"
+    lowest = f"{subject}: the lowest effect{of_measured} is that of {unit}, {{value}}"
     return (
         effect,
         replace(effect, name=f"{area}.lowest", sentence=lowest, headline="", level="detail"),
@@ -73,7 +74,7 @@ def sweep_questions(
             name=f"{area}.unmeasured",
             sentence=f"{subject}: {{value}} of {{unmeasured:,}} {{nouns}} that were only estimated would have a larger "
             "absolute effect than all exact ones, if their estimates were off by the largest measured error, "
-            "{error:.2f}",
+            "{error:.2g}",
             number=".0f",
         ),
     )
@@ -88,13 +89,14 @@ def sweep_results(
     estimate_labels: Mapping[str, str] = MappingProxyType({"estimate": "estimates"}),
 ) -> Iterator[Result]:
     """The results of one sweep, whose units are `nouns`. `details` name the sweep in the templates."""
+    counts = {**details, "nouns": nouns, "units": len(effects.units)}
+    exact = int(effects.is_exact.sum())
+    measured = exact if 0 < exact < len(effects.units) else None
     for name, ascending in (("top", False), ("lowest", True)):
         unit = largest_unit(effects, ascending)
         fields = dict(unit_fields(unit))
-        all_details = {**details, **fields.pop("details", {})}
+        all_details = {**counts, "measured": measured, **fields.pop("details", {})}
         yield unit_result(effects, unit, f"{area}.{name}", details=all_details, **fields)
-    counts = {**details, "nouns": nouns, "units": len(effects.units)}
-    exact = int(effects.is_exact.sum())
     if not exact:
         yield _sweep_result(effects, f"{area}.estimated", counts)
     elif effects.exact["n"].max() >= MIN_DOCUMENTS:

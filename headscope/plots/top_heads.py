@@ -70,7 +70,8 @@ def card_picture(figure: go.Figure) -> go.Figure:
     picture.update_layout(title_text=None, margin_t=max(10, margin))
     for axis in picture.select_xaxes():
         if axis.tickvals is not None and (step := -(-len(axis.tickvals) // MAX_CARD_TICKS)) > 1:
-            axis.update(tickvals=axis.tickvals[::step], ticktext=axis.ticktext and axis.ticktext[::step])
+            start = [*axis.tickvals].index(0) % step if 0 in axis.tickvals else 0  # the origin keeps its label
+            axis.update(tickvals=axis.tickvals[start::step], ticktext=axis.ticktext and axis.ticktext[start::step])
     return picture
 
 

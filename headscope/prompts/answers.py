@@ -56,12 +56,6 @@ def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
     )
 
 
-def count_pairs(metric: str, values: Values, noun: str = "pair") -> str:
-    """The number of pairs, and of those whose answer the model does not give: "8 pairs, 3 not answered"."""
-    missing = int((~gives_answer(metric, values)).sum())
-    return f"{len(values)} {noun}{'' if len(values) == 1 else 's'}" + (f", {missing} not answered" if missing else "")
-
-
 def count_exchanged(metric: str, clean: Values, corrupted: Values) -> int:
     """Number of pairs whose corrupted prompt favours the answer, by the metric [n] of both runs; 0 for kl."""
     if metric == "kl":

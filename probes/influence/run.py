@@ -25,7 +25,7 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.influence.bands import is_band
-from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates
+from probes.influence.effect_rows import SWEEP, add_damped_estimates
 from probes.influence.gradient_estimate import CURVATURE_DRAWS
 from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
 from probes.influence.schema import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
@@ -262,7 +262,7 @@ def _rank_units(sweep: Sweep, measured: pd.DataFrame, key: ComponentKey, units: 
     """Units by mean influence over texts in descending order, each by its most accurate method."""
     means: dict[Unit, float] = {}
     measured = add_damped_estimates(measured)
-    for method in reversed(METHODS_BY_ACCURACY):
+    for method in reversed(SWEEP.methods):
         means |= _mean_influence(sweep, measured, key, method)
     return sorted(units, key=lambda unit: -means[unit])
 
