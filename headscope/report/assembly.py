@@ -26,7 +26,7 @@ from headscope.report.blocks import (
     RenderContext,
     Term,
 )
-from headscope.results.collection import all_results, results_by_probe
+from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.words import join_words, sentence
@@ -46,8 +46,6 @@ from headscope.runs.summary import (
     training_checkpoints,
 )
 
-MAX_OMITTED = 6
-"""Maximum number of omitted models that are listed."""
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
 
@@ -156,16 +154,11 @@ def results_by_topic(run: Run) -> dict[str, list[Result]]:
     return group_by_topic(all_results(run))
 
 
-def probe_results(run: Run, probe: Probe) -> dict[str, list[Result]]:
-    """Results of one probe, by topic."""
-    return group_by_topic(results_by_probe(run).get(probe.name, ()))
-
-
 def group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The results by the heading under which they are shown."""
     by_topic: dict[str, list[Result]] = {}
     for result in results:
-        topic = result.details.get("legacy_topic") or questions()[result.question].topic
+        topic = questions()[result.question].topic
         by_topic.setdefault(topic, []).append(result)
     return by_topic
 
@@ -255,8 +248,6 @@ def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[st
         probe.name: [sentence(result) for result in head_results]
         for probe, head_results in plugins.call_parts("head_results", run, model, layer, head)
     }
-    for probe, finding_texts in plugins.call_parts("head_findings", run, model, layer, head):
-        by_probe.setdefault(probe.name, []).extend(finding_texts)
     sentences = [by_probe[name] for name in plugins.probes() if name in by_probe]
     return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
 
@@ -309,7 +300,7 @@ def collect_glossary(run: Run) -> list[Term]:
 
 
 def collect_overviews(run: Run) -> list[Overview]:
-    """Overviews of the run for the terminal, one per probe."""
+    """The data of the probes for `--json`, one per probe that has some."""
     return [overview for _, overview in plugins.call_parts("overview", run) if overview is not None]
 
 

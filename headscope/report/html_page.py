@@ -118,7 +118,7 @@ def render_report(runs: Sequence[Run]) -> str:
         documents=sorted(set().union(*document_sets(run))),
         terms=assembly.collect_glossary(run),
         model_table=statistics_table(
-            "Medians over heads and mean loss; 95 % confidence intervals in brackets", summary.model_table(run)
+            "Statistics of heads are medians; 95 % confidence intervals in brackets", summary.model_table(run)
         ),
         chapters=chapters,
         notable_heads=_notable_heads_table(context),

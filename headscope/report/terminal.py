@@ -23,7 +23,9 @@ from headscope.runs.summary import default_models, evenly_spaced, model_table
 
 MAX_MODEL_COLUMNS = 3
 """A table of more models has a row for each."""
-MAX_STATISTIC_ROWS = 18
+MAX_TABLE_LINES = 26
+HEADING_LINES = 4
+"""Lines of the headings of a table with a row per model."""
 COLUMN_WIDTH = 19
 """Characters that a statistic needs, with its interval below its value."""
 
@@ -125,30 +127,38 @@ def _to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _print_models(run: Run, show_all: bool) -> None:
-    """Print the statistics of the models in one table: a column per model, or a row if there are more than three.
+    """Print the statistics of the models: a column per model, or rows of models if there are more than three.
 
-    Unless `show_all`, it has the models that charts show, and as many statistics as one screen can hold.
+    A table that is wider than the terminal continues below. Unless `show_all`, it has the models that charts show, and
+    as many statistics as fit into `MAX_TABLE_LINES`.
     """
     frame = model_table(run)
     shown = frame if show_all else frame[frame["model"].isin(default_models(run))]
+    names = [name for name in value_columns(frame) if name != "model"]
     has_model_rows = len(shown) > MAX_MODEL_COLUMNS
     label_width = max(map(len, shown["model"]), default=0)
-    room = (Console().width - label_width) // COLUMN_WIDTH if has_model_rows else MAX_STATISTIC_ROWS
-    names = [name for name in value_columns(frame) if name != "model"]
-    omitted_names = [] if show_all else names[room:]
-    if not names:
-        return
-    table = statistics_table("", shown.drop(columns=omitted_names))
-    lines = [["model", *table.column_names[1:]], *([str(cell) for cell in row] for row in table.rows)]
-    if has_model_rows:
-        lines = [[text.replace(" (", "\n(") if index else text for index, text in enumerate(line)] for line in lines]
-    else:
-        lines = [[*line] for line in zip(*lines, strict=True)]
-    headings, *rows = lines
-    print_table([dict(zip(headings, row, strict=True)) for row in rows], "Medians over heads, and mean loss")
-    counts = {"more models": len(frame) - len(shown), "more statistics": len(omitted_names)}
+    band = max(1, (Console().width - label_width) // COLUMN_WIDTH) if has_model_rows else MAX_TABLE_LINES
+    band_lines = 2 * len(shown) + HEADING_LINES if has_model_rows else MAX_TABLE_LINES
+    room = band * max(1, MAX_TABLE_LINES // band_lines)
+    shown_names = names if show_all else names[:room]
+    title = "Models; statistics of heads are medians"
+    for start in range(0, len(shown_names), band):
+        _print_statistics(shown, shown_names[start : start + band], has_model_rows, "" if start else title)
+    counts = {"more models": len(frame) - len(shown), "more statistics": len(names) - len(shown_names)}
     if omitted := " and ".join(count_nouns(count, nouns) for nouns, count in counts.items() if count):
         print_line(f"{omitted} with --all")
+
+
+def _print_statistics(frame: pd.DataFrame, names: Sequence[str], has_model_rows: bool, title: str) -> None:
+    """Print these columns of the table of models; in a row of a model, an interval is below its value."""
+    omitted_names = {*value_columns(frame)} - {"model", *names}
+    table = statistics_table("", frame.drop(columns=[*omitted_names]))
+    lines = [["", *table.column_names[1:]], *([str(cell) for cell in row] for row in table.rows)]
+    if has_model_rows:
+        headings, *rows = [[line[0], *(text.replace(" (", "\n(") for text in line[1:])] for line in lines]
+    else:
+        headings, *rows = [[*line] for line in zip(*lines, strict=True)]
+    print_table([dict(zip(headings, row, strict=True)) for row in rows], title)
 
 
 def _format_value(value: Any) -> str:

@@ -20,7 +20,6 @@ from headscope.report.blocks import (
     RenderContext,
     Term,
     TextBlock,
-    insert_findings,
 )
 from headscope.report.explorer_blocks import query_link
 from headscope.results.result import Result
@@ -116,8 +115,8 @@ def page(context: RenderContext) -> PageContent:
             PROBE.title, "", {"": [TextBlock([f"This run has no influence sweep of {label}.{available}", advice])]}
         )
     charts = {group.heading: LazySequence(group.charts) for model, group in _chart_groups(context) if model == label}
-    texts = [TextBlock([sentence(result) for result in run.derived(_list_results) if result.model == label])]
-    sections = insert_findings(charts, texts)
+    sentences = [sentence(result) for result in run.derived(_list_results) if result.model == label]
+    sections = {**charts, "In words": [TextBlock(sentences, "Results of every sweep", collapsed=True)]}
     introduction = "Rise of the loss when one head or KV group is changed and all others are unchanged."
     return PageContent(f"{PROBE.title}: {label}", introduction, sections)
 
