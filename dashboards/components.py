@@ -14,7 +14,18 @@ from headscope.heads import Head
 from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report.blocks import Block, Card, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
+from headscope.report.blocks import (
+    Block,
+    Card,
+    Chart,
+    ClaimTable,
+    HeadTable,
+    Link,
+    Links,
+    RecordTable,
+    TextBlock,
+    TextTable,
+)
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import capitalise, is_statistic, parse_column, statistic
 from headscope.runs.run import short_names
@@ -75,7 +86,9 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
     if block_id != PLAYGROUND_BLOCK:  # its charts are not part of a run
         attributes_of_copy = {"data-copy-python": title, "aria-label": f"Copy as Python: {title}"}
         buttons.append(html.Button("Python", type="button", title="Copy as Python", **attributes_of_copy))
-    caption = html.P([block.caption, hint, " ", html.B(block.summary)])
+    explanation = f"{block.explanation}{hint}".strip()
+    how_to_read = [html.Details([html.Summary("How to read"), html.P(explanation)])] if explanation else []
+    caption = html.Div([html.P(block.line), *how_to_read])
     export = html.Div(buttons, className="export-buttons", role="group", **{"aria-label": f"Save {title}"})
     return html.Figure(
         [html.Div(graph, role="group", **attributes), html.Figcaption([caption, export])],
@@ -85,10 +98,8 @@ def build_chart(block: Chart, selected_heads: Collection[Head], block_id: str, h
 
 @build_component.register
 def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article:
-    figure = block.figure
-    title = str(figure.layout.title.text).replace("<br>", " ")
-    margin = (figure.layout.margin.t or 46) - 21  # without the title above the legend
-    figure.update_layout(title_text=None, margin_t=max(10, margin))
+    figure = block.picture
+    title = str(block.figure.layout.title.text).replace("<br>", " ")
     graph = dcc.Graph(
         id={"chart": block_id, "heads": has_head_points(figure)},
         figure=figure,
@@ -151,6 +162,25 @@ def _table_component(block: TextTable, view: ViewState, block_id: str) -> html.D
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in block.column_names]))
     body = html.Tbody([html.Tr([*_row_cells(block, row, view)]) for row in block.rows])
     return scrolling_table(block, html.Table([html.Caption(block.caption), head, body]))
+
+
+@build_component.register
+def _claims_component(block: ClaimTable, view: ViewState, block_id: str) -> html.Div:
+    rows = [
+        html.Tr(
+            [
+                html.Td(
+                    [html.Span(claim.mark, **{"aria-hidden": "true"}), f" {claim.verdict}"],
+                    className=claim.verdict.replace(" ", "-"),
+                ),
+                html.Td([claim.statement, html.Details([html.Summary("Evidence"), html.P(f"{claim.evidence}.")])]),
+            ]
+        )
+        for claim in block.claims
+    ]
+    head = html.Thead(html.Tr([html.Th("verdict", scope="col"), html.Th("claim", scope="col")]))
+    table = html.Table([head, html.Tbody(rows)], className="claims")
+    return html.Div(table, className="scroll", role="region", tabIndex=0, **{"aria-label": "Claims of the paper"})
 
 
 def scrolling_table(block: TextTable, table: html.Table, class_name: str = "scroll") -> html.Div:

@@ -9,9 +9,9 @@ from dashboards.pages import Page
 from dashboards.run_store import current_store
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.report.assembly import run_statistics
-from headscope.report.text import default_models
 from headscope.runs.column_metadata import measured_roles, roles, statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 
 PYTHON_TOOLTIP = "Copy code that opens this page in Python: its runs, the heads that it shows, and its figures"
 RANK_LINE_OPTIONS = [

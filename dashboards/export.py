@@ -113,7 +113,7 @@ def _printable_block(block: Block, view: ViewState) -> Block:
         case TextTable():
             return replace(block, rows=[[_cell_text(cell) for cell in row] for row in block.rows])
         case TextBlock():
-            return replace(block, links=None, collapsed=False)
+            return replace(block, links=None)
         case RecordTable():
             rows = [[str(row[name] or "") for name in block.column_names] for row in block.rows]
             return TextTable(block.caption, block.column_names, rows)

@@ -24,9 +24,9 @@ from dashboards.view_state import (
 from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import PageContent
-from headscope.report.text import default_models
 from headscope.runs.column_metadata import capitalise, is_role_measured, statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 
 
 def page_shell() -> list[Any]:

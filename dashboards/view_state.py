@@ -13,11 +13,10 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.heads import Head, HeadSet, parse_unit
 from headscope.report.assembly import run_statistics
-from headscope.report.text import default_model, default_models
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, measured_roles, statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_common_ess_column, longest_ess_column
+from headscope.runs.summary import default_model, default_models, longest_common_ess_column, longest_ess_column
 
 Query = Mapping[str, str | list[str]]
 FILTER_PARAMETERS = ("layers", "role", "set", "min", "max")

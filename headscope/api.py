@@ -8,10 +8,12 @@ The keywords of a probe's function are the fields of its options; its flags and 
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -55,6 +57,42 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
         study = config.read_study(user_input.check_path(content, "study"), {})
     resume = user_input.check_flag(resume, "resume")
     return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
+
+
+def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
+    """What changed between two runs: one row per result that both have, the surest change first.
+
+    question, model, baseline and where name the result; before, after: its values; unit_before and unit_after: its head
+    or KV group; difference with its 95 % confidence interval low to high, over `paired` equal documents, pairs or
+    trials (missing if unpaired); direction: better, worse, higher, lower, no clear change, or unknown without an
+    interval. The attribute `.attrs["roles"]` lists the heads that gained or lost a role.
+    """
+    from headscope.report.comparison import comparison_to_frame
+    from headscope.results.comparison import compare as compare_runs
+
+    return comparison_to_frame(compare_runs(_open_run(before, "before"), _open_run(after, "after")))
+
+
+def check(
+    run: Run | Path | str, checks: Path | str | Sequence[Mapping[str, Any]], against: Run | Path | str | None = None
+) -> pd.DataFrame:
+    """Check whether results and statistics of heads of a run are within bounds: one row per outcome.
+
+    `checks` is the path of a file of checks, or a list of mappings with the same keys. `against` is the run that
+    relative bounds are about. outcome: passes, fails or undecided, by the 95 % confidence interval low to high of the
+    value; needed: number of samples that would decide an undecided check. Raises BadInput for a check that matches
+    nothing.
+    """
+    from headscope.results.check_file import parse_checks, read_checks
+    from headscope.results.checks import run_checks
+
+    read = read_checks(Path(checks)) if isinstance(checks, Path | str) else parse_checks([*checks], "checks")
+    earlier = None if against is None else _open_run(against, "against")
+    return pd.DataFrame(map(asdict, run_checks(_open_run(run, "run"), read, earlier)))
+
+
+def _open_run(run: Run | Path | str, argument_name: str) -> Run:
+    return run if isinstance(run, Run) else Run.open(user_input.check_path(run, argument_name))
 
 
 def probe_function(name: str) -> Callable[..., Run]:

@@ -14,6 +14,7 @@ import yaml
 
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.estimates import estimate_mask
+from headscope.model_identity import NO_DIGESTS, WeightDigests
 from headscope.user_input import quote, read_yaml
 
 Head = tuple[int, int]
@@ -48,14 +49,14 @@ def format_head(layer: int, head: int) -> str:
 class HeadSet:
     """Distinct heads in order of rank, with an optional weight each, and where they come from.
 
-    `source` says how they were selected; `model_digest` is the SHA-256 of the weights they were measured on, or "".
+    `source` says how they were selected; `model_digests` are those of the weights they were measured on.
     Two sets are equal if they hold the same heads with the same weights in the same order.
     """
 
     heads: tuple[Head, ...]
     weights: tuple[float, ...] | None = None
     source: str = ""
-    model_digest: str = ""
+    model_digests: WeightDigests = NO_DIGESTS
 
     def __post_init__(self) -> None:
         if len({*self.heads}) < len(self.heads):
@@ -75,7 +76,12 @@ class HeadSet:
 
     @classmethod
     def top(
-        cls, table: pd.DataFrame, statistic: str, count: int, model: str | None = None, model_digest: str = ""
+        cls,
+        table: pd.DataFrame,
+        statistic: str,
+        count: int,
+        model: str | None = None,
+        model_digests: WeightDigests = NO_DIGESTS,
     ) -> "HeadSet":
         """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
 
@@ -102,7 +108,7 @@ class HeadSet:
         heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
         source = f"top {count} by {statistic}" + (f" of {model}" if model else "")
         source += _describe_estimates(rows, others, statistic)
-        return cls(heads, tuple(map(float, rows[statistic])), source, model_digest)
+        return cls(heads, tuple(map(float, rows[statistic])), source, model_digests)
 
     @classmethod
     def read(cls, file: Path | str) -> "HeadSet":
@@ -123,7 +129,8 @@ class HeadSet:
             weights = tuple(float(weight) for weight in fields["weights"]) if fields.get("weights") else None
         except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"head set '{file}': {error}") from error
-        return cls(heads, weights, str(fields.get("source", "")), str(fields.get("model_digest", "")))
+        digests = WeightDigests.from_record(fields.get("model_digests"), fields.get("model_digest"))
+        return cls(heads, weights, str(fields.get("source", "")), digests)
 
     def write(self, file: Path | str) -> None:
         """Write the set as YAML, or as JSON if the file ends in .json."""
@@ -132,12 +139,12 @@ class HeadSet:
         Path(file).write_text(text, encoding="utf-8")
 
     def to_dict(self) -> dict[str, object]:
-        """Identifiers, weights, source and model digest as plain data."""
+        """Identifiers, weights, source and digests of the model as plain data."""
         return {
             "heads": self.identifiers,
             "weights": None if self.weights is None else [*self.weights],
             "source": self.source,
-            "model_digest": self.model_digest,
+            "model_digests": self.model_digests.to_dict(),
         }
 
     @property
@@ -160,16 +167,16 @@ class HeadSet:
 
     def __or__(self, other: Collection[Head]) -> "HeadSet":
         heads = (*self.heads, *(head for head in other if head not in self.heads))
-        digests = {self.model_digest, getattr(other, "model_digest", "")} - {""}
-        if len(digests) > 1:
+        others = getattr(other, "model_digests", NO_DIGESTS)
+        if not self.model_digests.matches(others):
             raise BadInput("these heads were measured on two models with different weights. Combine heads of one model")
-        return HeadSet(heads, model_digest="".join(digests))
+        return HeadSet(heads, model_digests=self.model_digests.shared_with(others))
 
     def __and__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet(tuple(head for head in self.heads if head in other), model_digest=self.model_digest)
+        return HeadSet(tuple(head for head in self.heads if head in other), model_digests=self.model_digests)
 
     def __sub__(self, other: Collection[Head]) -> "HeadSet":
-        return HeadSet(tuple(head for head in self.heads if head not in other), model_digest=self.model_digest)
+        return HeadSet(tuple(head for head in self.heads if head not in other), model_digests=self.model_digests)
 
     def __str__(self) -> str:
         return ",".join(self.identifiers)

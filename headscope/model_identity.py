@@ -54,6 +54,15 @@ class WeightDigests:
     float16: str = ""
     exact: str = ""
 
+    def __bool__(self) -> bool:
+        """Whether any digest is known."""
+        return bool(self.to_dict())
+
+    @property
+    def label(self) -> str:
+        """The digest that names the weights in messages: that after rounding to bfloat16, or the first one known."""
+        return next(iter(self.to_dict().values()), "")
+
     def compare(self, other: "WeightDigests") -> Agreement:
         """How these weights agree with others."""
         own, others = self.to_dict(), other.to_dict()
@@ -71,6 +80,12 @@ class WeightDigests:
         """Whether the weights are equal, at least after rounding, or unknown."""
         return self.compare(other) != "different"
 
+    def shared_with(self, other: "WeightDigests") -> "WeightDigests":
+        """The digests that both have; those of one if the other has none."""
+        if not (self and other):
+            return self or other
+        return WeightDigests(**dict(self.to_dict().items() & other.to_dict().items()))
+
     def to_dict(self) -> dict[str, str]:
         """The known digests by name."""
         return {name: digest for name, digest in asdict(self).items() if digest}
@@ -82,35 +97,45 @@ class WeightDigests:
             return cls(str(digests or ""))
         return cls(**{name: str(digests.get(name) or "") for name in ("bfloat16", "float16", "exact")})
 
+    def to_record(self) -> dict[str, Any]:
+        """The entries of a file that `from_record` reads."""
+        return {"weights_sha256": self.bfloat16, "weights": self.to_dict()}
+
     @classmethod
     def from_record(cls, digests: Any, weights_sha256: Any) -> "WeightDigests":
-        """The digests that a run or an adapter records twice: `weights_sha256`, which older ones have alone, wins."""
+        """The digests that a file records twice: `weights_sha256`, which older ones have alone, wins."""
         recorded = cls.from_dict(digests)
         return replace(recorded, bfloat16=str(weights_sha256 or recorded.bfloat16))
 
 
-def belong_to_other_weights(
-    source: str, digest: str, identity: "ModelIdentity", model: str, weights: AcceptedWeights
-) -> bool:
-    """Whether heads or scores with this digest of weights belong to another model; False if they have no digest.
+NO_DIGESTS = WeightDigests()
+"""The digests of unknown weights."""
 
-    `source` and `model` name them in messages. Raises BadInput for other weights unless `weights` is "any".
+
+def refuse_other_weights(
+    source: str, digests: WeightDigests, identity: "ModelIdentity", model: str, weights: AcceptedWeights
+) -> bool:
+    """Raise BadInput for heads or scores that were measured on other weights, unless `weights` is "any".
+
+    `source` and `model` name them in messages. Returns whether the weights are other ones. Those without digests, and
+    those of a copy in another dtype, which is equal after rounding, are accepted.
     """
-    if WeightDigests.from_dict(digest).matches(identity.weights):
+    if digests.matches(identity.weights):
         return False
     if weights != "any":
-        own = identity.weights.bfloat16
         raise BadInput(
-            f"{source} belongs to other weights (sha256 {digest[:12]}) than model '{model}' ({own[:12]}). Measure it "
-            "on this model, or use it anyway with --weights any (weights='any' in Python)"
+            f"{source} belongs to other weights (sha256 {digests.label[:12]}) than model '{model}' "
+            f"({identity.weights.label[:12]}). Measure it on this model, or use it anyway with --weights any "
+            "(weights='any' in Python)"
         )
     return True
 
 
-def belongs_to_other_name(source: str, name: str, model: str, names: Sequence[str], weights: AcceptedWeights) -> bool:
-    """Whether scores that only name their model belong to another one than `model`, which has these `names`.
+def refuse_other_name(source: str, name: str, model: str, names: Sequence[str], weights: AcceptedWeights) -> bool:
+    """Raise BadInput for scores that name another model than `model`, which has these `names`, unless allowed.
 
-    Only the last part of a path counts, since a folder may have been moved. Raises BadInput unless `weights` is "any".
+    Only the last part of a path counts, since a folder may have been moved. `weights` "any" allows it. Returns whether
+    the name is another one.
     """
     if not name or _last_part(name) in map(_last_part, (model, *names)):
         return False

@@ -18,8 +18,10 @@ Names are imported on first use: importing this module loads neither torch nor p
 - Statistics: `Statistic` and `Role` describe columns of the per-head table, HEAD_KEYS are its index; `plain_types`,
   `rows_at_longest_length`, `mean_with_interval`, `confidence_interval` and `mean_losses` aggregate table rows.
 - Stored runs: `Run`, and `RunTables`, its tables without the derived ones.
-- Report and app: `Chart`, `ChartGroup`, `Finding`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
+- Report and app: `Chart`, `ChartGroup`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
   `TextBlock`, `TextTable`, `HeadTable`, `RecordTable` or `Links` of `Link`; charts are drawn from a `RenderContext`.
+- Results: a `Result` answers a declared `Question` and is worded by its template; `judged` adds the verdict on a claim,
+  that the value is on one side of a `Bound`.
 - Plots: `plot_matrix`, `plot_small_matrices`, `plot_change` and `plot_distribution` of a statistic of all heads.
 - Text: `describe_extremes`, `describe_ranks`, `format_head_count`, `format_number`, `head_mask`, `head_name`,
   `heads_by_model` and `join_words`.
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
         Block,
         Chart,
         ChartGroup,
-        Finding,
         HeadTable,
         Link,
         Links,
@@ -63,8 +64,11 @@ if TYPE_CHECKING:
         head_mask,
         head_name,
         heads_by_model,
-        join_words,
     )
+    from headscope.results.questions import Question
+    from headscope.results.result import Bound, Result
+    from headscope.results.verdicts import judged
+    from headscope.results.words import join_words
     from headscope.runs.aggregation import (
         HEAD_KEYS,
         confidence_interval,
@@ -95,7 +99,7 @@ if TYPE_CHECKING:
     from headscope.study.config import Lengths, Options
     from headscope.study.context import StudyContext
 
-API_VERSION = 2
+API_VERSION = 3
 
 _NAMES_BY_MODULE = {
     "attention.record": "AttentionRecord",
@@ -107,9 +111,13 @@ _NAMES_BY_MODULE = {
     "positions.attach": "attached",
     "positions.model": "Model",
     "prompts.texts": "TokenDocument",
-    "report.blocks": "Block Chart ChartGroup Finding HeadTable Link Links Overview PageContent RecordTable "
+    "report.blocks": "Block Chart ChartGroup HeadTable Link Links Overview PageContent RecordTable "
     "RenderContext Term TextBlock TextTable",
-    "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model join_words",
+    "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model",
+    "results.questions": "Question",
+    "results.result": "Bound Result",
+    "results.verdicts": "judged",
+    "results.words": "join_words",
     "runs.aggregation": "HEAD_KEYS confidence_interval mean_losses mean_with_interval plain_types "
     "rows_at_longest_length",
     "runs.arrow": "Rows",
@@ -145,12 +153,12 @@ __all__ = [
     "AttentionRecord",
     "BadInput",
     "Block",
+    "Bound",
     "CapturedLayers",
     "Cell",
     "Chart",
     "ChartGroup",
     "Column",
-    "Finding",
     "FinishedPass",
     "HeadTable",
     "Lengths",
@@ -164,8 +172,10 @@ __all__ = [
     "PageContent",
     "Probe",
     "ProbeRunner",
+    "Question",
     "RecordTable",
     "RenderContext",
+    "Result",
     "Role",
     "Rows",
     "Run",
@@ -190,6 +200,7 @@ __all__ = [
     "head_name",
     "heads_by_model",
     "join_words",
+    "judged",
     "key",
     "mean_losses",
     "mean_with_interval",

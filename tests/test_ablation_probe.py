@@ -16,6 +16,7 @@ import headscope as hs
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.forward.ablation import REFERENCE_TOKENS
 from headscope.heads import HeadSet
+from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.report import assembly
 from headscope.runs.run import Run
@@ -69,7 +70,7 @@ def test_heads_may_be_a_head_set_or_pairs_as_in_ablated(folder: Path, tmp_path: 
 def test_a_head_set_of_other_weights_is_refused_as_in_ablated(folder: Path, tmp_path: Path) -> None:
     own = hs.load(f"{folder}/tiny", device="cpu").weights_sha256
     for digest, weights in ((own, "same"), ("0" * 64, "any")):
-        heads = HeadSet(((2, 3), (0, 1)), model_digest=digest)
+        heads = HeadSet(((2, 3), (0, 1)), model_digests=WeightDigests(digest))
         run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=heads, weights=weights)
         assert {*zip(run.ablation["layer"], run.ablation["head"], strict=True)} == {*heads}
     with pytest.raises(BadInput, match="belongs to other weights"):

@@ -10,7 +10,7 @@ import torch
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 
 import headscope as hs
-from headscope.prompts.answers import ask_about_exchange, count_pairs, describe_unanswered, gives_answer
+from headscope.prompts.answers import ask_about_exchange, describe_unanswered, gives_answer
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,6 @@ def test_an_answer_is_given_if_its_metric_says_so(metric: str, value: float, ans
     values = np.array([value])
     assert gives_answer(metric, values).tolist() == [answered]
     assert bool(describe_unanswered(metric, values)) == (not answered)
-    assert count_pairs(metric, values) == ("1 pair" if answered else "1 pair, 1 not answered")
 
 
 def test_the_question_is_asked_if_most_corrupted_prompts_favour_the_answer() -> None:
@@ -66,6 +65,6 @@ def test_exchanged_prompts_are_asked_about_before_the_effects(
         *("--out", tmp_path / "runs", *flags),
     )
     assert code == 0, err
-    question = "Are clean and corrupted prompts exchanged?"
+    question = "are clean and corrupted prompts exchanged?"
     assert question in err
     assert out.index(question) < out.index("the most positive effect is")

@@ -18,7 +18,7 @@ from headscope.measures.pooled_map import PooledMaps
 from headscope.report import assembly
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from probes.patterns import analysis, lens, maps, report, similarity
+from probes.patterns import analysis, lens, maps, report, results, similarity
 from probes.patterns.schema import decode_map, encode_map
 
 
@@ -143,7 +143,9 @@ def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(ru
     assert page.sections[""][0].command == lens.PROBE.command_line
     assert maps.head_map_chart(alone, "yarn", 2, 1) is not None
     count = families.LAYERS * families.HEADS
-    assert report.overview(alone).rows == [{"model": label, "attention maps": count} for label in ("base", "yarn")]
+    counts = [{"model": label, "attention maps": count} for label in ("base", "yarn")]
+    assert report.overview(alone).data.to_dict("records") == counts
+    assert [(result.model, result.value) for result in results.results(alone)] == [("base", count), ("yarn", count)]
     gallery, *_ = [chart for group in report.charts(assembly.render_context(alone)) for chart in group.charts]
     assert "heads from the first to the last layer: base" in gallery.figure.layout.title.text.replace("<br>", " ")
     combined = combine_runs([rows, alone])

@@ -24,11 +24,12 @@ from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
-from probes.attribution import report
+from probes.attribution import report, results
 from probes.circuits.run import circuit_rows
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -92,7 +93,7 @@ def test_a_position_scheme_changes_the_terms() -> None:
 
 @pytest.mark.model
 def test_terms_of_smollm2_equal_an_explicit_sum_and_add_up(smollm2: Model, tokens: Tensor) -> None:
-    ids = tokens[0, :512]
+    ids = tokens[0, :128]
     terms = attribute_logits(smollm2, ids)
     logit = centred(smollm2, ids)
     scale = float(logit.abs().max())
@@ -104,7 +105,7 @@ def test_terms_of_smollm2_equal_an_explicit_sum_and_add_up(smollm2: Model, token
 @pytest.mark.model
 def test_terms_of_smollm2_equal_those_of_transformer_lens(smollm2: Model, tokens: Tensor) -> None:
     """TransformerLens folds the final norm's gain into a centred unembedding, which is the same direction."""
-    ids = tokens[0, :256]
+    ids = tokens[0, :64]
     fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
     lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
     lens.enable_compatibility_mode()
@@ -235,16 +236,20 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     run: Run = synthetic_run(tmp_path, layers=3)
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["next_token_attribution"].idxmax()]
-    sentences = [finding.text for finding in report.findings(run) if finding.model == "base"]
-    strongest = (
-        f"layer {best['layer']}, head {best['head']} raises it most ({best['next_token_attribution']:+.3f} logits"
-    )
-    assert strongest in sentences[1]
-    assert "from the embedding" in sentences[0]
+    by_question = {(r.question, r.where.get("which")): r for r in results.results(run) if r.model == "base"}
+    highest = by_question["attribution.extreme", "highest"]
+    assert (highest.layer, highest.head) == (best["layer"], best["head"])
+    assert highest.value == best["next_token_attribution"]
+    assert highest.low < best["next_token_attribution_low"], "it is the largest of all heads"
+    assert by_question["attribution.extreme", "lowest"].value == base["next_token_attribution"].min()
+    assert by_question["attribution.raising_heads", None].value == (base["next_token_attribution"] > 0).sum()
+    logit = by_question["attribution.logit", None]
+    assert logit.value == pytest.approx(sum(logit.details.values()), rel=1e-5)
+    assert np.mean([*logit.by_sample.values()]) == pytest.approx(logit.value)
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 2, 3)}
     assert "Direct logit attribution of layer 2, head 3" in titles
-    (sentence,) = report.head_findings(run, "base", 2, 3)
-    assert sentence.startswith("Rank by direct logit attribution (next token)")
+    (ranks,) = results.head_results(run, "base", 2, 3)
+    assert sentence(ranks).startswith("Rank by direct logit attribution (next token)")
     counts = {group.heading: len([*group.charts]) for group in report.charts(assembly.render_context(run))}
     assert counts == {"Contribution of each head to the next token's logit": 2, "Terms of the logit by layer": 2}
 

@@ -25,14 +25,18 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import Interrupted
 from headscope.forward.capture import capturing
 from headscope.measures.far_mass import far_mass
+from headscope.results import words
+from headscope.runs.aggregation import verdict_below
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
+from headscope.runs.summary import model_table
 from headscope.streaming import StreamingWindow
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from probes.budget import findings, passes
+from probes.budget import passes
+from probes.budget import results as budget_results
 from probes.budget.analysis import best_order, curves, largest_shares, loss_changes, summaries
-from probes.budget.labels import format_interval
+from probes.budget.results import changes_at_half, results
 from probes.budget.schema import order_name
 from probes.budget.streaming_order import (
     cache_bytes,
@@ -275,9 +279,9 @@ def test_the_stated_stability_is_that_of_the_sets_of_other_seeds() -> None:
 def test_all_rows_of_the_octave_give_one_set_and_the_findings_say_so(run: Run) -> None:
     assert (run.budget_stability[["kept", "same_set"]] == 1).all(axis=None)
     assert set(run.budget_stability["order"]) == {"effective-length", "local-mass", "far-mass"}
-    assert "the same groups stream whatever query rows of these documents are sampled" in " ".join(
-        run.findings()["text"]
-    )
+    (stability,) = (result for result in results(run) if result.question == "budget.stability")
+    assert (stability.value, stability.details["same"]) == (1, 1)
+    assert "--rows" not in words.sentence(stability)
 
 
 def test_findings_state_the_stability_of_a_set_from_sampled_rows(place: Path) -> None:
@@ -286,9 +290,9 @@ def test_findings_state_the_stability_of_a_set_from_sampled_rows(place: Path) ->
     del content["budget"]["count"], content["budget"]["draws"]
     sampled = run_study(build_study(content), place / "runs")
     kept = sampled.budget_stability["kept"].mean()
-    assert f"{kept:.0%}".replace("%", " %") + " of them would stream as well if other query rows" in " ".join(
-        sampled.findings()["text"]
-    )
+    (stability,) = (result for result in results(sampled) if result.question == "budget.stability")
+    assert stability.value == pytest.approx(kept)
+    assert words.sentence(stability).endswith("are not stable: use more --rows, or --rows exact.")
 
 
 def test_cache_sizes_of_unequal_layers() -> None:
@@ -316,49 +320,52 @@ def test_shares_and_summaries(run: Run) -> None:
     assert best_order(table.query("context_length == 64"))["order"] != "random"
 
 
-def test_an_equal_share_in_all_documents_has_no_interval() -> None:
-    row = {"largest_share_low": 0.25, "largest_share_high": 0.25, "n": 3}
-    assert format_interval(row, "largest_share", str) == " (the same measured value in all 3 documents)"
-
-
-def test_findings_name_window_bound_and_number_of_documents(run: Run) -> None:
-    texts = " ".join(run.findings()["text"])
-    assert "keep only the first 2 and last 6 tokens before the loss rises by more than 0.01 nats per token" in texts
-    assert "n = 4" in texts
-    assert "costs less than random orders: " in texts
-    assert "(computed)" in texts
+def test_results_have_the_values_of_the_tables_and_stable_keys(run: Run) -> None:
+    all_results = [*results(run)]
+    assert len({result.key for result in all_results}) == len(all_results)
+    by_key = {result.key: result for result in all_results}
+    for row in summaries(run).to_dict("records"):
+        conditions = (f"context_length={row['context_length']}", f"order={row['order']}")
+        area = by_key["budget.area", row["model"], "", *conditions]
+        assert (area.value, area.low, area.high, area.n) == (row["area"], row["area_low"], row["area_high"], row["n"])
+        assert np.mean([*area.by_sample.values()]) == pytest.approx(area.value)
+    share = by_key["budget.largest_share", "base", "", "context_length=64"]
+    text = words.sentence(share)
+    assert "can keep only the first 2 and last 6 tokens while the loss rises by at most 0.01 nats/token" in text
+    assert "4 documents" in text
+    assert model_table(run)["streaming_share_64"].tolist() == [share.value]
+    assert any(result.question == "budget.cache_size" for result in all_results)
     assert json.loads((run.path / "run.json").read_text())["seed"] == 0
 
 
-def test_if_no_share_exceeds_the_bound_the_finding_says_so() -> None:
-    intervals = {"largest_share_low": 1.0, "largest_share_high": 1.0, "n": 3}
-    row = pd.Series({"order": "random", "largest_share": 1.0, **intervals})
-    finding = findings._share_finding("base", 64, row, pd.Series({"groups": 8, "bound": 0.01, "sink": 2, "recent": 6}))
-    assert "all 8 KV groups can keep only the first 2 and last 6 tokens: the loss does not rise" in finding.text
+def test_a_selected_order_is_compared_with_an_interval_that_allows_for_the_choice(run: Run) -> None:
+    (gain,) = (
+        result
+        for result in results(run)
+        if result.question == "budget.order_gain" and result.where == {"context_length": 64}
+    )
+    values = np.array([*gain.by_sample.values()])
+    half_width = stats.t.ppf(1 - 0.025 / 3, len(values) - 1) * stats.sem(values)
+    assert gain.selected_from == 3
+    assert (gain.low, gain.high) == pytest.approx((values.mean() - half_width, values.mean() + half_width))
+    assert gain.verdict == verdict_below(gain.low, gain.high)
+    assert "costs base less than in random orders: " in words.sentence(gain)
 
 
-def test_the_comparison_with_random_orders_says_that_documents_are_too_few() -> None:
-    row = pd.Series({"order": "far-mass", "n": 1, "area_vs_random": -0.1, "area_vs_random_low": np.nan})
-    row["area_vs_random_high"] = np.nan
-    text = findings._comparison_finding("base", 64, row).text
-    assert "random orders: inconclusive, because 1 document is too few (3 are needed). The areas" in text
-
-
-@pytest.mark.parametrize(
-    ("prompts", "change", "note"),
-    [
-        (4, "change -50 percentage points (-142 to +42)", "In parentheses: 95 % confidence intervals over prompts."),
-        (1, "change -100 percentage points", "Too few prompts for confidence intervals."),
-    ],
-)
-def test_changes_of_answers_are_in_percentage_points(prompts: int, change: str, note: str) -> None:
+@pytest.mark.parametrize(("prompts", "note"), [(4, "95 % confidence interval -142 to +42, 4 prompts"), (1, "1 prompt")])
+def test_changes_of_answers_are_in_percentage_points(prompts: int, note: str) -> None:
     index = pd.MultiIndex.from_product(
         [["base"], ["ioi"], ["random"], range(prompts)], names=["model", "prompts", "order", "pair"]
     )
     scores = pd.DataFrame({0.0: 1.0, 0.5: [0.0, 1.0, 0.0, 1.0][:prompts]}, index)
-    whole, changes, share, count = findings._scores_at_half(scores, "prompt", are_shares=True)
-    assert (whole, share, count) == ("100 %", 0.5, f"{prompts} prompt{'s' if prompts > 1 else ''}")
-    assert changes == f"random order {100 * scores[0.5].mean():.0f} %, {change}. {note}"
+    (result,) = changes_at_half("budget.right_answers", "base", {"prompts": "ioi"}, scores)
+    share = scores[0.5].mean()
+    assert (result.value, result.n, result.where["share"]) == (share - 1, prompts, 0.5)
+    text = words.sentence(result)
+    assert (
+        f"{100 * share:.0f} % of the answers are right instead of 100 %, a change of {100 * share - 100:+.0f}" in text
+    )
+    assert f"{100 * share - 100:+.0f} percentage points ({note}" in text
 
 
 # Tasks of the lm-evaluation-harness --------------------------------------------------------------------------------
@@ -404,12 +411,11 @@ def test_a_metric_without_a_value_per_document_is_left_out_with_a_warning(task_r
     assert "metric brier_score of task colours is not a mean over documents, so it is left out" in task_run[1]
 
 
-def test_findings_give_the_change_of_a_task_with_its_interval_over_documents(task_run: tuple[Run, str]) -> None:
-    (text,) = [text for text in task_run[0].findings()["text"] if "colours acc, 5 documents" in text]
-    assert "of the KV groups stream, by order: random order" in text
-    assert "95 % confidence intervals over documents" in text
-    verdict = next(text for text in task_run[0].findings()["text"] if text.startswith("base, colours acc: streaming"))
-    assert "streaming 50 % of the KV groups (random order) makes the score worse: " in verdict
+def test_results_give_the_change_of_a_task_with_its_interval_over_documents(task_run: tuple[Run, str]) -> None:
+    (change,) = (result for result in results(task_run[0]) if result.where.get("task") == "colours acc")
+    assert (change.question, change.model, change.n) == ("budget.task_score", "base", 5)
+    assert change.where == {"task": "colours acc", "order": "random", "share": 0.5}
+    assert f"; that streaming makes it worse is {change.verdict}" in words.sentence(change)
     assert validate(task_run[0]) == []
 
 
@@ -423,21 +429,21 @@ def test_findings_give_the_change_of_a_task_with_its_interval_over_documents(tas
     ],
 )
 def test_the_verdict_on_a_task_follows_the_interval_of_paired_differences(
-    task: str, change: float, verdict: str
+    task: str, change: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = np.linspace(0, 1, 6)
     changes = change + np.array([0.1, -0.1] * 3)
-    scores = pd.DataFrame({0.0: before, 0.5: before + changes})
-    (finding,) = findings._task_verdict("base", task, "random", scores, 0.5)
-    low, high = stats.t.interval(0.95, 5, changes.mean(), stats.sem(changes))
-    assert finding.data is not None
-    assert (finding.data.value, finding.data.low, finding.data.high) == pytest.approx((changes.mean(), low, high))
-    assert finding.data.n == 6
-    assert (
-        f"makes the score worse: {verdict}. The score changes by {changes.mean():+.3f} (95 % confidence interval"
-        in finding.text
+    index = pd.MultiIndex.from_product(
+        [["base"], [task], ["random"], range(6)], names=["model", "task", "order", "document"]
     )
-    assert list(findings._task_verdict("base", task, "random", scores[:2], 0.5)) == []
+    losses = pd.DataFrame({"model": ["base"], "context_length": [64], "order": ["random"], "area": [0.1]})
+    monkeypatch.setattr(
+        budget_results, "task_scores", lambda run: pd.DataFrame({0.0: before, 0.5: before + changes}, index)
+    )
+    (result,) = budget_results._task_results(SimpleNamespace(derived=lambda function: losses))  # type: ignore[arg-type]
+    low, high = stats.t.interval(0.95, 5, changes.mean(), stats.sem(changes))
+    assert (result.value, result.low, result.high) == pytest.approx((changes.mean(), low, high))
+    assert (result.n, result.verdict) == (6, verdict)
 
 
 def test_a_task_whose_prompts_are_shorter_than_the_window_is_named(place: Path) -> None:

@@ -19,6 +19,8 @@ from headscope.report import assembly, similar_heads
 from headscope.report import static_site as pages
 from headscope.report.blocks import Chart
 from headscope.report.text import format_cell
+from headscope.results.collection import all_results
+from headscope.results.words import sentence
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
@@ -159,10 +161,9 @@ def test_bundle_figure_equals_app_figure(run: Run, site: Path, parsed: dict[str,
 
 def test_index_lists_every_finding(run: Run, parsed: dict[str, Parsed]) -> None:
     text = " ".join(parsed["index.html"].text.split())
-    for topic_findings in assembly.findings_by_topic(run).values():
-        for finding in topic_findings:
-            if not hasattr(finding, "verdict"):
-                assert " ".join(finding.text.split()) in text
+    for result in all_results(run):
+        if not result.verdict:
+            assert " ".join(sentence(result).split()) in text
 
 
 @pytest.mark.slow

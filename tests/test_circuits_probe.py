@@ -20,17 +20,21 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.observe import observe
+from headscope.heads import format_head
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.report import assembly
+from headscope.results.collection import all_results
+from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
-from probes.circuits import findings
 from probes.circuits.analysis import mean_contributions
+from probes.circuits.questions import QUESTIONS
 from probes.circuits.report import charts
+from probes.circuits.results import results
 from probes.circuits.run import TextObserver
 from probes.circuits.schema import CircuitsOptions
 from probes.patterns.lens import lens_page
@@ -211,9 +215,13 @@ def test_mean_contributions_sum_to_the_mean_logit(run: Run) -> None:
 
 
 def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> None:
-    texts = [finding.text for finding in findings.findings(run)]
-    assert any("L2H1 has a mean logit of" in text for text in texts)
-    assert any("still do once weights are multiplied by the norms of the values" in text for text in texts)
+    by_question = {result.question: result for result in results(run)}
+    rows = run.qk_rows[(run.qk_rows["model"] == by_question["circuits.logit"].model)]
+    logit = by_question["circuits.logit"]
+    assert logit.value == pytest.approx(rows[rows["layer"] == logit.layer]["logit"].astype("float64").mean())
+    assert any("L2H1 has a mean logit of" in sentence(result) for result in results(run))
+    sinks = by_question["circuits.value_sinks"]
+    assert 0 <= sinks.value <= sinks.n <= sinks.details["heads"]
     groups = {group.heading: [*group.charts] for group in charts(assembly.render_context(run))}
     assert len(groups["Why heads attend where they do"]) == 4
     assert len(groups["Do sinks count in value-weighted attention?"]) == 2
@@ -226,10 +234,22 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     assert create_app(run.path).server.test_client().get("/").status_code == 200
 
 
-def test_synthetic_runs_have_findings_of_every_part(tmp_path: Path) -> None:
+OTHERS = {"circuits.inputs_of_head", "circuits.copying_agreement", "circuits.induction_inputs"}
+"""Questions about one head, or about scores of other probes."""
+
+
+def test_synthetic_runs_have_results_of_every_part(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, probes=("circuits",))
     assert validate(run) == []
-    assert len([*findings.findings(run)]) >= 2 * 7
+    by_question = {result.question for result in results(run)}
+    assert by_question == {question.name for question in QUESTIONS} - OTHERS
+    keys = [result.key for result in all_results(run)]
+    assert len(keys) == len({*keys})
+    heads = run.heads[run.heads["model"] == "base"]
+    best = heads.loc[heads["ov_copying"].idxmax()]
+    values = {result.question: result for result in results(run) if result.model == "base"}
+    assert values["circuits.copying_heads"].value == (heads["ov_copying"] > 0.5).sum()
+    assert values["circuits.highest_copying"].unit == format_head(best["layer"], best["head"])
 
 
 def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> None:
@@ -239,15 +259,17 @@ def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> N
     is_best = (rows["input"] == "k") & (rows["layer"] == 2) & (rows["sender_head"] == 1) & (rows["head"] == 0)
     rows.loc[rows["input"] == "k", "score"] = np.where(is_best, 0.3, 0.11)[rows["input"] == "k"]
     run._frames["head_composition"] = rows
-    q, k, *_ = (text for text in run.findings()["text"] if "composition" in text and "K-compose" not in text)
-    assert q.startswith("In base, no Q-composition exceeds chance: the largest score, 0.050 (")
-    assert "is not above 0.120" in q
+    q, k, _ = run.findings().query("question == 'circuits.composition'")["text"]
+    assert q.startswith("In base, no Q-composition exceeds chance: the largest is L0")
+    assert "(-0.050) (composition score minus the mean of random matrices of the same shapes, 0.100)" in q
+    assert "0 of " in q
     assert k.count("→") == is_best.sum()
-    assert f"{is_best.sum()} of {(rows['input'] == 'k').sum()} pairs exceed 0.120" in k
+    assert f"{is_best.sum()} of {(rows['input'] == 'k').sum()} pairs have a score above 0.120" in k
     run.tables.remove("composition_null")  # as in runs of earlier versions
     run._derived.clear()
-    q, k, *_ = (text for text in run.findings()["text"] if "composition" in text and "K-compose" not in text)
-    assert q.endswith("is not above the mean of random matrices of the same shapes, 0.100.")
+    q, k, _ = run.findings().query("question == 'circuits.composition'")["text"]
+    assert "no Q-composition exceeds chance" in q
+    assert q.endswith("(composition score minus the mean of random matrices of the same shapes, 0.100).")
     assert k.count("→") == 5
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.report.assembly import findings_by_topic
-from headscope.report.blocks import PaperClaim
+from headscope.report.claims import claim_row, claims, claims_table
+from headscope.results import words
+from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.adapt.claims import ComparedModels, adaptation_claims
-from probes.adapt.paper_page import collect_claims, comparison_page
-from probes.influence.analysis import best_unit_effects
+from probes.adapt.compared_models import ComparedModels
+from probes.adapt.paper_page import comparison_page
+from probes.adapt.results import results
+from probes.influence.analysis import all_sweeps
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
 PROBES = ("positions", "measure", "needle", "influence", "adapt")
@@ -33,6 +35,15 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     return lambda *models: Run.open(written(*models))
 
 
+def adaptation_claims(run: Run) -> dict[tuple[str, str], Result]:
+    """The claims about adapters by name and model."""
+    return {
+        (result.question.removeprefix("adapt.claim."), result.model): result
+        for result in results(run)
+        if result.question.startswith("adapt.claim.")
+    }
+
+
 def test_compared_models_are_identified_by_their_schemes(run_of: RunOf) -> None:
     run = run_of("base", BARE, YARN, LEARNED)
     assert [*ComparedModels.find_in(run)] == [ComparedModels("base", YARN, BARE, LEARNED)]
@@ -49,79 +60,78 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: R
         (LEARNED, YARN),
         ("adarope:adapter=y", YARN),
     ]
-    claims = list(adaptation_claims(run))
-    assert {claim.model for claim in claims} == {LEARNED, "adarope:adapter=y"}
-    assert all(f"{claim.model}: " in claim.evidence for claim in claims)
+    claims = adaptation_claims(run)
+    assert {claim.model for claim in claims.values()} == {LEARNED, "adarope:adapter=y", YARN}
+    assert len({claim.key for claim in claims.values()}) == len([*results(run)]), "YaRN is judged once, not per adapter"
     run._frames["positions"] = run.positions.assign(log_theta_init=run.positions["log_theta_init"] - 1)
     assert [models.yarn for models in ComparedModels.find_in(run)] == ["yarn:factor=2"] * 2
 
 
 def test_a_run_without_an_adarope_model_has_no_adaptation_claims(run_of: RunOf) -> None:
     run = run_of("base", YARN)
-    assert [*adaptation_claims(run)] == []
-    texts = [finding.text for finding in findings_by_topic(run)["Comparison with the paper"]]
-    assert all("(Wu et al. 2024)" in text for text in texts), (
+    assert adaptation_claims(run) == {}
+    assert all("(Wu et al. 2024)" in words.sentence(claim) for claim in claims(run)), (
         "without an AdaRoPE model, all claims are about retrieval heads"
     )
-    trained = findings_by_topic(run_of("base", LEARNED))["Comparison with the paper"]
-    assert not all("(Wu et al. 2024)" in finding.text for finding in trained)
+    assert not all("(Wu et al. 2024)" in words.sentence(claim) for claim in claims(run_of("base", LEARNED)))
 
 
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])
 def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], verdict: str, run_of: RunOf) -> None:
     run = run_of("base", *order)  # each model's loss is 0.05 above the previous one's
-    claim = next(adaptation_claims(run))
-    assert "lower loss than YaRN" in claim.statement
-    assert claim.verdict == verdict
+    claim = adaptation_claims(run)["loss", LEARNED]
     bins = run.nll[run.nll["context_length"] == 1024]["position"].nunique()
+    assert (claim.verdict, claim.baseline, len(claim.parts)) == (verdict, YARN, bins)
+    difference = -0.05 if verdict == "supported" else 0.05
+    assert [part.value for part in claim.parts] == pytest.approx([difference] * bins)
+    assert [*claim.parts[0].by_sample.values()] == pytest.approx([difference] * len(claim.parts[0].by_sample), abs=1e-6)
     below = bins if verdict == "supported" else 0
-    assert f"below YaRN's in {below} of {bins} position bins" in claim.evidence
-    assert f"{-0.05 if below else 0.05:+.3f} nats/token" in claim.evidence
+    assert f"below YaRN's in {below} of {bins} position bins, in {below} of them with" in words.evidence(claim)
 
 
 def test_claims_need_measurements_of_both_models(run_of: RunOf) -> None:
     """The AdaRoPE model may have only influence tables, or losses of other texts."""
-    statements = {claim.statement for claim in adaptation_claims(run_of("base", YARN, LEARNED))}
-    lengths = {text for text in statements if "ESS" in text or "does not extend" in text}
-    loss = {text for text in statements if "lower loss than YaRN" in text}
-    assert lengths
-    assert loss
+    names = {name for name, _ in adaptation_claims(run_of("base", YARN, LEARNED))}
+    assert {"loss", "lengths_yarn", "lengths_adarope"} <= names
     for label in (LEARNED, YARN):
         run = run_of("base", YARN, LEARNED)
         run._frames["attention"] = run.attention[run.attention["model"] != label]
         run._frames["nll"] = run.nll[run.nll["model"] != label]
-        claims = {claim.statement: claim for claim in adaptation_claims(run)}
-        assert not claims.keys() & loss
-        assert bool(claims.keys() & lengths) == (label == YARN)
-        assert not any("nan" in claims[statement].evidence for statement in claims.keys() & lengths)
+        claims = adaptation_claims(run)
+        assert ("loss", LEARNED) not in claims
+        lengths = {key: claim for key, claim in claims.items() if key[0].startswith("lengths")}
+        assert {*lengths} == ({("lengths_adarope", LEARNED)} if label == YARN else set())
+        assert not any("nan" in words.evidence(claim) for claim in lengths.values())
     run = run_of("base", YARN, LEARNED)
     nll = run.nll.astype({"doc": "str"})
     run._frames["nll"] = nll.assign(doc=nll["doc"].where(nll["model"] != LEARNED, "another"))
-    assert not {claim.statement for claim in adaptation_claims(run)} & loss
+    assert ("loss", LEARNED) not in adaptation_claims(run)
 
 
 def test_the_verdicts_follow_the_parameters(run_of: RunOf) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, frequency change grows with the pair."""
-    run = run_of("base", YARN, LEARNED)
-    verdicts = {claim.statement: claim.verdict for claim in adaptation_claims(run)}
-    statements = (
-        "The median tau is near 1 (the paper also reports a mild right tail, which is not tested)",
-        "gamma is mostly positive",
-        "Frequencies change mostly in the low-frequency pairs",
-    )
-    assert [verdicts[statement] for statement in statements] == ["supported"] * 3
+    run, names = run_of("base", YARN, LEARNED), ("tau", "gamma", "slow_pairs")
+    claims = adaptation_claims(run)
+    assert [claims[name, LEARNED].verdict for name in names] == ["supported"] * 3
+    assert words.sentence(claims["tau", LEARNED]).endswith("Our criterion: a distance below 0.1.")
+    assert claims["lengths_adarope", LEARNED].verdict == "not supported"
+    assert words.criterion(claims["lengths_yarn", YARN]).startswith("longer is a median ratio above 1.105")
     changed_run = Run(run.path, run.manifest)
     positions, scales = run.positions, run.scales
     changed_run._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])
     changed_run._frames["positions"] = positions.assign(
         log_theta=positions["log_theta_init"] + (positions["pair"] == 0)
     )
-    evidence = {claim.statement: claim.evidence for claim in adaptation_claims(run)}
-    assert evidence[statements[0]].endswith("Our criterion: a distance below 0.1")
-    assert all("Our criterion: longer is" in text for statement, text in evidence.items() if "small-ESS" in statement)
-    opposite = {claim.statement: claim.verdict for claim in adaptation_claims(changed_run)}
-    assert [opposite[statement] for statement in statements] == ["not supported"] * 3
-    assert verdicts["AdaRoPE keeps small-ESS heads as they are and lengthens large-ESS heads"] == "not supported"
+    opposite = adaptation_claims(changed_run)
+    assert [opposite[name, LEARNED].verdict for name in names] == ["not supported"] * 3
+
+
+def test_unchanged_parameters_are_described_without_a_share(run_of: RunOf) -> None:
+    run = run_of("base", YARN, LEARNED)
+    run._frames["positions"] = run.positions.assign(log_theta=run.positions["log_theta_init"])
+    claim = adaptation_claims(run)["slow_pairs", LEARNED]
+    assert claim.verdict == "inconclusive"
+    assert "nan" not in words.sentence(claim)
 
 
 def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(run_of: RunOf) -> None:
@@ -129,36 +139,50 @@ def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(run_of: R
     scales = run.scales
     is_positive = (scales["layer"] * 4 + scales["head"]) % 3 != 0  # two thirds of the heads
     run._frames["scales"] = scales.assign(gamma=is_positive.map({True: 0.1, False: -0.1}))
-    (claim,) = [claim for claim in adaptation_claims(run) if claim.statement == "gamma is mostly positive"]
+    claim = adaptation_claims(run)["gamma", LEARNED]
     assert claim.verdict == "inconclusive"
-    assert "Our criterion: more than 60 %" in claim.evidence
+    assert words.criterion(claim) == "more than 60 %"
+    assert "more documents do not narrow this interval over the heads of one model" in words.evidence(claim)
 
 
 def test_two_documents_decide_no_claim_about_losses(run_of: RunOf) -> None:
     run = run_of("base", YARN, LEARNED)
     run._frames["nll"] = run.nll[run.nll["doc"].isin(["synthetic/0", "synthetic/1"])]
-    claim = next(adaptation_claims(run))
+    claim = adaptation_claims(run)["loss", LEARNED]
     assert claim.verdict == "inconclusive"
-    assert "too few documents for intervals" in claim.evidence
+    assert words.evidence(claim).endswith("(2 documents give no interval); at least 3 documents are needed")
 
 
 def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(run_of: RunOf) -> None:
     run = run_of("base", YARN, LEARNED)
     for model in run.manifest["models"]:
         model["geometry"] = {**model["geometry"], "native_context": 8192}
-    reason = "1,024 tokens are not beyond half of the native context of 8,192"
-    claims = [claim for claim in adaptation_claims(run) if reason in claim.evidence]
+    reason = (
+        "; 1,024 tokens are not beyond half of the native context of 8,192. A context of more than 4,096 tokens would "
+        "decide"
+    )
+    claims = [claim for claim in adaptation_claims(run).values() if words.evidence(claim).endswith(reason)]
     assert len(claims) >= 3
     assert {claim.verdict for claim in claims} == {"inconclusive"}
+    assert {part.verdict for claim in claims for part in claim.parts} == {"inconclusive"}
+
+
+def test_the_start_of_a_training_is_needed_for_the_claim_about_evenness(run_of: RunOf) -> None:
+    claim = adaptation_claims(run_of("base", LEARNED))["evenness", LEARNED]
+    assert claim.verdict == "inconclusive"
+    assert "; the start of the training is unknown. A run that also measures" in words.evidence(claim)
 
 
 def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunOf) -> None:
     run = run_of("base", LEARNED, YARN)
-    text, claims = comparison_page(run), collect_claims(run)
-    assert {claim.statement for claim in adaptation_claims(run)} < {claim.statement for claim in claims}, (
+    text = comparison_page(run)
+    assert {claim.key for claim in adaptation_claims(run).values()} < {claim.key for claim in claims(run)}, (
         "the page includes claims about influence"
     )
-    assert all(f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" in text for claim in claims)
+    for claim in claims(run):
+        statement, verdict, evidence, criterion = claim_row(claim)
+        assert f"| {statement} | **{verdict}** | {evidence} | {criterion} |" in text
+    assert claims_table(claims(run)).rows == [claim_row(claim) for claim in claims(run)]
     positions = run.nll[run.nll["context_length"] == 1024]["position"].unique()
     assert len(positions) > 1
     for position in positions:
@@ -166,27 +190,22 @@ def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunO
     assert "synthetic/0" in text
 
 
-def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClaim]:
+def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, Result]:
     """The claims about resets of the AdaRoPE model, with other effects in the named tables, by shortened statement."""
     changed_run = Run(run.path, run.manifest)
     for name, effects in effects_by_table.items():
         changed_run._frames[name] = run.table(name).assign(delta_nll=effects)
-    prefix = "Resetting the "
-    return {
-        claim.statement.removeprefix(prefix): claim
-        for claim in collect_claims(changed_run)
-        if claim.statement.startswith(prefix)
-    }
+    return {words.statement(claim): claim for claim in claims(changed_run) if claim.where.get("target") == "init"}
 
 
 def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf) -> None:
     run = run_of("base", LEARNED)
-    of_heads = "temperature of one head at a time to the start of training"
+    of_heads = "Temperature reset to the start of training, one head at a time"
     heavy_tail = f"{of_heads}: a few heads account for most of the influence"
     top_head = f"{of_heads}: the top retrieval head is among the 5 % of heads with the largest influence (2 of 24)"
     small_effects = (
-        "frequencies and temperature of one KV group at a time to the start of training: the largest effect of one KV "
-        "group is small compared with resetting all of them"
+        "Frequencies and temperature reset to the start of training, one KV group at a time: the largest effect of one "
+        "KV group is small compared with changing all of them"
     )
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
@@ -196,28 +215,45 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf
         "supported",
         "not supported",
     ]
-    assert "has rank 1 of 24" in claims[top_head].evidence
-    (of_group,) = [claim for name, claim in claims.items() if "the KV group of the top" in name and "temp" in name]
-    assert f"{LEARNED}: the KV group of layer 0, head 0 (retrieval score" in of_group.evidence
+    assert "has rank 1 of 24" in words.evidence(claims[top_head])
+    (of_group,) = [
+        claim for name, claim in claims.items() if "the KV group of the top" in name and "temperature" in name
+    ]
+    assert f"{LEARNED}: the KV group of L0H0 (retrieval score" in words.evidence(of_group)
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
-    largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
-    assert f"{largest:+#.2g} nats/token for one KV group (95 %" in claims[small_effects].evidence
-    assert f"{rows['delta_nll'].mean():+#.2g} for all 8 (95 %" in claims[small_effects].evidence
+    (joint_effects,) = (one for one in all_sweeps(run) if (one.model, one.key["intervention"]) == (LEARNED, "joint"))
+    largest = joint_effects.units["effect"].max()
+    assert f"{largest:+.2g} nats/token for one KV group, " in words.evidence(claims[small_effects])
+    assert f"{rows['delta_nll'].mean():+.2g} for all 8; " in words.evidence(claims[small_effects])
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
     assert [opposite[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
         "inconclusive",
         "not supported",
         "supported",
     ]
-    assert "has rank 24 of 24" in opposite[top_head].evidence
+    assert "has rank 24 of 24" in words.evidence(opposite[top_head])
     assert reset_claims(run, influence=single * 0 + 0.01)[heavy_tail].verdict == "not supported"
     assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
+
+
+def test_the_validation_loss_of_a_training_is_paired_by_document(run_of: RunOf) -> None:
+    losses = {(step, doc): 3.0 + 0.1 * doc - 0.01 * step for step in (0, 10, 20) for doc in range(4)}
+    losses |= {(10, doc): 2.5 for doc in range(4)}
+    rows = [{"step": step, "doc": f"d{doc}", "nll": loss} for (step, doc), loss in losses.items()]
+    run = run_of("base")
+    run._frames["validation"] = pd.DataFrame(rows).assign(adapter="long", tokens=100)
+    run.tables = [*run.tables, "validation"]
+    (result,) = (result for result in results(run) if result.question == "adapt.validation_loss")
+    assert (result.value, result.low, result.high, result.n) == pytest.approx((-0.2, -0.2, -0.2, 4))
+    assert words.headline(result).startswith("long: the validation loss changes by -0.2000 nats/token")
+    assert "from 3.1500 to 2.9500; it is lowest at step 10 (2.5000)" in words.sentence(result)
 
 
 def test_evenness_is_compared_with_the_start_of_the_training(run_of: RunOf) -> None:
     run = run_of("base", YARN, LEARNED)
     heads = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))
     run.__dict__["heads"] = heads
-    (claim,) = [claim for claim in adaptation_claims(run) if "more evenly" in claim.statement]
-    assert claim.verdict == "not supported"
-    assert f"training started from {YARN}" in claim.evidence
+    claim = adaptation_claims(run)["evenness", LEARNED]
+    assert (claim.verdict, claim.baseline) == ("not supported", YARN)
+    assert claim.value == pytest.approx(1.87 / 1.75)
+    assert f"training started from {YARN}" in words.evidence(claim)

@@ -23,12 +23,13 @@ from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
-from headscope.report.text import head_name
+from headscope.results.words import sentence
 from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run
+from headscope.runs.summary import model_table
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
-from probes.detectors import report
+from probes.detectors import report, results
 from probes.detectors.analysis import KIND_COLUMNS
 from probes.detectors.run import detector_scores, repeated_random_tokens
 
@@ -154,13 +155,14 @@ def test_random_tiny_models_score_near_chance() -> None:
 
 @pytest.mark.model
 def test_scores_of_smollm2_equal_those_of_eager_weights(smollm2: Model) -> None:
-    ids, opening = repeated_random_tokens(smollm2.tokenizer, 256, (0,))
-    assert (len(ids), opening) == (512, 0)
-    columns = detector_scores(smollm2, torch.from_numpy(ids), opening, 256)
+    period = 80
+    ids, opening = repeated_random_tokens(smollm2.tokenizer, period, (0,))
+    assert (len(ids), opening) == (2 * period, 0)
+    columns = detector_scores(smollm2, torch.from_numpy(ids), opening, period)
     _, layers = eager_reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
-    visible = eager_reference.visible(512)
+    visible = eager_reference.visible(2 * period)
     errors = [
-        assert_eager(columns, layer, eager_reference.weights(record.q, record.k, record.scaling), 0, 256, visible)
+        assert_eager(columns, layer, eager_reference.weights(record.q, record.k, record.scaling), 0, period, visible)
         for layer, record in enumerate(layers)
     ]
     assert max(errors) <= 1e-5
@@ -245,29 +247,32 @@ def test_unmeasured_detector_is_missing_and_not_zero(run: Run, monkeypatch: pyte
     assert not heads_with_role(other.heads, "induction")[other.heads["layer"] == 1].any()
     assert not heads_with_role(other.heads, "duplicate-token").any()
     assert all([*group.charts] for group in report.charts(assembly.render_context(other)))
-    assert len([*report.head_findings(other, "base", 1, 0)]) == 0
+    assert len([*results.head_results(other, "base", 1, 0)]) == 0
 
 
-def test_roles_findings_and_charts_have_the_same_numbers(run: Run) -> None:
+def test_roles_results_and_charts_have_the_same_numbers(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
     induction = heads_with_role(base, "induction")
     assert induction.equals(base["induction_token"] > 0.5)
-    texts = [finding.text for finding in report.findings(run)]
+    answers = {(result.question, result.model): result for result in results.results(run)}
+    assert len({result.key for result in results.results(run)}) == len([*results.results(run)])
+    count, top = answers["induction.heads", "base"], answers["induction.top_head", "base"]
+    assert (count.value, count.n) == (induction.sum(), 24)
+    assert model_table(run).set_index("model").loc["base", "induction_heads"] == induction.sum()
     best = base.loc[base["induction_token"].idxmax()]
-    claim = (
-        "Induction heads in base on a repeated random token sequence (more than half of the weight on the token after "
-        "an earlier copy)"
-    )
-    assert any(f"{claim}: {int(induction.sum())} of 24 heads." in text for text in texts)
-    (text,) = [text for text in texts if text.startswith(claim)]
+    assert (top.layer, top.head, top.value) == (best["layer"], best["head"], best["induction_token"])
+    assert top.low < best["induction_token_low"], "it allows for the choice among 24 heads"
     rows = run.table("detectors").query("model == 'base' and kind == 'induction'")
     longest = rows[rows["context_length"] == rows["context_length"].max()]
-    assert f"({head_name(best)}; 95 % confidence interval " in text
-    assert text.endswith(f"; chance {longest['chance'].mean():.3g}).")
-    (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))
-    assert (
-        f"{100 * best['induction_token']:.0f} % of its weight in base is on the token after an earlier copy" in sentence
-    )
+    assert top.details["chance"] == pytest.approx(longest["chance"].mean())
+    assert sentence(top).startswith(f"The top induction head of base is {top.unit}, with a score of {top.value:.3f} (")
+    kept = answers["induction.kept_heads", "yarn"]
+    top_heads = base[induction].sort_values("induction_token").index[-6:]
+    yarn = run.heads[run.heads["model"] == "yarn"].set_index(base.index)
+    assert (kept.value, kept.n) == ((yarn.loc[top_heads, "induction_token"] > 0.5).sum(), len(top_heads))
+    (result,) = results.head_results(run, "base", int(best["layer"]), int(best["head"]))
+    assert (result.value, result.details["target"]) == (best["induction_token"], "the token after an earlier copy")
+    assert (result.low, result.high) == pytest.approx((best["induction_token_low"], best["induction_token_high"]))
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 0, 1)}
     assert {"Detector scores of layer 0, head 1", "Detector scores by context length: base"} <= titles
 

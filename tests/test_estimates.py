@@ -14,11 +14,10 @@ from headscope.plots.heads import plot_matrix
 from headscope.report.text import describe_extremes, describe_ranks, statistics_table
 from headscope.runs.run import Run
 from headscope.scores.head_scores import HeadScores
-from probes.influence.analysis import best_unit_effects, unit_effects
+from probes.influence.analysis import unit_sweeps
 from probes.influence.heads import head_statistics as influence_columns
 from probes.patching import analysis
-from probes.patching.labels import describe_unmeasured
-from probes.patching.run import select_units
+from probes.patching.run import select_verified
 from probes.patching.schema import PatchingOptions
 
 MODELS = [{"label": "base", "weights_sha256": "a" * 64, "geometry": {"layers": 2, "heads": 3, "kv_groups": 3}}]
@@ -75,7 +74,8 @@ def test_a_column_beside_each_effect_names_its_method(patched: pd.DataFrame) -> 
 
 
 def test_estimates_of_patches_have_no_interval_and_no_p_value() -> None:
-    units = analysis.unit_effects(Tables(patching=pd.DataFrame(patches("a", [0, 1], [0.5, 0.2]))))  # type: ignore[arg-type]
+    (effects,) = analysis.sweeps(Tables(patching=pd.DataFrame(patches("a", [0, 1], [0.5, 0.2]))))  # type: ignore[arg-type]
+    units = effects.units
     is_exact = units["method"] == EXACT
     assert is_exact.sum() == 2
     for name in ("low", "high", "p", "p_adjusted"):
@@ -96,11 +96,10 @@ def influence_rows(methods: dict[int, str]) -> pd.DataFrame:
 
 def test_estimates_of_influence_have_no_interval_and_no_p_value() -> None:
     rows = influence_rows({0: EXACT, 1: "estimate", 2: "estimate"})
-    for units in (unit_effects(rows), best_unit_effects(rows)):
-        is_exact = units["method"] == EXACT
-        for name in ("low", "high", "p", "p_adjusted"):
-            assert (units[name].notna() == is_exact).all()
-    best = best_unit_effects(rows).set_index("head")
+    (effects,) = unit_sweeps(rows, ["base"])
+    for name in ("low", "high", "p", "p_adjusted"):
+        assert (effects.units[name].notna() == effects.is_exact).all()
+    best = effects.units.set_index("head")
     assert best.loc[0, "p_adjusted"] == pytest.approx(3 * best.loc[0, "p"]), "estimates count as tests"
     columns = influence_columns(Tables(influence=rows))  # type: ignore[arg-type]
     assert columns is not None
@@ -128,8 +127,8 @@ def test_a_run_warns_when_estimates_enter_its_top_heads(
         run.top_heads("patching_z", 3)
         HeadScores.from_run(run, "patching_z")
     assert [record.getMessage().split(". ")[0] for record in caplog.records] == [
-        "headscope: top 3 by patching_z of base; 2 of 3 are estimates",
-        "headscope: score 'patching_z' is estimated for 5 of 6 heads of 'base'",
+        "top 3 by patching_z of base; 2 of 3 are estimates",
+        "score 'patching_z' is estimated for 5 of 6 heads of 'base'",
     ]
 
 
@@ -152,12 +151,5 @@ def test_heads_are_verified_if_their_estimates_differ_in_sign_between_pairs() ->
     estimates = pd.DataFrame(
         {"layer": [0, 0, 1, 1, 2, 2], "kv_group": 0, "head": 0, "effect": [0.2, -0.2, 0.05, 0.05, 0.01, 0.01]}
     )
-    (unit,) = select_units(estimates, PatchingOptions(verify_top=1, verify_random=0), [0])
+    (unit,) = select_verified(estimates, PatchingOptions(verify_top=1, verify_random=0), [0])
     assert unit.layer == 0
-
-
-def test_a_finding_says_whether_an_estimated_head_may_have_a_larger_effect() -> None:
-    effects = pd.DataFrame({"method": [EXACT, "estimate", "estimate"], "effect": [0.5, 0.3, -0.1]})
-    assert "is not known: 1 could" in describe_unmeasured(effects, 0.25, "heads")
-    assert describe_unmeasured(effects, 0.1, "heads").startswith(" None of the 2 other heads")
-    assert describe_unmeasured(effects[:1], 0.1, "heads") == ""

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import manager
+from scipy import stats
 from support.adapters import noisy
 from support.harness_tasks import QUESTIONS, write_colours, write_task
 from support.tiny_studies import save_checkpoint
@@ -21,14 +22,18 @@ from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.models import loading
 from headscope.positions.model import Model, load
 from headscope.report.blocks import RenderContext
+from headscope.results import words
+from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
+from headscope.runs.summary import model_table
 from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from headscope.tasks import harness
 from probes.evaluate import plots, report
-from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, summarise_heads
+from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, summarise_heads, with_intervals
+from probes.evaluate.results import results
 
 
 @pytest.fixture(scope="module")
@@ -438,18 +443,40 @@ def test_the_score_table_has_every_model_and_task_with_its_standard_error() -> N
     assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text == "no data to plot"
 
 
-def test_findings_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
+def test_results_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path)
-    texts = [finding.text for finding in report.findings(run)]
-    assert any(text.startswith("ruler_vt at ") and "base 0." in text and "yarn 0." in text for text in texts)
-    assert any(text.startswith("Mean match of 2 tasks at ") for text in texts)
+    all_results = [*results(run)]
+    assert len({result.key for result in all_results}) == len(all_results)
+    tasks = preferred_metric_rows(run.tasks)
+    scores = [result for result in all_results if result.question == "tasks.score"]
+    assert [result.value for result in scores] == tasks["score"].tolist()
+    assert {result.model for result in scores} == {*run.models}
+    assert all(result.low < result.value < result.high and result.n == 100 for result in scores)
+    means = [result for result in all_results if result.question == "tasks.mean_score"]
+    assert words.sentence(means[0]).startswith("Mean match of 2 tasks at ")
+    length = means[0].where["context_length"]
+    row = model_table(run).set_index("model").loc[means[0].model]
+    columns = [f"task_match_{length}{ending}" for ending in ("", "_low", "_high")]
+    assert row[columns].tolist() == [means[0].value, means[0].low, means[0].high]
     overview = report.overview(run)
     assert overview is not None
-    assert {row["task"] for row in overview.rows} == {"niah_single_1", "ruler_vt", "arc_easy"}
+    assert {*overview.data["task"]} == {"niah_single_1", "ruler_vt", "arc_easy"}
     context = RenderContext(run, run.models, run.heads, run.models[0], {})
     scores, comparison = report.charts(context)
     assert len([*scores.charts]) == 2
     assert len([*comparison.charts]) == 1
+
+
+def test_scores_that_are_shares_of_documents_have_the_interval_of_wilson() -> None:
+    shares = pd.Series([0.75, 1.0, 0.5, 12.0])
+    documents = pd.Series([20, 20, 20, 20])
+    stderr = pd.Series([(0.75 * 0.25 / 19) ** 0.5, 0.0, 0.05, 0.4])
+    rows = with_intervals(pd.DataFrame({"score": shares, "stderr": stderr, "documents": documents}))
+    low, high = wilson_interval(shares[:2], documents[:2])
+    t = stats.t.ppf(0.975, 19)
+    assert rows["low"].tolist() == pytest.approx([*low, 0.5 - 0.05 * t, 12 - 0.4 * t])
+    assert rows["high"].tolist() == pytest.approx([*high, 0.5 + 0.05 * t, 12 + 0.4 * t])
+    assert with_intervals(pd.DataFrame({"score": [0.5], "stderr": [0.1], "documents": [2]}))["low"].isna().all()
 
 
 def test_scores_are_plotted_against_the_head_summary_of_the_same_model() -> None:

@@ -14,6 +14,9 @@ from support.adapters import noisy
 from torch import Tensor
 
 import headscope as hs
+from headscope.effects.agreement import agreements
+from headscope.effects.results import effect_text
+from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import kv_group_units
 from headscope.forward.replay import Replay, ResidualStreamStore
@@ -25,10 +28,10 @@ from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import context, runner
 from headscope.study.config import build_study
-from probes.influence.analysis import best_unit_effects, estimate_agreement, gini, set_effects, top_share, unit_effects
+from probes.influence.analysis import set_sweeps, unit_sweeps
 from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.gradient_estimate import text_loss
-from probes.influence.labels import describe_uncertainty
+from probes.influence.questions import EFFECTS
 from probes.influence.run import head_influence
 from probes.influence.sweep import Sweep, random_units_by_layer
 
@@ -112,8 +115,8 @@ def test_only_the_trained_kv_group_has_influence(tmp_path: Path) -> None:
     is_trained_group = (rows["layer"] == 2) & (rows["kv_group"] == 1)
     assert (rows.loc[~is_trained_group, "delta_nll"] == 0).all()
     assert (rows.loc[is_trained_group & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
-    effect = unit_effects(rows[rows["component"] == "joint"].assign(model="m"))
-    assert int((effect["delta"] != 0).sum()) == 1
+    (effects,) = unit_sweeps(rows[rows["component"] == "joint"].assign(model="m"), ["m"])
+    assert int((effects.units["effect"] != 0).sum()) == 1
 
 
 def test_gradient_estimate_equals_the_derivative_of_the_loss(tmp_path: Path) -> None:
@@ -148,8 +151,9 @@ def test_small_resets_are_estimated_closely_in_every_family(
     model = adapted_model(tmp_path, size, family)
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "estimate_order": 1}
     rows = [head_influence(model, method=method, **options) for method in ("exact", "estimate")]
-    (effect,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
-    assert effect["pearson"] > 0.98, effect
+    (effects,) = unit_sweeps(pd.concat(rows).assign(model="m"), ["m"])
+    (agreement,) = agreements(effects)
+    assert agreement.pearson > 0.98, agreement
 
 
 def test_second_order_term_is_positive_where_the_gradient_vanishes(tmp_path: Path) -> None:
@@ -198,16 +202,17 @@ def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, lea
     exact_rows = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
     assert len(exact_rows) == 5 * 3 * DOCS
     np.testing.assert_allclose(exact_rows["delta_nll_x"], exact_rows["delta_nll_y"], atol=1e-7)
-    agreement = estimate_agreement(run.influence)
-    assert set(agreement["method"]) == {"estimate", "second-order", "damped"}
-    assert set(agreement["compared"]) == {5}
+    agreement = [one for effects in unit_sweeps(run.influence, run.models) for one in agreements(effects)]
+    assert {one.method for one in agreement} == {"estimate", "second-order", "damped"}
+    assert {one.compared for one in agreement} == {5}
 
 
 def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(exact: Run) -> None:
-    mean_effects = set_effects(exact.influence_sets).set_index(["component", "choice", "size"])["mean"]
+    sets = effects_table(set_sweeps(exact))
+    mean_effects = sets.set_index(["intervention", "choice", "size"])["effect"]
     for component, count in (("joint", 8), ("freq", 8), ("scale", 16)):
-        single = exact.influence[exact.influence["component"] == component]
-        largest = unit_effects(single)["delta"].max()
+        (single,) = unit_sweeps(exact.influence[exact.influence["component"] == component], exact.models)
+        largest = single.units["effect"].max()
         assert mean_effects[component, "top", 1] == pytest.approx(largest, abs=1e-7)
         assert (component, "top", count) in mean_effects.index
         assert (component, "random", count) not in mean_effects.index
@@ -320,7 +325,7 @@ def test_reset_to_base_is_refused_if_the_adapter_started_from_base(tmp_path: Pat
 def test_verify_evaluates_all_units_of_a_model_with_fewer_than_it_selects(learned: Model, tmp_path: Path) -> None:
     """The defaults select 20 units; the tiny model has 8 KV groups."""
     run = run_sweep(learned, tmp_path / "runs", docs=1, components=["freq"], curve=False)
-    assert set(best_unit_effects(run.influence)["method"]) == {"exact"}
+    assert set(effects_table(unit_sweeps(run.influence, run.models))["method"]) == {"exact"}
 
 
 def test_sweep_without_components_is_refused(learned: Model, tmp_path: Path) -> None:
@@ -348,16 +353,6 @@ def test_invalid_influence_options_are_named(section: dict[str, Any], message: s
         build_study({"influence": section})
 
 
-def test_gini_and_top_share_match_closed_forms() -> None:
-    assert gini([1.0] * 8) == pytest.approx(0)
-    assert gini([0.0] * 7 + [1.0]) == pytest.approx(7 / 8)
-    assert gini(np.zeros(3)) == 0
-    assert top_share([1.0] * 40) == pytest.approx(2 / 40)
-    assert top_share([0.0] * 39 + [3.0]) == 1
-    assert top_share([0.0] * 39 + [-3.0]) == 0, "falls of the loss do not count"
-    assert top_share([1.0] * 41) == pytest.approx(3 / 41), "5 % of 41 units are 3 units"
-
-
 def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
     p = pd.Series([0.01, 0.04, 0.03, 0.8])
     assert adjust_p_values(p).to_list() == pytest.approx([0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, 0.8])
@@ -366,14 +361,17 @@ def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 2])
-def test_one_or_two_documents_show_their_values_and_give_no_significance(documents: int) -> None:
+def test_one_or_two_documents_give_no_interval_and_no_significance(documents: int) -> None:
     rows = pd.DataFrame({"delta_nll": [0.1, 0.3][:documents], "doc": ["a", "b"][:documents]}).assign(
-        model="m", context_length=8, component="freq", target="init", method="estimate", layer=0, kv_group=0, head=-1
+        model="m", context_length=8, component="freq", target="init", method="exact", layer=0, kv_group=0, head=-1
     )
-    (unit,) = unit_effects(rows).to_dict("records")
+    (effects,) = unit_sweeps(rows, ["m"])
+    (unit,) = effects.units.to_dict("records")
     assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()
-    expected = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.10 and +0.30)"}
-    assert describe_uncertainty(pd.Series(unit)) == expected[documents]
+    expected = {1: "+0.1 nats/token (1 document gives no", 2: "+0.2 nats/token (2 documents give no"}[documents]
+    assert effect_text(effects, effects.units.iloc[0], EFFECTS["text"]) == f"{expected} interval)"
+    by_document = dict(list({"a": 0.1, "b": 0.3}.items())[:documents])
+    assert effects.by_sample(effects.units.iloc[0]) == pytest.approx(by_document)
 
 
 def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
@@ -384,8 +382,9 @@ def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
         for group, effects in deltas.items()
         for doc, delta in enumerate(effects)
     ]
-    effects = unit_effects(pd.DataFrame(rows)).set_index("kv_group")
-    assert effects.loc[0, "delta"] == pytest.approx(0.1)
+    (sweep,) = unit_sweeps(pd.DataFrame(rows), ["m"])
+    effects = sweep.units.set_index("kv_group")
+    assert effects.loc[0, "effect"] == pytest.approx(0.1)
     assert 0.08 < effects.loc[0, "low"] < 0.1
     assert effects.loc[0, "p_adjusted"] < 0.01 < effects.loc[1, "p_adjusted"]
     assert effects.loc[2, "p"] == 1

@@ -12,6 +12,7 @@ from support.adapters import noisy
 from support.tiny_studies import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
+from headscope.effects.agreement import agreements
 from headscope.errors import BadInput, Interrupted
 from headscope.prompts.needles import LITERAL_NEEDLES
 from headscope.runs.run import Run
@@ -19,7 +20,7 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.influence.analysis import answered_trials, estimate_agreement, sweeps_without_bands
+from probes.influence.analysis import answered_trials, sweeps_without_bands, unit_sweeps
 from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.objective_texts import ObjectiveText
 from probes.influence.run import InfluenceRunner, head_influence
@@ -58,9 +59,10 @@ def test_estimates_of_small_resets_are_close_for_answers_too(one_trial: None, tm
     rows = [
         head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "estimate")
     ]
-    (agreement,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
-    assert agreement["pearson"] > 0.98, agreement
-    assert agreement["objective"] == "answer"
+    (effects,) = unit_sweeps(pd.concat(rows).assign(model="m"), ["m"])
+    (agreement,) = agreements(effects)
+    assert agreement.pearson > 0.98, agreement
+    assert effects.key["objective"] == "answer"
 
 
 @pytest.mark.model
@@ -143,22 +145,22 @@ def test_units_to_verify_are_selected_over_all_trials(run: Run) -> None:
 
 
 def test_trials_and_texts_are_separate_sweeps(run: Run) -> None:
-    sweeps = dict(sweeps_without_bands(run))
+    sweeps = {tuple(effects.key.values()): effects.units for effects in sweeps_without_bands(run)}
     assert {key[1:] for key in sweeps} == {
         (90, component, target, objective)
         for component, target in (("joint", "init"), ("zero", "none"))
         for objective in ("text", "answer")
     }
     units = sweeps["learned", 90, "zero", "none", "answer"]
-    assert set(units["documents"]) == {4}
+    assert set(units["n"]) == {4}
     unit = units[units["method"] == "exact"].iloc[0]
     rows = run.influence_answers.query("component == 'zero' and method == 'exact'")
     exact_rows = rows[(rows["layer"] == unit["layer"]) & (rows["head"] == unit["head"])]
-    assert unit["delta"] == pytest.approx(exact_rows["delta_nll"].mean(), abs=1e-7)
+    assert unit["effect"] == pytest.approx(exact_rows["delta_nll"].mean(), abs=1e-7)
     heads = run.heads
     assert {"influence_joint", "influence_zero", "influence_answer_joint", "influence_answer_zero"} <= {*heads}
     of_unit = heads[(heads["layer"] == unit["layer"]) & (heads["head"] == unit["head"])].iloc[0]
-    assert of_unit["influence_answer_zero"] == pytest.approx(unit["delta"], abs=1e-7)
+    assert of_unit["influence_answer_zero"] == pytest.approx(unit["effect"], abs=1e-7)
 
 
 def test_failed_trials_are_kept_and_counted_separately(run: Run) -> None:

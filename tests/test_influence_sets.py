@@ -20,6 +20,8 @@ from headscope.heads import parse_head
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.report import assembly
+from headscope.results.collection import all_results
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
@@ -129,9 +131,7 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
         assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
-    sentences = [
-        finding.text for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings
-    ]
+    sentences = [sentence(result) for result in all_results(run)]
     assert sum("heads of “" in text for text in sentences) == len(SETS)
     sweep_charts = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
     (bars,) = [chart.figure for chart in sweep_charts if str(chart.figure.layout.title.text).startswith("Named sets")]

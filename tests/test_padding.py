@@ -83,3 +83,46 @@ def test_a_cache_that_drops_keys_which_the_model_sees_without_one_is_refused() -
         with pytest.raises(UnsupportedModel, match="its cache has dropped keys"):
             model.module.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=4, pad_token_id=1)
         model.module(IDS, use_cache=False)
+
+
+def test_opening_a_model_runs_no_padded_batch() -> None:
+    module, batch_sizes = tiny("gpt2"), list[int]()
+    module.get_input_embeddings().register_forward_pre_hook(lambda _, args: batch_sizes.append(len(args[0])))
+    model = hs.load(module)
+    captured_logits(model, IDS)
+    assert {*batch_sizes} == {1}
+    captured_logits(model, PADDED, attention_mask=MASK, position_ids=standard_positions(MASK))
+    assert {*batch_sizes} == {1}, "the check runs without the hooks of the model's modules"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme"),
+    [("llama", "yarn:factor=4"), ("llama", "alibi"), ("gpt2", None), ("bloom", None), ("gptj", None), ("falcon", None)],
+)
+def test_the_check_inside_contexts_is_that_of_the_model_alone(model_type: str, scheme: str | None) -> None:
+    """The first padded pass inside edits and schemes: the same effects, and no listener or hook sees the check."""
+    model, calls = hs.load(tiny(model_type)), list[str]()
+    expected = hs.load(tiny(model_type)).checkpoint.padding_check.effects
+    frequencies = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+
+    def zero(z: Tensor, call: Any) -> Tensor:
+        calls.append("edit")
+        return z * 0
+
+    with hs.attached(model, scheme), hs.capturing(model) as layers, torch.no_grad():
+        layers.listen(lambda record: calls.append("listener"), layers=[0])
+        layers.edit_output(0, zero)
+        layers.hook(model.attention_modules[0], lambda *_: calls.append("hook"))
+        layers.hook_inputs(model.attention_modules[0], lambda *_: calls.append("input hook"))
+        model.module(PADDED, attention_mask=MASK, position_ids=standard_positions(MASK))
+    assert sorted(calls) == ["edit", "hook", "input hook", "listener"]
+    assert "effects" in vars(model.checkpoint.padding_check), "the padded pass has run the check"
+    assert model.checkpoint.padding_check.effects == expected
+    for name, buffer in model.module.named_buffers():
+        assert torch.equal(buffer, frequencies[name])
+
+
+def test_an_attention_mask_by_position_is_checked_too() -> None:
+    model = loaded("bert")
+    with hs.capturing(model), torch.no_grad(), pytest.raises(BadInput, match="left padding without position_ids"):
+        model.module(PADDED, MASK)

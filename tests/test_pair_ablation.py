@@ -24,7 +24,7 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from probes.influence import bands
-from probes.influence.analysis import best_unit_effects
+from probes.influence.analysis import all_sweeps
 from probes.influence.sweep import plan_sweep
 
 FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
@@ -96,7 +96,7 @@ def test_pairs_of_a_learned_schedule_are_unrotated_with_their_own_group_frequenc
 
 @pytest.mark.model
 def test_pair_ablation_of_the_real_model_equals_an_edited_eager_attention(smollm2: Model, tokens: Tensor) -> None:
-    ids, shape = tokens[:, :512], families.Family("llama", {}, head_dim=64, rotary_dims=64)
+    ids, shape = tokens[:, :128], families.Family("llama", {}, head_dim=64, rotary_dims=64)
     head, group = Unit(22, 1, 4), Unit(25, 2)
     interventions = pair_interventions(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
     schedule, geometry = resolve_schedule(smollm2, "base"), smollm2.geometry
@@ -228,5 +228,5 @@ def test_band_run_stores_every_head_and_all_heads_together(study_folder: Path) -
     row = sets[(sets["component"] == "pairs-zero:2-2") & (sets["doc"] == document.name)].iloc[0]
     assert row["delta_nll"] == pytest.approx((everywhere.mean() - plain).item(), abs=1e-5)
     assert row["nll_before"] == pytest.approx(plain.item(), abs=1e-5)
-    assert len(best_unit_effects(run.influence)) == 9 * 16
+    assert sum(len(effects.units) for effects in all_sweeps(run)) == 9 * 16
     assert not [name for name in run.heads if "pairs" in name], "bands have figures of their own"

@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
+from headscope.effects.sweep import effects_table
+from headscope.results.result import Result
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_manifest
 from headscope.runs.writer import RunWriter
-from probes.patching import analysis, claims, findings, report
+from probes.patching import analysis
+from probes.patching.model_changes import model_results
+from probes.patching.results import results
 from probes.patching.schema import effect_columns
 
 PAIRS, UNITS = 8, 6
@@ -54,9 +58,9 @@ def effects_around(means: list[float], pairs: int = PAIRS, noise: float = 0.02, 
 BASE = [0.5, 0.3, 0.2, 0.1, 0.0, -0.1]
 
 
-def claim_texts(run: Run) -> tuple[str, str]:
-    kept, change = (finding.text for finding in claims.model_claims(run))
-    return kept, change
+def claims(run: Run) -> tuple[Result, Result]:
+    kept, changed = (result for result in model_results(run) if result.verdict)
+    return kept, changed
 
 
 def test_effects_of_every_model_are_means_over_the_pairs_that_count_in_all(write_run: WriteRun) -> None:
@@ -65,33 +69,31 @@ def test_effects_of_every_model_are_means_over_the_pairs_that_count_in_all(write
     shared = [3, 4, 5, 6, 7]
     for model, values in effects.items():
         expected = values[:, shared].mean(1)
-        units = analysis.unit_effects(run).query("model == @model")
-        np.testing.assert_allclose(units["effect"], expected, atol=1e-6)
-        spans = analysis.span_effects(run).query("model == @model")
-        np.testing.assert_allclose(spans["effect"], expected, atol=1e-6)
+        for sweeps in (analysis.sweeps(run), analysis.span_sweeps(run)):
+            (effects_of_model,) = (one for one in sweeps if one.model == model)
+            np.testing.assert_allclose(effects_of_model.units["effect"], expected, atol=1e-6)
+            assert [*effects_of_model.values] == [f"ioi {number}" for number in shared]
         heads = run.heads[run.heads["model"] == model].sort_values("head")
         np.testing.assert_allclose(heads["patching_z"], expected, atol=1e-6)
-    texts = [finding.text for finding in findings.findings(run)]
-    assert "Means are over the 5 pairs that differ by at least 0.5 logits in every model." in texts[0]
+    texts = [sentence(result) for result in results(run)]
+    assert texts[0].endswith("Means are over the 5 pairs that differ by at least 0.5 logits in every model.")
     assert any("yarn against base, over the same 5 pairs" in text for text in texts)
 
 
 def test_a_model_without_any_usable_pair_does_not_remove_the_pairs_of_the_others(write_run: WriteRun) -> None:
     effects = {"base": effects_around(BASE), "nope": effects_around(BASE)}
     run = write_run(effects, {"nope": {*range(PAIRS)}})
-    units = analysis.unit_effects(run)
+    units = effects_table(analysis.sweeps(run))
     assert set(units["model"]) == {"base"}
-    assert set(units["pairs"]) == {PAIRS}
-    assert not [*claims.model_claims(run)]
+    assert set(units["n"]) == {PAIRS}
+    assert not [*model_results(run)]
 
 
-def test_models_without_a_common_pair_have_no_effects_and_the_overview_says_so(write_run: WriteRun) -> None:
+def test_models_without_a_common_pair_have_no_effects_and_a_warning_says_so(write_run: WriteRun) -> None:
     effects = {"base": effects_around(BASE), "yarn": effects_around(BASE)}
     run = write_run(effects, {"base": {*range(4)}, "yarn": {*range(4, PAIRS)}})
-    assert analysis.unit_effects(run).empty
-    overview = report.overview(run)
-    assert overview is not None
-    assert "in every model" in overview.warnings[0]
+    assert not analysis.sweeps(run)
+    assert "in every model, so there are no effects" in sentence([*results(run)][-1])
 
 
 @pytest.mark.parametrize(
@@ -104,36 +106,47 @@ def test_models_without_a_common_pair_have_no_effects_and_the_overview_says_so(w
 )
 def test_claims_follow_their_criteria(write_run: WriteRun, other: list[float], kept: str, changed: str) -> None:
     run = write_run({"base": effects_around(BASE), "yarn": effects_around(other, seed=1)})
-    kept_text, change_text = claim_texts(run)
-    assert f"(our criterion): {kept}. The sum is +1.09 in base" in kept_text
-    assert f"in both models): {changed}." in change_text
-    assert "layer 0, head 0, layer 0, head 1, layer 0, head 2" in kept_text
+    kept_claim, changed_claim = claims(run)
+    assert (kept_claim.verdict, changed_claim.verdict) == (kept, changed)
+    assert kept_claim.details["before"] == pytest.approx(1.09, abs=0.01)
+    assert kept_claim.details["heads"][:3] == ["L0H0", "L0H1", "L0H2"]
+    assert kept_claim.n == len(kept_claim.by_sample) == PAIRS
 
 
 def test_units_that_were_only_estimated_decide_nothing(write_run: WriteRun) -> None:
     run = write_run({"base": effects_around(BASE), "yarn": effects_around(BASE)}, estimated=(1, 5))
-    kept, change = claim_texts(run)
-    assert kept.endswith("inconclusive. 1 of the 5 heads was only estimated in yarn.")
-    assert "over 4 heads patched exactly in both" in change
+    kept, changed = claims(run)
+    assert (kept.verdict, kept.reason, kept.has_interval) == ("inconclusive", "estimated", False)
+    assert "1 of 5 heads were only estimated and would have to be exact" in sentence(kept)
+    assert changed.selected_from == changed.details["compared"] == 4
+    assert "Of 4 heads patched exactly in both models" in sentence(changed)
 
 
-def test_one_common_head_is_named_in_the_singular(write_run: WriteRun) -> None:
-    run = write_run({"base": effects_around(BASE[:1]), "yarn": effects_around(BASE[:1])})
-    kept, change = claim_texts(run)
-    assert "the 1 head of largest exact effect in base (layer 0, head 0) keeps at least 50 % of its effect in" in kept
-    assert (
-        "over 1 head patched exactly in both models): not supported. The absolute change exceeds 0.1 in 0 of 1"
-        in change
-    )
+def test_one_common_head_is_compared(write_run: WriteRun) -> None:
+    kept, changed = claims(write_run({"base": effects_around(BASE[:1]), "yarn": effects_around(BASE[:1])}))
+    assert (kept.verdict, kept.details["top"], kept.details["heads"]) == ("supported", 1, ["L0H0"])
+    assert (changed.verdict, changed.unit, changed.details["stable"]) == ("not supported", "L0H0", 1)
 
 
 def test_two_pairs_are_too_few_for_a_verdict(write_run: WriteRun) -> None:
     run = write_run({"base": effects_around(BASE, pairs=2), "yarn": effects_around(BASE, pairs=2)})
-    assert all("inconclusive" in text and "2 pairs are too few" in text for text in claim_texts(run))
+    for claim in claims(run):
+        assert (claim.verdict, claim.reason) == ("inconclusive", "few")
+        assert "2 pairs give no interval" in sentence(claim)
+        assert "at least 3 pairs are needed" in sentence(claim)
 
 
-def test_simultaneous_intervals_are_bonferroni_intervals_of_scipy() -> None:
-    values = np.random.default_rng(0).normal(size=(5, 9))
-    low, high = claims._simultaneous_intervals(values)
-    expected = stats.t.interval(1 - 0.05 / 5, 8, values.mean(1), stats.sem(values, axis=1))
-    np.testing.assert_allclose((low, high), expected)
+def test_keys_of_results_are_unique_and_name_no_head(write_run: WriteRun) -> None:
+    effects = {"base": effects_around(BASE), "yarn": effects_around(BASE[::-1])}
+    keys = [result.key for result in results(write_run(effects))]
+    assert len(keys) == len({*keys})
+    top = next(result for result in results(write_run(effects)) if result.question == "patching.top")
+    assert top.key == (
+        "patching.top",
+        "base",
+        "",
+        "direction=denoising",
+        "intervention=z",
+        "metric=logit_diff",
+        "prompts=ioi",
+    )

@@ -14,11 +14,13 @@ from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_ch
 
 import headscope as hs
 from headscope.bench.timing import time_calls
+from headscope.effects.sweep import effects_table
 from headscope.errors import Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay, patched_units
 from headscope.models.loading import load_tokenizer
 from headscope.prompts.pair_sets import file_pairs
 from headscope.report import assembly
+from headscope.results.words import sentence
 from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -26,8 +28,10 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
-from probes.patching import analysis, bench, findings, plots, report
-from probes.patching.run import select_units
+from probes.patching import analysis, bench, plots, report
+from probes.patching.pairs import pair_metrics
+from probes.patching.results import head_results, results
+from probes.patching.run import select_verified
 from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
 
 SPANS = {"spans": {"subject": "w10"}}
@@ -121,14 +125,14 @@ def test_effects_are_0_for_the_unpatched_and_1_for_the_other_metric_in_both_dire
 
 
 def test_pairs_below_the_bound_are_counted_and_left_out_of_means(exact: Run) -> None:
-    metrics = analysis.pair_metrics(exact)
+    metrics = pair_metrics(exact)
     left_out = metrics[~metrics["is_normalised"]]
     assert "same" in set(left_out["pair"])
-    assert set(analysis.unit_effects(exact)["pairs"]) == {5 - left_out["pair"].nunique()}
-    text = next(finding.text for finding in findings.findings(exact))
-    count = int((left_out["model"] == "base").sum())
-    assert f"{count} pair" in text
-    assert "differ" in text
+    assert set(effects_table(analysis.sweeps(exact))["n"]) == {5 - left_out["pair"].nunique()}
+    result = next(result for result in results(exact) if result.question == "patching.metric")
+    assert (result.model, result.n) == ("base", 5)
+    assert result.details["excluded"] == (left_out["model"] == "base").sum()
+    assert "with a difference below 0.5 logits are left out of means" in sentence(result)
 
 
 def test_tokens_are_stored_for_patches_by_position(exact: Run, verified: Run) -> None:
@@ -155,7 +159,7 @@ def test_random_units_are_seeded_and_not_among_the_top() -> None:
     rng = np.random.default_rng(0)
     estimates = pd.DataFrame({"layer": range(30), "kv_group": 0, "head": 1, "effect": rng.normal(size=30)})
     options = PatchingOptions(verify_top=3, verify_random=5)
-    first, again, other = (select_units(estimates, options, [seed]) for seed in (0, 0, 1))
+    first, again, other = (select_verified(estimates, options, [seed]) for seed in (0, 0, 1))
     assert first == again != other
     assert first[:3] == other[:3]
     assert len(set(first)) == 8
@@ -218,7 +222,9 @@ def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Pa
     groups = [*report.charts(assembly.render_context(run))]
     titles = [chart.figure.layout.xaxis.categoryorder or chart.caption for group in groups for chart in group.charts]
     assert any("one named span" in title for title in titles)
-    assert any("only at the positions of a span" in finding.text for finding in findings.findings(run))
+    assert {"subject", "end", "last"} == {
+        result.where["span"] for result in results(run) if result.question == "patching.span"
+    }
 
 
 def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() -> None:
@@ -236,7 +242,7 @@ def test_verify_patches_all_units_of_a_model_with_fewer_than_it_selects(folder: 
     run = runner.run_study(
         study(folder, method="verify", verify_top=10, verify_random=10), tmp_path, progress=NoProgress()
     )
-    assert set(analysis.unit_effects(run)["method"]) == {"exact"}
+    assert set(effects_table(analysis.sweeps(run))["method"]) == {"exact"}
 
 
 # Refused inputs ----------------------------------------------------------------------------------------------------
@@ -301,58 +307,53 @@ def test_a_set_without_usable_words_and_a_missing_file_are_refused(
 
 
 def test_units_that_were_patched_count_as_exact_and_the_others_as_estimates(verified: Run) -> None:
-    effects = analysis.unit_effects(verified)
+    effects = effects_table(analysis.sweeps(verified))
     counts = effects.groupby(["model", "method"]).size()
     assert counts.to_dict() == {(m, k): n for m in ("base", "yarn") for k, n in (("estimate", 12), ("exact", 4))}
-    assert effects.loc[effects["method"] == "estimate", "p_adjusted"].isna().all()
-    texts = [finding.text for finding in findings.findings(verified)]
-    assert any("4 of 16 heads patched exactly, the others estimated" in text for text in texts)
-    assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
-    assert any("yarn against base" in text and "estimated in at least one model" in text for text in texts)
+    assert effects.loc[effects["method"] == "estimate", ["low", "p", "p_adjusted"]].isna().all(axis=None)
+    by_question = {result.question: result for result in results(verified) if result.model == "yarn"}
+    assert by_question["patching.significant"].n == by_question["patching.agreement"].n == 4
+    assert by_question["patching.top"].selected_from == 4
+    assert by_question["patching.models"].baseline == "base"
+    assert "of them are estimated in at least one model" in sentence(by_question["patching.models"])
 
 
 def test_estimates_alone_decide_nothing(folder: Path, tmp_path: Path) -> None:
     run = runner.run_study(study(folder, method="estimate"), tmp_path, progress=NoProgress())
-    texts = [finding.text for finding in findings.findings(run)]
-    assert any("Estimates do not decide whether an effect is real" in text for text in texts)
-    assert not any("differ from zero" in text for text in texts)
+    by_question = {result.question: result for result in results(run)}
+    assert "patching.estimated" in by_question
+    assert not {"patching.significant", "patching.agreement", "patching.kept"} & {*by_question}
+    assert not by_question["patching.top"].is_exact
 
 
 def test_the_matrix_has_the_mean_of_each_unit_and_marks_estimates(verified: Run) -> None:
-    key, units = analysis.sweeps(verified)[0]
-    heatmap = plots.plot_matrix(key, units).data[0]
-    for _, unit in units.iterrows():
+    effects = analysis.sweeps(verified)[0]
+    heatmap = plots.plot_matrix(effects).data[0]
+    for _, unit in effects.units.iterrows():
         assert heatmap.z[unit["layer"]][unit["head"]] == pytest.approx(unit["effect"])
         assert (heatmap.text[unit["layer"]][unit["head"]] == plots.ESTIMATE_MARK) == (unit["method"] == "estimate")
 
 
 def test_the_position_matrix_has_the_tokens_of_both_prompts(exact: Run) -> None:
-    key = analysis.sweeps(exact)[0][0]
-    rows = analysis.position_effects(exact, key, "pair 1")
+    effects = analysis.sweeps(exact)[0]
+    rows = analysis.position_effects(exact, effects, "pair 1")
     tokens = exact.table("patching_tokens").query("model == 'base' and pair == 'pair 1'")
-    figure = plots.plot_positions(key, "pair 1", rows, tokens)
+    figure = plots.plot_positions(effects, "pair 1", rows, tokens)
     assert list(figure.layout.xaxis.ticktext) == ["w1", "w11 | w41", "w3", "w21 | w51", "w4"]
     assert np.asarray(figure.data[0].z).shape == (len(rows) // 5, 5)
-
-
-def test_agreement_of_equal_values_is_perfect() -> None:
-    values = np.random.default_rng(0).normal(size=30)
-    assert analysis.agreement_of(pd.DataFrame({"estimate": values, "exact": values})) == (pytest.approx(1), 10, 10)
-    spearman, shared, _ = analysis.agreement_of(pd.DataFrame({"estimate": values, "exact": -values}))
-    assert (spearman, shared) == (pytest.approx(-1), 10)
 
 
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []
     groups = [*report.charts(assembly.render_context(synthetic))]
-    assert [len([*group.charts]) for group in groups] == [2, 2, 2, 2, 4] * 2 + [5]
-    sentences = [*findings.head_findings(synthetic, "base", 1, 2)]
+    assert [len([*group.charts]) for group in groups] == [4, 2, 2, 2, 2] * 2 + [5]
+    sentences = [sentence(result) for result in head_results(synthetic, "base", 1, 2)]
     assert [sum(f", {prompts}, " in text for text in sentences) for prompts in ("ioi", "induction")] == [5, 5]
     (chart,) = report.head_charts(synthetic, "base", 1, 2)
     assert len(chart.figure.data) == 2
     overview = report.overview(synthetic)
     assert overview is not None
-    assert len(overview.rows) == 2 * 2 * 5
+    assert len(overview.data) == 2 * 2 * 5
 
 
 def test_units_without_a_p_value_count_as_tests_with_p_1() -> None:

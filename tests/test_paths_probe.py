@@ -12,11 +12,14 @@ import torch
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
+from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.forward.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.report import assembly
+from headscope.results.questions import questions
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
@@ -24,6 +27,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.paths import analysis, plots, report
+from probes.patching.paths.results import head_results, results
 from probes.patching.paths.run import select_paths
 from probes.patching.paths.schema import LOGITS, PathsOptions
 
@@ -191,10 +195,10 @@ def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
     section = {"pairs": [str(tmp_path / "same.jsonl")], "verify_top": 2, "verify_random": 0}
     run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
     assert validate(run) == []
-    assert [*report.findings(run)] == []
-    overview = report.overview(run)
-    assert overview is not None
-    assert "differs too little in every pair" in overview.warnings[0]
+    *of_pairs, warning = results(run)
+    assert {result.question for result in of_pairs} == {"paths.metric", "paths.answered"}
+    assert "differs too little in every pair" in sentence(warning)
+    assert questions()[warning.question].level == "warning"
 
 
 def test_values_that_are_not_finite_are_refused(folder: FilePath, tmp_path: FilePath) -> None:
@@ -209,7 +213,7 @@ def test_values_that_are_not_finite_are_refused(folder: FilePath, tmp_path: File
 
 
 def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: Run) -> None:
-    paths = pd.concat([sweep.assign(model=key[0]) for key, sweep in analysis.sweeps(verified)])
+    paths = effects_table(analysis.sweeps(verified))
     assert paths.groupby(["model", "method"], observed=True).size().to_dict() == {
         (model, method): count
         for model in ("base", "yarn")
@@ -225,27 +229,34 @@ def test_effects_are_means_over_pairs_and_estimates_have_no_interval(verified: R
         assert exact.loc[path, "low"] <= mean <= exact.loc[path, "high"]
 
 
-def test_findings_give_the_effect_its_interval_and_the_number_of_pairs(verified: Run) -> None:
-    path_findings = [*report.findings(verified)]
-    texts = [finding.text for finding in path_findings]
-    assert any("12 of 304 paths patched exactly, the others estimated" in text for text in texts)
-    assert any("exact effects differ from zero (false discovery rate 5 % over 304 paths)" in text for text in texts)
-    assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
-    first = path_findings[0].data
-    assert first.low <= first.value <= first.high
-    assert first.n is not None
+def test_results_give_the_effect_its_interval_and_the_number_of_pairs(verified: Run) -> None:
+    by_question = {result.question: result for result in results(verified) if result.model == "base"}
+    assert {*by_question} >= {"paths.metric", "paths.top", "paths.lowest", "paths.significant", "paths.agreement"}
+    top = by_question["paths.top"]
+    assert top.low <= top.value <= top.high
+    assert top.n == len(top.by_sample)
+    assert (top.selected_from, by_question["paths.significant"].n) == (12, 12)
+    assert "of 12 exact effects differ from zero (false discovery rate 5 % over 304 paths" in sentence(
+        by_question["paths.significant"]
+    )
+    keys = [result.key for result in results(verified)]
+    assert len(keys) == len({*keys})
 
 
 def test_estimates_alone_decide_nothing(folder: FilePath, tmp_path: FilePath) -> None:
     run = runner.run_study(study(folder, method="estimate"), tmp_path, progress=NoProgress())
-    texts = [finding.text for finding in report.findings(run)]
-    assert all("Estimates do not decide whether an effect is real" in text and "an estimate" in text for text in texts)
+    all_results = [*results(run)]
+    assert "paths.estimated" in {result.question for result in all_results}
+    assert not {"paths.significant", "paths.agreement"} & {result.question for result in all_results}
+    effects = [result for result in all_results if result.question in ("paths.top", "paths.lowest")]
+    assert len(effects) == 4
+    assert not any(result.is_exact or result.has_interval or not np.isnan(result.p_adjusted) for result in effects)
 
 
 def test_the_graph_has_the_strongest_paths_with_their_ends_and_effects(synthetic: Run) -> None:
-    key, paths = analysis.sweeps(synthetic)[0]
-    figure = plots.plot_graph(key, paths)
-    strongest = analysis.strongest_paths(paths, plots.MAX_EDGES)
+    effects = analysis.sweeps(synthetic)[0]
+    figure = plots.plot_graph(effects)
+    strongest = analysis.strongest_paths(effects, effects.units, plots.MAX_EDGES)
     edges = {trace.name: trace for trace in figure.data if trace.mode == "lines" and trace.x[0] is not None}
     assert len(edges) == len(strongest) == 20
     widths = []
@@ -263,12 +274,14 @@ def test_report_and_head_page_show_the_paths(synthetic: Run) -> None:
     assert validate(synthetic) == []
     groups = [*report.charts(assembly.render_context(synthetic))]
     assert [len([*group.charts]) for group in groups] == [3]
-    strongest = analysis.strongest_paths(analysis.sweeps(synthetic)[0][1], 1).iloc[0]
-    sentences = [*report.head_findings(synthetic, "base", strongest["sender_layer"], strongest["sender_head"])]
-    assert any(f"the strongest path from this head is {plots.path_name(strongest)}" in text for text in sentences)
+    effects = analysis.sweeps(synthetic)[0]
+    strongest = analysis.strongest_paths(effects, effects.units, 1).iloc[0]
+    own = head_results(synthetic, "base", strongest["sender_layer"], strongest["sender_head"])
+    texts = [sentence(result) for result in own]
+    assert any(f"the strongest path from this head is {plots.path_name(strongest)}" in text for text in texts)
     overview = report.overview(synthetic)
     assert overview is not None
-    assert len(overview.rows) == 2
+    assert len(overview.data) == 2
 
 
 def test_heads_are_written_alike_and_once() -> None:

@@ -24,13 +24,14 @@ from headscope.positions.model import Model
 from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
 from headscope.report import assembly
 from headscope.report.token_spans import mark_token, to_display_line
+from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
-from probes.patterns import analysis, report
+from probes.patterns import analysis, report, results
 from probes.patterns.run import collect_top_keys
 
 KEYS = 5
@@ -331,10 +332,9 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
     assert run.token_text["special"].tolist() == [False] * 5 + [True, False]
     assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
     assert "far_keys" not in run.tables
-    overview = report.overview(run)
-    assert overview is not None
-    assert "No key is 32 or more tokens back" in overview.warnings[0]
-    assert not [*report.head_findings(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0), *report.findings(run)]
+    (warning,) = results.results(run)
+    assert sentence(warning).startswith("No key is 32 or more tokens back")
+    assert not [*results.head_results(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0)]
     file = study_folder / "own.txt"
     file.write_text(prompt)
     again = headscope.patterns(
@@ -403,11 +403,13 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     at = int(best["layer"]), int(best["head"])
-    (text,) = [finding.text for finding in report.findings(run) if finding.model == "base"]
-    assert f"layer {at[0]}, head {at[1]} attends most to single tokens far back" in text
+    far_weight, example, _ = (result for result in results.results(run) if result.model == "base")
+    assert (far_weight.layer, far_weight.head, far_weight.value) == (*at, best["far_weight"])
+    assert far_weight.n == 1
     rows = analysis.top_far_rows(run, "base", *at)
-    (sentence,) = report.head_findings(run, "base", *at)
-    assert f"{rows['distance'].iloc[0]} tokens back" in sentence
+    assert [*results.head_results(run, "base", *at)] == [example]
+    assert (example.value, example.details["distance"]) == (rows["weight"].iloc[0], rows["distance"].iloc[0])
+    assert f"{rows['distance'].iloc[0]} tokens back" in sentence(example)
     (passage,) = report.head_charts(run, "base", *at)
     expected = [[format_number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
     assert [row[:2] for row in passage.rows] == expected

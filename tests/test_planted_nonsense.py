@@ -589,12 +589,12 @@ def lab(
 def assert_null_is_kept(run: Run) -> None:
     """Fail if an interval excludes 0 although the two models compute the same function of the same tokens."""
     models = {model["label"]: model for model in run.manifest["models"]}
-    pattern = r"loss of (\S+) minus that of (\S+) is .* interval ([-+.\d]+) to ([-+.\d]+)\)"
-    for label, first, low, high in re.findall(pattern, "\n".join(run.findings()["text"])):
-        pair = [models[name] for name in (label, first)]
+    differences = run.findings().query("question == 'loss.difference' and low.notna()")
+    for difference in differences.itertuples():
+        pair = [models[name] for name in (difference.model, difference.baseline)]
         schemes = {model["scheme"].replace("linear:factor=1", "base") for model in pair}
         if len({model["weights_sha256"] for model in pair}) == len(schemes) == 1:
-            assert float(low) <= 0 <= float(high)
+            assert difference.low <= 0 <= difference.high
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -1,6 +1,7 @@
 """The playground: what its tasks compute, the worker process, who may reach it, and the page in a browser."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from axe_playwright_python.sync_playwright import Axe
 from dash._utils import to_json
 from flask import Flask
 from playwright.sync_api import Browser, Page, Route, expect
+from support import families
+from support.adapters import noisy
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from werkzeug.serving import make_server
@@ -40,6 +43,16 @@ from headscope.runs.synthetic import synthetic_run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
 HEADS = [(0, 1), (1, 2)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """Start workers from a process that has imported torch, so that not every one of them imports it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["headscope.playground.tasks", "transformers.models.llama.modeling_llama"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dashboards.playground.worker.multiprocessing.get_context", lambda method: context)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +292,58 @@ def test_bad_numbers_and_empty_second_prompts_are_refused() -> None:
         second_prompt("w1", "w2", " ")
 
 
+def prompt_losses(session: ModelSession) -> list[float]:
+    session.start_request("predict")
+    first, *_ = tasks.predict_prompt(session, PROMPT)
+    session.finish_request("predict")
+    return [*map(float, first.losses)]
+
+
+def save_other_weights(folder: Path) -> None:
+    families.SPECS["llama-gqa"].build(1).save_pretrained(folder)
+
+
+def save_other_adapter(folder: Path) -> None:
+    noisy(headscope.load(str(folder)), 0.3).save(folder.parent / "adapter.safetensors")
+
+
+@pytest.mark.parametrize("change", [save_other_weights, save_other_adapter])
+def test_a_model_whose_files_change_is_opened_again(
+    change: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Results of earlier and present weights are never on one page."""
+    folder = save_checkpoint(tmp_path / "tiny")
+    noisy(headscope.load(str(folder)), 0.1).save(tmp_path / "adapter.safetensors")
+    spec = f"{folder}@adarope:adapter={tmp_path}/adapter.safetensors,weights=any"
+    session = ModelSession({"trained": spec, "yarn": f"{folder}@yarn:factor=4"})
+    before, models = prompt_losses(session), [session.model(label) for label in session.labels]
+    session.cache["mean outputs", "trained"] = {}
+    (folder / "trainer_state.json").write_text('{"global_step": 5}')  # the training's own files do not matter
+    (folder / "optimizer.pt").write_bytes(b"state")
+    assert prompt_losses(session) == before
+    assert models == [session.model(label) for label in session.labels]
+    change(folder)
+    for _ in range(2):
+        with pytest.raises(BadInput, match="the files of 'trained' have changed since the prompt was run, so the page"):
+            session.start_request("attention")
+    after = prompt_losses(session)
+    assert after == prompt_losses(ModelSession({"trained": spec}))
+    assert after != before
+    session.start_request("attention")
+    assert ("mean outputs", "trained") not in session.cache
+    assert "the files of 'trained' have changed. The model is opened again" in caplog.text
+
+
+def test_files_that_change_while_no_model_is_open_are_noticed(tmp_path: Path) -> None:
+    """Keeping a prompt closes the models; the page still shows the results of the earlier weights."""
+    session = ModelSession({"base": str(save_checkpoint(tmp_path / "tiny"))})
+    prompt_losses(session)
+    session.close_models()
+    save_other_weights(tmp_path / "tiny")
+    with pytest.raises(BadInput, match="Run the prompt again"):
+        session.start_request("attention")
+
+
 @pytest.mark.slow
 def test_the_worker_answers_one_request_at_a_time_in_order(worker: ModelWorker, session: ModelSession) -> None:
     expected = tasks.continue_prompt(session, PROMPT, 3)
@@ -509,7 +574,8 @@ def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -
         expect(message).to_contain_text(sentence)
     process = app.config["PLAYGROUND_WORKER"].process_id
     os.kill(process, signal.SIGKILL)
-    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    while Path(f"/proc/{process}").exists():
+        time.sleep(0.01)
     run_prompt(page, PROMPT)
     expect(page.locator("#playground-tokens .token")).to_have_count(9)
     expect(message).to_be_empty()

@@ -29,7 +29,7 @@ PLAYGROUND = [
 """Its questions about a prompt have the names of probes, whose code it does not use."""
 OTHER_MEANINGS = {
     "ablation": [
-        f"probes/needle/{name}.py" for name in ("analysis", "findings", "plots", "report", "schema", "synthetic")
+        f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema", "synthetic")
     ]
     + ["probes/influence/findings.py"],
     "attribution": ["probes/needle/schema.py", *PLAYGROUND],

@@ -18,6 +18,7 @@ from headscope.positions.schedule import Schedule
 from headscope.prompts.texts import TokenDocument, first_tokens
 from headscope.report.blocks import RenderContext
 from headscope.report.text import statistics_table
+from headscope.results import words
 from headscope.runs.run import Run
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
@@ -26,8 +27,8 @@ from headscope.study.runner import run_study
 from headscope.training.adapter_trainer import validation_loss
 from probes.pretrain import report
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
-from probes.pretrain.claims import pretraining_claims
 from probes.pretrain.model_setup import initial_positions, random_model
+from probes.pretrain.results import results
 from probes.pretrain.run import PretrainRunner
 from probes.pretrain.schema import PretrainOptions, TrainingKey
 from probes.pretrain.trainer import PretrainTrainer
@@ -391,22 +392,26 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     names = [f"{variant}-s{seed}" for variant in LOSSES for seed in (0, 1)]
     losses = {name: (1 if paper else -1) * LOSSES[name[:-3]] + 0.001 * int(name[-1]) for name in names}
     run = FakeRun({name: head_columns(name.startswith("adarope"), paper) for name in names}, losses)
-    claims = list(pretraining_claims(run))  # type: ignore[arg-type]
+    claims = list(results(run))  # type: ignore[arg-type]
     assert [claim.verdict for claim in claims] == [verdict] * 7
-    assert all("seed 1" in claim.evidence.lower() for claim in claims)
-    assert claims[-2].statement == (
-        "Each tested ablation of AdaRoPE (shared-freq, no-scale) has a higher loss than AdaRoPE (our criterion: by "
-        "more than 0.002 nats/token, twice the range over this run's RoPE seeds)"
+    for claim in claims:
+        losses_of_seed = [part for part in claim.parts if part.question == "pretrain.loss_gap"]
+        labels = [part.model for part in losses_of_seed] or [f"-s{part.where['seed']}" for part in claim.parts]
+        assert {label[-3:] for label in labels} == {"-s0", "-s1"}
+    assert words.statement(claims[-2]) == (
+        "Each tested ablation of AdaRoPE (shared frequencies (shared-freq) and fixed temperature and growth "
+        "(no-scale)) has a higher loss than AdaRoPE"
     )
+    assert words.criterion(claims[-2]) == "by more than 0.002 nats/token, twice the range over this run's RoPE seeds"
 
 
 def test_the_claim_about_ablations_says_that_it_leaves_out_fixed_frequencies() -> None:
     losses = {"adarope-s0": 4.0, "no-freq-s0": 3.8, "shared-freq-s0": 4.2}
     run = FakeRun({name: head_columns(True) for name in losses}, losses)
-    claim = list(pretraining_claims(run))[-1]  # type: ignore[arg-type]
-    assert claim.statement.endswith(
-        "from-scratch-seeds); the paper has no ablation no-freq, so it is not part of this claim"
-    )
+    claim = list(results(run))[-1]  # type: ignore[arg-type]
+    assert words.evidence(claim).endswith("; the paper has no ablation no-freq, so it is not part of this claim")
+    assert words.criterion(claim).endswith("from-scratch-seeds")
+    assert [part.value for part in claim.parts] == pytest.approx([0.2])
     assert claim.verdict == "supported"
 
 
@@ -437,12 +442,14 @@ def test_a_single_variant_has_no_comparison() -> None:
 def test_losses_at_other_lengths_give_no_claim_about_loss() -> None:
     run = FakeRun({name: head_columns(name == "adarope-s0") for name in ("adarope-s0", "rope-s0")}, {"adarope-s0": 4.0})
     run.nll = run.nll.assign(context_length=4096)
-    assert len([*pretraining_claims(run)]) == 4  # type: ignore[arg-type]
+    assert len([*results(run)]) == 4  # type: ignore[arg-type]
 
 
 def test_claims_with_disagreeing_seeds_are_inconclusive() -> None:
     run = FakeRun({"adarope-s0": head_columns(True), "adarope-s1": head_columns(True, paper=False)}, {})
-    assert {claim.verdict for claim in pretraining_claims(run)} == {"inconclusive"}  # type: ignore[arg-type]
+    claims = list(results(run))  # type: ignore[arg-type]
+    assert {claim.verdict for claim in claims} == {"inconclusive"}
+    assert all("a verdict needs the same verdict from every seed" in words.evidence(claim) for claim in claims)
 
 
 def test_claims_use_only_the_last_checkpoints() -> None:
@@ -452,4 +459,4 @@ def test_claims_use_only_the_last_checkpoints() -> None:
         {**run.manifest["models"][1], "label": "other", "pretraining": None},
     ]
     assert final_checkpoint_labels(run) == {TrainingKey("rope", 0): "later"}  # type: ignore[arg-type]
-    assert not list(pretraining_claims(run))  # type: ignore[arg-type]
+    assert not list(results(run))  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ import pytest
 
 from headscope import report
 from headscope.report import assembly
+from headscope.results.collection import all_results
+from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import runner as study
@@ -75,8 +77,26 @@ def test_convergence_lines_and_findings_are_geometric_mean_ratios(run: Run) -> N
     expected = math.exp(sum(map(math.log, rows[rows["exponent"].round(3) == 0.9]["ratio"])) / 4)
     assert line.y[list(line.x).index(1000)] == pytest.approx(expected)
     assert figure.layout.yaxis.title.text == "geometric mean of ESS / target"
-    finding = next(f.text for f in scaling.findings(run) if "nope" in f.text and "L^0.9" in f.text)
-    assert f"L = 1,000 is {expected:.3f} times its target (geometric mean of 4 rows, 95 %" in finding
+    target = {"scheme": "nope", "beta": 2.0, "exponent": 0.9, "context_length": 1000}
+    (ratio,) = [result for result in all_results(run) if result.where == target]
+    assert (ratio.value, ratio.n) == (pytest.approx(expected), 4)
+    assert f"target at L = 1,000 is {expected:.3f} (95 % confidence interval " in sentence(ratio)
+
+
+def test_window_results_are_those_of_the_trained_models(run: Run) -> None:
+    widths = accuracy_by_width(run.window)
+    results = {(result.question, result.where.get("scheme")): result for result in all_results(run)}
+    for scheme, rows in widths.groupby("scheme", observed=True):
+        name, worst = SCHEME_NAMES[str(scheme)], rows.loc[rows["accuracy"].idxmin()]
+        assert results["window.solved", name].value == rows["solved"].sum()
+        assert results["window.accuracy", name].value == pytest.approx(rows["accuracy"].mean())
+        lowest = results["window.lowest_accuracy", name]
+        assert lowest.value == pytest.approx(worst["accuracy"])
+        assert lowest.low <= worst["low"], "it is the lowest of three widths"
+        assert lowest.high >= min(worst["high"], 1)
+    assert results["window.mass_by_width", None].n == 3
+    keys = [result.key for result in all_results(run)]
+    assert len(keys) == len({*keys})
 
 
 @pytest.mark.parametrize(
@@ -87,7 +107,7 @@ def test_an_empty_window_table_gives_a_figure_with_the_reason(run: Run, draw) ->
 
 
 def test_a_run_without_models_has_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
-    assert set(assembly.findings_by_topic(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    assert set(assembly.results_by_topic(run)) == {"Needle retrieval from a window", "Scaling theorems"}
     assert set(assembly.collect_chapters(assembly.render_context(run))) == {
         "Needle retrieval from a window",
         "Scaling theorems",

@@ -12,19 +12,25 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 from support.example_probes import BROKEN, LATE, PROBE
 
 from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
-from headscope.report import assembly, html_page, terminal
+from headscope.report import assembly, html_page, run_results, terminal
+from headscope.report.blocks import Chart
 from headscope.report.text import column_heading, format_cell
+from headscope.results import words
+from headscope.results.questions import Question
+from headscope.results.result import Result
+from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
-from probes.measure import findings as measuring
+from probes.measure import results as measuring
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "</script><script>alert(1)</script>"
@@ -65,7 +71,7 @@ class Page(HTMLParser):
 
 def sentences(run: Run) -> dict[str, list[str]]:
     return {
-        topic: [finding.text for finding in findings] for topic, findings in assembly.findings_by_topic(run).items()
+        topic: [sentence(result) for result in results] for topic, results in assembly.results_by_topic(run).items()
     }
 
 
@@ -126,8 +132,9 @@ def test_report_has_sections_and_landmarks_in_order(parsed: Page) -> None:
     assert len(ids) == len(set(ids))
     links = [str(a["href"])[1:] for tag, a in parsed.tags if tag == "a"]
     assert set(links) <= set(ids)
-    for title in ("How to read this", "Findings", "Models", "Notable heads", "Definitions", "Provenance"):
-        assert title in parsed.text
+    titles = ("Overview", "In short", "Models", "Claims of the paper", "Notable heads", "Definitions", "Provenance")
+    positions = [parsed.text.rindex(f"\n{title}\n") for title in titles]
+    assert positions == sorted(positions)
 
 
 def test_every_figure_has_a_caption_and_parses(parsed: Page) -> None:
@@ -137,7 +144,11 @@ def test_every_figure_has_a_caption_and_parses(parsed: Page) -> None:
     assert all(a["aria-labelledby"] in ids for a in figures)
     plotly_figures = [json.loads(script) for script in parsed.scripts if script.startswith("{") and '"data"' in script]
     assert len(plotly_figures) == len(figures)
-    assert all(figure["layout"]["title"]["text"] for figure in plotly_figures)
+    cards = sum(str(attributes.get("class")) == "card" for attributes in figures)
+    assert cards >= 5
+    assert ["text" in figure["layout"].get("title", {}) for figure in plotly_figures] == [
+        index >= cards for index in range(len(figures))
+    ], "the question of a card replaces the title"
     assert json.loads(parsed.scripts[0])["showSendToCloud"] is False
 
 
@@ -149,9 +160,12 @@ def test_report_contains_no_nan(parsed: Page) -> None:
 def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     findings = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
-    assert f"{(heads['ess2_1024'] < 8).sum()} of 24 heads are below 8 tokens" in findings["Effective length"][0]
+    local = f"{(heads['ess2_1024'] < 8).sum()} of 24 heads have an effective length below 8 tokens"
+    assert local in findings["Effective length"][1]
     loss_findings = " ".join(findings["Loss"])
-    assert "+0.050 nats/token (95 % confidence interval +0.050 to +0.050)" in loss_findings
+    assert re.search(
+        r"\+0\.050 nats/token \(95 % confidence interval \+0\.050 to \+0\.050, \d documents\)", loss_findings
+    )
     assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 
@@ -176,7 +190,7 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     every_row = sentences(run)["Effective length"]  # as a run of an earlier version has it
     assert (
         sum(text.endswith("on the first token, over all rows, also those that cannot see it.") for text in every_row)
-        == 1
+        == 2
     )
     run._frames["attention"] = run.attention.assign(population=run.attention["population"] + windowed_rows(run))
     run._derived.clear()
@@ -184,33 +198,35 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     unchanged = [text for text in finding_texts["Position parameters"] if "sliding-window layers unchanged" in text]
     assert len(unchanged) == 1
     assert f"scheme of yarn leaves the frequencies of its {layers // 2} sliding-window" in unchanged[0]
-    assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
+    medians = [text for text in finding_texts["Effective length"] if "median" in text]
+    assert sum(text.endswith("heads of the global layers.") for text in medians) == 2
     base = run.heads[run.heads["model"] == "base"]
     for window_label, rows in (
         ("global", base[base["layer"] % 2 == 0]),
         ("sliding-window", base[base["layer"] % 2 == 1]),
     ):
-        count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base put more"
-        (text,) = [text for text in finding_texts["Effective length"] if count in text]
+        count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base ("
+        (text,) = [text for text in finding_texts["Effective length"] if count in text and "first token" in text]
         assert text.endswith("in the rows that see it.") == (window_label == "sliding-window")
-        median = f"{rows['growth'].median():.2f}."
+        median = f"{rows['growth'].median():.2f} over {len(rows)} heads of the {window_label} layers"
         (text,) = [
             text
             for text in finding_texts["Growth with context"]
-            if f"heads of the {window_label} layers" in text and "In base" in text
+            if "In base" in text and "median" in text and window_label in text
         ]
-        assert text.endswith(f"exponent is {median}")
-    of_head = " ".join(measuring.head_findings(run, "base", 1, 0))
-    assert "on the first token in the rows that see it (window 64)" in of_head
-    assert "rows that see it" not in " ".join(measuring.head_findings(run, "base", 0, 0))
+        assert f"exponent of the effective length is {median}" in text
+        assert text.endswith("up to the length of their windows.") == (window_label == "sliding-window")
+    windowed_head, global_head = (sentence(next(measuring.head_results(run, "base", layer, 0))) for layer in (1, 0))
+    assert "on the first token in the rows that see it (window 64)" in windowed_head
+    assert "rows that see it" not in global_head
     for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
         (text,) = [
             text
             for text in finding_texts["Change against the first model"]
             if f"heads of the {window_label} layers" in text
         ]
-        assert f"is {part.median():.2f}" in text
-        assert f"longer in {(part > 1.01).sum()} of {len(part)} heads" in text
+        assert f"is {part.median():.2f} over {len(part)} heads" in text
+        assert f"longer in {(part > 1.01).sum()}, shorter" in text
 
 
 @pytest.mark.slow
@@ -248,10 +264,13 @@ def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:
     """Which may be none of those that are texts of, such as the first step of a training."""
-    texts = [sentence.text for sentence in measuring._loss_findings(run, run.models[1:])]
-    assert texts[0].startswith(f"The loss of {run.models[0]} in contexts")
-    assert all(f"minus that of {run.models[0]} is " in sentence for sentence in texts[1:])
-    assert len(texts) == len(run.models)
+    first, *others = run.models
+    results = [result for result in measuring.results(run) if result.question.startswith("loss.")]
+    losses = [result for result in results if result.question == "loss.mean" and result.model == first]
+    differences = [result for result in results if result.question == "loss.difference"]
+    assert sentence(losses[0]).startswith(f"The loss of {first} in contexts of 256 tokens is ")
+    assert {result.baseline for result in differences} == {first}
+    assert [result.model for result in differences] == [label for label in others for _ in losses]
 
 
 def test_notable_heads_are_the_extremes(run: Run) -> None:
@@ -264,17 +283,15 @@ def test_notable_heads_are_the_extremes(run: Run) -> None:
 
 def test_glossary_explains_what_the_runs_measured_and_nothing_else(run: Run, parsed: Page) -> None:
     def glossary(page: Page) -> str:
-        return page.text.split("How to read this")[2].split("Findings")[0]
+        return page.text.partition("How to read this")[2].partition("Statistics of heads")[0]
 
     other_terms = ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence")
     assert all(term in glossary(parsed) for term in ("Retrieval score", *other_terms))
-    assert "Charts above show" in parsed.text
     needles = {name: run.manifest["tables"][name] for name in ("needles", "retrieval")}
     page = Page(report.render_report([Run(run.path, {**run.manifest, "tables": needles})]))
     assert "Retrieval score" in glossary(page)
     assert not any(term in glossary(page) for term in other_terms)
     assert "highest retrieval score" in page.text
-    assert "Charts above show" not in page.text
 
 
 @pytest.mark.slow
@@ -282,7 +299,7 @@ def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
     single = Page(report.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
     for text in (
         "Change against the first model",
-        "The baseline of comparisons is",
+        ", compared with base,",
         "under yarn",
         "95 % confidence interval +0.050",
     ):
@@ -411,7 +428,7 @@ def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callabl
     titles = [chart.figure.layout.title.text for group in chapters["Foreign matters"] for chart in group.charts]
     assert titles == ["At home with base", "Abroad"]
     page = Page(report.render_report([run]))
-    glossary = page.text.split("How to read this")[2].split("Findings")[0]
+    glossary = page.text.partition("How to read this")[2].partition("Statistics of heads")[0]
     assert "How foreign a head is." in glossary
     assert "F = 1" in glossary
     assert "Of a table that no run has." not in glossary
@@ -458,7 +475,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_the_terminal_shows_models_overviews_and_findings(
+def test_the_terminal_shows_models_headlines_and_verdicts_and_all_results_on_request(
     install: Callable[..., None], fresh: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(PROBE)
@@ -467,7 +484,10 @@ def test_the_terminal_shows_models_overviews_and_findings(
     output = " ".join(printed(capsys).split())
     assert "growth exponent" in output
     assert "loss against the first model at 1,024 (nats/token)" in output
-    assert "Foreign [bold]title[/bold] what is foreign [b]here[/b] [/b]all" in output
+    assert "Headlines base: Median effective length" in output
+    assert "There are 3 models." not in output
+    terminal.print_summary(fresh, show_all=True)
+    output = " ".join(printed(capsys).split())
     assert all(" ".join(text.split()) in output for texts in sentences(fresh).values() for text in texts)
     terminal.print_warnings(fresh)
     assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
@@ -503,15 +523,15 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
 def test_model_comparison_fits_80_columns_without_truncation(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line per statistic, or one line per model if there are many models."""
+    """More than three models have a row each; a table that is too wide continues below."""
     monkeypatch.setenv("COLUMNS", "80")
     labels = [f"model-{index:02}" for index in range(count)]
     run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3, probes=("measure", "needle"))
     terminal.print_summary(run)
-    table = printed(capsys).partition(assembly.collect_overviews(run)[0].title)[0].splitlines()[1:]
+    table = printed(capsys).partition("Headlines")[0].splitlines()[1:]
     assert "…" not in "".join(table)
     assert max(map(len, table)) <= 80
-    assert len([line for line in table if line.startswith(" model-")]) == (count if count > 5 else 0)
+    assert len([line for line in table if line.startswith(" model-")]) == (2 * count if count == 4 else count)
     nll = (
         run.nll.assign(sum=run.nll["nll"] * run.nll["tokens"]).groupby("model", observed=True)[["sum", "tokens"]].sum()
     )
@@ -524,7 +544,55 @@ def test_run_to_dict_holds_the_data_of_the_overviews(install: Callable[..., None
     assert [row["model"] for row in data["summary"]] == ["base", "yarn", HOSTILE]
     assert {row["model"] for row in data["needles"]} == {"base", "yarn", HOSTILE}
     assert data["foreign"] == [{"n": 1}]
+    assert [row["text"] for row in data["results"]] == [*run.findings()["text"]]
     assert json.loads(json.dumps(data)) == data
+
+
+def test_forty_lines_hold_the_summary_of_four_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    models = ("base", "yarn", "yarn without factor", "adarope")
+    run = synthetic_run(tmp_path, models, layers=2, heads=4, lengths=(512, 2048), docs=3, pairs=4)
+    terminal.print_summary(run)
+    terminal.print_next_steps(run)
+    lines = printed(capsys).splitlines()
+    assert len(lines) <= 38, "headscope demo adds two lines"
+    assert max(map(len, lines)) <= 120 or "/tmp" in max(lines, key=len)
+    first, last = lines.index("Headlines"), next(i for i, line in enumerate(lines) if line.startswith("Claims of the"))
+    verdicts = r"Claims of the paper: (\d+ [a-z ]+, )*\d+ [a-z ]+ \(headscope report shows why\)"
+    assert re.fullmatch(verdicts, lines[last])
+    assert last - first == 9, "eight headlines of one line each"
+
+
+def test_a_warning_goes_to_standard_error_and_into_the_report(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"test.limit": Question(name="test.limit", sentence="only {n} trials were run", level="warning", topic="T")}
+    monkeypatch.setattr(run_results, "questions", lambda: asked)
+    monkeypatch.setattr(words, "questions", lambda: asked)
+    monkeypatch.setattr(run_results, "all_results", lambda run: [Result(question="test.limit", n=2)])
+    terminal.print_warnings(run)
+    output = capsys.readouterr()
+    assert "headscope: Only 2 trials were run." in output.err.splitlines()
+    assert output.out == ""
+    assert run_results.summary_blocks(run)[0].sentences == ["Only 2 trials were run."]
+
+
+@pytest.mark.parametrize(
+    ("summary_text", "caption", "line", "explanation"),
+    [
+        ("", "One cell per head. Dark: few tokens.", "One cell per head.", "Dark: few tokens."),
+        ("Median 3.", "One cell per head.", "Median 3.", "One cell per head."),
+        ("", "One dot per head.", "One dot per head.", ""),
+        ("", f"A long {'x' * 130}. End.", "", f"A long {'x' * 130}. End."),
+    ],
+)
+def test_a_caption_shows_one_short_line_and_folds_the_rest(
+    summary_text: str, caption: str, line: str, explanation: str
+) -> None:
+    chart = Chart(go.Figure(), caption, summary_text)
+    assert (chart.line, chart.explanation) == (line, explanation)
 
 
 @pytest.mark.parametrize("name", ["[bold]runs[/bold]", "[/oops]", "[link=https://example.org]x[/link]", ":smile:"])

@@ -85,6 +85,59 @@ def test_hover_text_has_layer_head_and_unit(report_page: ReportPage) -> None:
     assert report_page.problems == []
 
 
+LAYOUT = """() => {
+  const words = (text) => text.split(/\\s+/).filter((word) => /\\w/.test(word)).length;
+  const counts = {before: 0, unfolded: 0};
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let hasPicture = false;
+  while (texts.nextNode()) {
+    const parent = texts.currentNode.parentElement;
+    hasPicture ||= parent.closest("[data-figure]") !== null;
+    if (parent.closest("[data-figure], script, style, noscript") || !parent.checkVisibility()) continue;
+    counts.unfolded += words(texts.currentNode.data);
+    if (!hasPicture) counts.before += words(texts.currentNode.data);
+  }
+  const cards = [...document.querySelectorAll(".card")].map((card) => card.getBoundingClientRect());
+  return {...counts, top: document.querySelector("[data-figure]").getBoundingClientRect().top,
+    columns: new Set(cards.map((card) => card.left)).size, cards: cards.length};
+}"""
+PRINTED = """() => {
+  dispatchEvent(new Event("beforeprint"));
+  const boxes = [...document.querySelectorAll("figure")].map((figure) => ({
+    breaks: getComputedStyle(figure).breakInside,
+    height: figure.getBoundingClientRect().height,
+    overflow: figure.querySelector(".main-svg").getBoundingClientRect().right - figure.getBoundingClientRect().right}));
+  dispatchEvent(new Event("afterprint"));
+  const details = document.querySelector("details.prose > ul, details.prose > h3");
+  return {boxes, isProseOpen: details.getBoundingClientRect().height > 0};
+}"""
+A4_WIDTH, A4_HEIGHT = 687, 1016
+"""An A4 page within its margins, in px."""
+
+
+def test_a_report_like_that_of_the_demo_begins_with_pictures_folds_its_prose_and_prints_whole_charts(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    models = ("base", "yarn", "yarn without factor", "adarope")
+    run = synthetic_run(tmp_path, models, layers=4, lengths=(512, 2048), docs=3, pairs=4, probes=("measure",))
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(report.write_report([run], tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
+    layout = page.evaluate(LAYOUT)
+    assert layout["top"] < 500
+    assert layout["before"] <= 80
+    assert layout["unfolded"] <= 1500
+    assert (layout["cards"], layout["columns"]) == (3, 3)
+    page.set_viewport_size({"width": A4_WIDTH, "height": A4_HEIGHT})
+    page.emulate_media(media="print")
+    printed = page.evaluate(PRINTED)
+    assert printed["isProseOpen"]
+    assert all(box["breaks"] == "avoid" for box in printed["boxes"])
+    assert max(box["height"] for box in printed["boxes"]) <= A4_HEIGHT
+    assert max(box["overflow"] for box in printed["boxes"]) <= 1
+    page.close()
+
+
 def test_print_has_a_white_background(report_page: ReportPage) -> None:
     page = report_page.page
     assert page.get_by_role("button", name="theme").is_visible()

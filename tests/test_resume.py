@@ -16,6 +16,7 @@ import torch
 from support import families
 from support.adapters import noisy
 from support.tiny_studies import PROBES, StopsAfter, content, contents, record_versions, save_checkpoint, save_texts
+from transformers import LlamaForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput, BadRun, InputChanged, Interrupted
@@ -200,6 +201,22 @@ def test_models_in_memory_with_equal_weights_can_be_different_inputs(folder: Pat
     losses.append(loss(model.with_schedule(learned, "adarope")))
     assert len({path for _, path in losses}) == len({value for value, _ in losses}) == 4
     assert loss(model_with_theta(1e4)) == losses[0]
+
+
+def test_equal_weights_in_other_files_are_refused_as_what_they_are(folder: Path) -> None:
+    """Files are compared before any is opened; the message says that the weights themselves may be equal."""
+    interrupted_run(folder, "measure")
+    config = (folder / "tiny" / "config.json").read_text()
+    weights = hs.load(str(folder / "tiny")).identity.weights
+    model = LlamaForCausalLM.from_pretrained(folder / "tiny")
+    (folder / "tiny" / "model.safetensors").unlink()
+    model.save_pretrained(folder / "tiny", max_shard_size="20KB")
+    (folder / "tiny" / "config.json").write_text(config)
+    assert hs.load(str(folder / "tiny")).identity.weights == weights
+    with pytest.raises(
+        InputChanged, match=r"the weights of 'base' .*changed \(by their files: equal weights that were"
+    ):
+        runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
 def test_an_input_that_no_finished_cell_used_may_change(folder: Path) -> None:

@@ -1,27 +1,23 @@
-"""Findings, cards, roles and the app count the same heads, also where a score lies on the threshold of a role."""
+"""Results, cards, roles and the app count the same heads, also where a score lies on the threshold of a role."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.report.blocks import RenderContext
-from headscope.report.statistic_charts import top_heads_card
-from headscope.report.text import default_models
+from headscope.results.collection import all_results
 from headscope.runs.column_metadata import exceeds, falls_below, heads_with_role, roles
 from headscope.runs.run import Run
-from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, role_name
+from headscope.runs.summary import default_models
+from probes.detectors.analysis import KIND_COLUMNS, role_name
 from probes.needle.analysis import retrieval_summary, scores_by_group
 from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 EXAMPLES = Path(__file__).parents[1] / "headscope" / "examples"
 RUNS = sorted(path.parent for path in EXAMPLES.glob("2*/run.json"))
-THRESHOLDS = {"retrieval": ("retrieval", RETRIEVAL_THRESHOLD)} | {
-    role_name(kind): (column, ROLE_THRESHOLD) for kind, column in KIND_COLUMNS.items()
-}
-"""Role -> its statistic and threshold."""
+ROLE_COLUMNS = {"retrieval": "retrieval"} | {role_name(kind): column for kind, column in KIND_COLUMNS.items()}
+"""Role -> its statistic."""
 
 
 @pytest.mark.parametrize("value", [0.1, np.float32(0.1), np.nextafter(0.1, 1), np.nextafter(0.1, 0)])
@@ -35,25 +31,18 @@ def test_a_value_on_the_threshold_neither_exceeds_it_nor_falls_below_it(value: f
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name[17:])
 def test_every_place_counts_the_heads_of_a_role_alike(folder: Path) -> None:
     run = Run.open(folder)
-    findings = run.findings()
+    results = all_results(run)
     for model in default_models(run):
         heads = run.heads[run.heads["model"] == model].reset_index(drop=True)
-        context = RenderContext(run, [model], heads, model, {})
-        for role, (column, threshold) in THRESHOLDS.items():
+        for role, column in ROLE_COLUMNS.items():
             if column not in heads or heads[column].isna().all():
                 continue
             count = int(heads_with_role(heads, role).sum())
             rounded = heads.assign(**{column: heads[column].astype("float32")})
             assert int(heads_with_role(rounded, role).sum()) == count, "the same of stored values"
-            (card,) = top_heads_card(context, column, "", role, threshold)
-            assert card.caption.startswith(f"{count} of " if count else "None of ")
-            counts = [
-                int(match[1])
-                for finding in findings.itertuples()
-                if finding.model == model and f"{role} heads in".lower() in finding.text.lower()
-                for match in re.finditer(r"\): (\d+) of \d+ heads", finding.text)
-            ]
-            assert counts == ([count] if f"{column}_low" in heads and role != "retrieval" else [])
+            question = f"{role.replace('-', '_')}.heads"
+            counts = [result.value for result in results if (result.model, result.question) == (model, question)]
+            assert counts == ([count] if f"{column}_low" in heads else [])
         if "retrieval" in heads and "needles" in run.tables and heads["retrieval"].notna().any():
             count = int(heads_with_role(heads, "retrieval").sum())
             summary = retrieval_summary(run).query("model == @model and mode == 'strict'").iloc[0]

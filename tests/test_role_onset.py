@@ -10,8 +10,7 @@ from support.manifests import model_entry
 
 from dashboards.pages import checkpoints
 from headscope.plots import role_emergence
-from headscope.report.text import default_models
-from headscope.runs.summary import training_checkpoints
+from headscope.runs.summary import default_models, training_checkpoints
 
 STEPS = (0, 1, 16, 256, 2048)
 TRAININGS = ("rope-s0", "alibi-s0")

@@ -182,7 +182,7 @@ def test_csv_latex_and_json_hold_the_scores(example: Run, tmp_path: Path) -> Non
     rows = [line.split(" & ") for line in text.splitlines() if line[0].isdecimal()]
     assert [(int(layer), int(head)) for layer, head, _ in rows] == [*best]
     heads = HeadSet.read(example.export("json", tmp_path / "m.json", "retrieval", "base", top=5))
-    assert (heads.heads, heads.model_digest) == (best.heads, best.model_digest)
+    assert (heads.heads, heads.model_digests) == (best.heads, best.model_digests)
 
 
 def test_exported_longrope_gives_the_frequencies_of_the_model(small: Run, tmp_path: Path) -> None:

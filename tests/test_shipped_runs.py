@@ -1,6 +1,5 @@
 """The shipped runs open, are undamaged, come from the study files of their names, and belong to one package each."""
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from headscope.report.blocks import Chart
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import read_study
-from probes.patching import analysis, claims, report
+from probes.patching import analysis, report
+from probes.patching.model_changes import model_results
 
 RUNS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
 PATCHING_RUNS = [path for path in RUNS if "-patching-" in path.name]
@@ -48,23 +48,21 @@ def test_patching_runs_have_the_models_and_pairs_of_their_study_files(path: Path
 
 @pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
 def test_the_docs_give_the_five_largest_exact_effects_of_each_task_and_model(path: Path) -> None:
-    for (model, prompts, *_), units in analysis.sweeps(Run.open(path)):
-        top = units[units["method"] == "exact"].nlargest(5, "effect")
+    for effects in analysis.sweeps(Run.open(path)):
+        top = effects.exact.nlargest(5, "effect")
         cells = [
             f"L{unit['layer']}H{unit['head']} {unit['effect']:+.2f} ({unit['low']:+.2f} to {unit['high']:+.2f})"
             for _, unit in top.iterrows()
         ]
-        assert f"| {prompts} | {model} | {' | '.join(cells)} |" in DOCS
+        assert f"| {effects.key['prompts']} | {effects.model} | {' | '.join(cells)} |" in DOCS
 
 
 @pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
 def test_the_docs_give_the_verdicts_of_the_patching_runs(path: Path) -> None:
     verdicts: dict[tuple[str, str], list[str]] = {}
-    for finding in claims.model_claims(Run.open(path)):
-        task = finding.text.split(", ")[1].split(":")[0]
-        verdict = re.search(r"(not supported|supported|inconclusive)\.", finding.text)
-        assert verdict is not None
-        verdicts.setdefault((task, finding.model), []).append(verdict[1])
+    for result in model_results(Run.open(path)):
+        if result.verdict:
+            verdicts.setdefault((str(result.where["prompts"]), result.model), []).append(result.verdict)
     assert len(verdicts) == 2 * len({task for task, _ in verdicts})
     for (task, model), (kept, changed) in verdicts.items():
         assert f"| {task} | {model} | {kept} | {changed} |" in DOCS
@@ -89,7 +87,7 @@ def test_the_circuits_run_has_the_models_of_its_study_file_and_its_findings_are_
     findings = {*run.findings()["text"]}
     lines = " ".join(quoted.split()).split(" In ")
     sentences = [lines[0], *(f"In {line}" for line in lines[1:])]
-    assert len(sentences) == 13
+    assert len(sentences) == 16
     assert {*sentences} <= findings
 
 

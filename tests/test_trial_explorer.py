@@ -12,7 +12,7 @@ from headscope.report.explorer_blocks import LinkChoice, Passage
 from headscope.report.text import format_percent
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.needle import findings
+from probes.needle import results
 from probes.needle.schema import NEEDLES
 from probes.needle.trial_explorer import trials_page
 
@@ -131,7 +131,7 @@ def test_run_without_stored_prompts_shows_the_command_that_stores_them(run: Run)
     assert isinstance(note, TextBlock)
     assert "headscope needle --model" in note.sentences[0]
     assert any(isinstance(block, Chart) for block in content.sections[""])
-    assert len([*findings.findings(old_run)]) > 4
+    assert len([*results.results(old_run)]) > 4
 
 
 def test_page_of_a_model_without_trials_asks_for_another_model(run: Run) -> None:

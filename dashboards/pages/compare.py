@@ -8,9 +8,9 @@ from headscope.plots import layers
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RenderContext, TextBlock
 from headscope.report.statistic_charts import box_chart, comparison_chart, rank_chart
-from headscope.report.text import default_models
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 
 NAME = "Compare"
 PATH = "/compare"

@@ -11,11 +11,11 @@ from dashboards.view_state import ViewState, describe_statistic, parse_head
 from headscope.report import assembly, similar_heads
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.report.explorer_blocks import Badges, KeyLinks, query_link
-from headscope.report.text import column_heading, default_models_with, format_cell, head_mask
+from headscope.report.text import column_heading, format_cell, head_mask
 from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_ess_column
+from headscope.runs.summary import default_models_with, longest_ess_column
 
 NAME = "Head"
 PATH = "/head"

@@ -6,14 +6,16 @@ from typing import Any
 
 from dashboards.run_store import current_store
 from dashboards.view_state import Query, ViewState, build_url
-from headscope.report import assembly
+from headscope.report import assembly, run_results
 from headscope.report import html_page as report
-from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, PaperClaim, TextBlock, TextTable
-from headscope.report.text import default_models, statistics_table
+from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.report.text import statistics_table
+from headscope.results.collection import all_results
 from headscope.runs import summary
 from headscope.runs.column_metadata import capitalise, heads_with_role, is_role_measured, leading_heads, roles
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import default_models
 
 NAME = "Overview"
 PATH = "/"
@@ -30,15 +32,20 @@ def missing_command(run: Run) -> str:
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """Charts of every model, the roles of heads, statistics of the models, and all findings, folded."""
+    """Cards, charts of every model, headlines, roles of heads, the models, claims, and all results, folded."""
+    claims = run_results.claim_table(all_results(run))
     context = assembly.render_context(run, view.model, None, view.shown_models)
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(assembly.overview_cards(context)),
         "At a glance": LazySequence(assembly.overview_blocks(context)),
+        "In short": run_results.summary_blocks(run),
         "Roles of heads": LazySequence(_role_table(run, view)) if len(run.heads) else [],
         "Models": LazySequence(_model_table(run, view)) if run.models else [],
-        "Comparison with the paper": LazySequence(_claim_table(run)),
-        "Findings": LazySequence(_finding_blocks(run)),
+        "Claims of the paper": [claims] if claims else [],
+        "In words": [
+            TextBlock(sentences, topic, collapsed=True)
+            for topic, sentences in run_results.sentences_by_topic(all_results(run)).items()
+        ],
         "Runs in this folder": [_runs_link(view)],
         "Run details": [
             TextTable(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_provenance, run.parts)
@@ -77,22 +84,6 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
 
 def _run_query(view: ViewState) -> Query:
     return {"run": view.query["run"]}
-
-
-def _claim_table(run: Run) -> Iterator[TextTable]:
-    """The paper's claims, and whether the runs support them."""
-    findings = [finding for group in assembly.findings_by_topic(run).values() for finding in group]
-    claims = [finding for finding in findings if isinstance(finding, PaperClaim)]
-    rows = [(claim.statement, claim.verdict, claim.evidence) for claim in claims]
-    if rows:
-        yield TextTable("Claims of the paper and results of these runs", ("claim", "verdict", "evidence"), rows)
-
-
-def _finding_blocks(run: Run) -> Iterator[TextBlock]:
-    """All other findings, folded under their topics."""
-    for topic, findings in assembly.findings_by_topic(run).items():
-        if sentences := [finding.text for finding in findings if not isinstance(finding, PaperClaim)]:
-            yield TextBlock(sentences, topic, collapsed=True)
 
 
 def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:

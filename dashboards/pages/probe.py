@@ -7,8 +7,9 @@ from dashboards import explorer_components as explorer_components  # registers t
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plugins import Probe
-from headscope.report import assembly
-from headscope.report.blocks import PageContent, TextBlock, insert_findings
+from headscope.report import assembly, run_results
+from headscope.report.blocks import Block, PageContent, TextBlock
+from headscope.results.collection import results_by_probe
 from headscope.runs.run import Run
 
 
@@ -46,11 +47,16 @@ class ProbePage:
         context = assembly.render_context(run, selected_model, view.mask_filtered(run.heads), models)
         if page := assembly.probe_page(context, self.probe):
             return page
-        texts = [
-            TextBlock([finding.text for finding in findings], "" if topic == self.probe.title else topic)
-            for topic, findings in assembly.probe_findings(run, self.probe).items()
-        ]
-        sections = insert_findings(assembly.probe_charts(context, self.probe), texts)
+        results = results_by_probe(run).get(self.probe.name, [])
+        claims = run_results.claim_table(results)
+        sections: dict[str, Sequence[Block]] = {
+            **assembly.probe_charts(context, self.probe),
+            "Claims of the paper": [claims] if claims else [],
+            "In words": [
+                TextBlock(sentences, topic, collapsed=True)
+                for topic, sentences in run_results.sentences_by_topic(results).items()
+            ],
+        }
         if not any(sections.values()):
             hint = f" See {self.probe.explorer_tab}." if self.probe.explorer else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}
@@ -97,7 +103,7 @@ def probe_pages() -> list[ProbePage | ExplorerPage]:
     """The pages and explorers of all probes, in order."""
     pages: list[ProbePage | ExplorerPage] = []
     for probe in plugins.probes().values():
-        if (probe.charts or probe.findings or probe.page) and probe.tab is not None:
+        if (probe.charts or probe.results or probe.page) and probe.tab is not None:
             pages.append(ProbePage(probe))
         if probe.explorer:
             pages.append(ExplorerPage(probe))
@@ -105,7 +111,7 @@ def probe_pages() -> list[ProbePage | ExplorerPage]:
 
 
 def _describes_heads(probe: Probe) -> bool:
-    return bool(probe.head_columns or probe.head_charts or probe.head_findings)
+    return bool(probe.head_columns or probe.head_charts or probe.head_results)
 
 
 def has_tables(probe: Probe, run: Run) -> bool:

@@ -1,18 +1,22 @@
 """The runs of the folder: models, probes and size of each, and what to do with damaged and unfinished ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from dashboards.controls import run_label
 from dashboards.run_notes import NotesBlock, ProgressBlock
 from dashboards.run_store import current_store
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.plots import axes, style
-from headscope.report.blocks import Block, Chart, PageContent, RecordTable, TextBlock, TextTable
+from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
+from headscope.report.comparison import comparison_tables
 from headscope.report.explorer_blocks import query_link
+from headscope.results.comparison import compare
 from headscope.runs.notes import read_notes
 from headscope.runs.run import Run, RunProgress, short_names
 from headscope.runs.run_tables import RunTables
@@ -37,7 +41,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     """All runs in a table, and the differences between the configurations of the combined runs."""
     store, rows = current_store(), [*run_records()]
     charts = [_coverage_chart(finished)] if (finished := _newest_finished_runs()) else []
-    sections: dict[str, list[Block]] = {"": [*charts, RecordTable("Runs of this folder", rows)]}
+    sections: dict[str, Sequence[Block]] = {"": [*charts, RecordTable("Runs of this folder", rows)]}
     if damaged := [f"{row['run']}: {row['state']}" for row in rows if row["state"].startswith("cannot")]:
         sections["Damaged runs"] = [TextBlock(damaged)]
     if progress := store.progress():
@@ -45,10 +49,14 @@ def content(run: Run, view: ViewState) -> PageContent:
         sections["Unfinished runs"] = [ProgressBlock([*map(describe_progress, progress)]), TextBlock([hint])]
     if not store.is_read_only:
         sections["Notes and tags"] = [NotesBlock([], run_names=[part.path.name for part in run.parts])]
-    hint = "Add a second run to “Combined runs” to compare their configurations."
+    hint = "Add a second run to “Combined runs” to compare their results and configurations."
     sections["Differences between the combined runs"] = [
         _config_differences(run.parts) if len(run.parts) > 1 else TextBlock([hint])
     ]
+    if len(run.parts) == 2:
+        earlier, later = sorted(run.parts, key=lambda part: str(part.manifest.get("started", "")))
+        heading = f"Changes from {run_label(earlier.name)} to {run_label(later.name)}"
+        sections[heading] = LazySequence(_changes(earlier.path, later.path))
     count, megabytes = len(rows), sum(row["MB"] or 0 for row in rows)
     introduction = f"{count} run{'s' if count != 1 else ''}, {megabytes:,.1f} MB in total. Click a run to open it."
     return PageContent("Runs", introduction, sections)
@@ -139,6 +147,11 @@ def _incomplete_record(name: str, state: str) -> dict[str, Any]:
 def _probe_names(manifest: Mapping[str, Any]) -> list[str]:
     config = manifest.get("config") or {}
     return [name for name in plugins.probes() if config.get(name)]
+
+
+def _changes(earlier: Path, later: Path) -> Iterator[TextTable]:
+    """Results that changed between two runs, and heads that gained or lost a role."""
+    yield from comparison_tables(compare(Run.open(earlier), Run.open(later)))
 
 
 def _config_differences(runs: Sequence[RunTables]) -> TextTable:

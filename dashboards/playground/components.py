@@ -16,7 +16,8 @@ from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.style import SEQUENTIAL_SCALE, model_styles
 from headscope.report.blocks import TextBlock
-from headscope.report.text import format_percent, to_visible_line, to_visible_token
+from headscope.report.text import to_visible_line, to_visible_token
+from headscope.results.words import percent
 from headscope.runs.column_metadata import capitalise
 
 EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
@@ -275,7 +276,7 @@ def _probability_cell(probability: float | None, colour: str, is_ablated: bool) 
         return html.Td("not in its vocabulary")
     style = {"--width": f"{100 * probability:.2f}%", "--colour": colour}
     bar = html.Span(className="probability-bar after" if is_ablated else "probability-bar", style=style)
-    return html.Td([bar, html.Span(format_percent(probability, 1))], title=f"{probability:.6f}")
+    return html.Td([bar, html.Span(percent(probability, 1))], title=f"{probability:.6f}")
 
 
 def continuation_list(continuations: Sequence[tuple[str, bool, str]]) -> html.Dl:

@@ -153,6 +153,8 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
             stack.enter_context(families.overriding_attention(model, attention_forward))
             if families.needs_opaque_mask(model):
                 implementation = OPAQUE_MASK_BACKEND_NAME
+        else:
+            stack.enter_context(families.with_own_attention(model))
         if families.has_attention_override(model):
             model.config._attn_implementation_internal = implementation
         else:

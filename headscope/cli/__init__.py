@@ -20,15 +20,15 @@ def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
     return run_study(study, out, resume=resume, progress=console_progress(quiet))
 
 
-def print_result(run: "Run", as_json: bool) -> None:
-    """Print the summary of a finished run and what to do next, or its description as JSON."""
+def print_result(run: "Run", as_json: bool, show_all: bool) -> None:
+    """Print the summary of a finished run, or with `show_all` all results, and what to do next; or the run as JSON."""
     from headscope.report.terminal import print_next_steps, print_summary, print_warnings, run_to_dict
 
     print_warnings(run)
     if as_json:
         print(json.dumps(run_to_dict(run)))
     else:
-        print_summary(run)
+        print_summary(run, show_all)
         print_next_steps(run)
 
 

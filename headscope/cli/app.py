@@ -16,8 +16,8 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
-from headscope.cli import bench, bundle, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, GroupedCommand, Json, Out, PlaygroundModels, Quiet
+from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
+from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
 
@@ -105,6 +105,7 @@ def demo(
         Path, typer.Option("--report", help="HTML file to write the report to; an older report is replaced.")
     ] = Path("report.html"),
     docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
+    show_all: All = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure the bundled SmolLM2-135M under four position schemes at 512 and 2,048 tokens, and write a report.
@@ -117,16 +118,14 @@ def demo(
     check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
-    from headscope.report.terminal import bold, print_line, print_summary
+    from headscope.report.terminal import print_line, print_summary, print_warnings
 
-    print_summary(run)
+    print_warnings(run)
+    print_summary(run, show_all)
     _write_report([run.path], report)
+    print_line(f"Next: open the report in a browser, or explore the run head by head: headscope dash {out}")
     print_line(
-        "Open ", bold(report), " in a browser. Start with 'How to read this', then the scatter of effective lengths."
-    )
-    print_line(f"Explore the same run head by head: headscope dash {out}")
-    print_line(
-        f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}"
+        f"Then: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}"
     )
 
 
@@ -222,6 +221,8 @@ def join(
 
 app.command(cls=GroupedCommand)(bundle.bundle)
 app.command(cls=GroupedCommand)(export.export)
+app.command(cls=GroupedCommand)(checks.compare)
+app.command(cls=GroupedCommand)(checks.check)
 
 
 @app.command("ls", cls=GroupedCommand)

@@ -105,6 +105,7 @@ Gpus = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the same study where it was interrupted.")]
+All = Annotated[bool, typer.Option("--all", help="Print every result, not only a table and headlines.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 

@@ -80,6 +80,7 @@ def _shared_flags(probe: Probe) -> dict[str, tuple[Any, Any]]:
         "seed": (flags.Seed, None),
         **{name: (flag, None) for name, flag in ENGINE.items()},
         "resume": (flags.Resume, False),
+        "show_all": (flags.All, False),
         "as_json": (flags.Json, False),
         "quiet": (flags.Quiet, False),
     }
@@ -176,9 +177,8 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
         study = _read_study(probe, options, values)
     except BadInput as error:
         raise BadInput(_replace_keys_with_flags(str(error), probe, options, values)) from error
-    print_result(
-        execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"]), values["as_json"]
-    )
+    run = execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"])
+    print_result(run, values["as_json"], values["show_all"])
 
 
 FLAGS_BY_KEY = {"texts.source": "text", "texts.docs": "docs", "engine.name": "engine"}

@@ -25,7 +25,7 @@ from headscope.forward.capture import capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
 from headscope.heads import Head, HeadSet, format_head, parse_head
-from headscope.model_identity import AcceptedWeights, belong_to_other_weights
+from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
@@ -61,8 +61,8 @@ def ablated(
     of a model without a tokenizer. One thread enters the context and runs the model, as in `capturing`; other models
     may run in other threads.
     """
-    if isinstance(heads, HeadSet) and heads.model_digest:
-        belong_to_other_weights("this head set", heads.model_digest, model.identity, model.name, weights)
+    if isinstance(heads, HeadSet) and heads.model_digests:
+        refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):
             yield

@@ -25,11 +25,11 @@ from headscope.models import loading, lora, module_facts, open_contexts, quantiz
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.context_lengths import native_context, original_context
 from headscope.models.eager_check import check_against_eager
-from headscope.models.identity import WeightTracker, named_tensors
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
-from headscope.models.padding_check import PaddingCheck, check_padding
+from headscope.models.padding_check import PaddingCheck
 from headscope.models.rotation import preserving_frequencies, rope_types
 from headscope.models.unsupported import refuse_autocast, refuse_by_config, refuse_without_language_head
+from headscope.models.weight_digests import WeightTracker, named_tensors
 
 log = logging.getLogger("headscope")
 
@@ -71,11 +71,11 @@ class Checkpoint:
             _refuse_open_contexts(self.module, self.name)
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
-            self.padding_check = check_padding(self.module, rotates=inspection.rotation.pairs > 0)
         if is_quantized:
             self._weights.keep_digests()
         self.attention_modules = inspection.attention_modules
         self.rotation = inspection.rotation
+        self.padding_check = PaddingCheck(self.module, rotates=self.rotation.pairs > 0)
         self._frequencies = [buffer.clone() for buffer in _fixed_frequencies(self.rotation)]
         # Without a declared length, the widest window is the farthest that any query was trained to attend.
         native = native_context(self.module.config) or max(filter(None, inspection.windows), default=0)

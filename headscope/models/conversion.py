@@ -3,6 +3,7 @@
 The cache is HEADSCOPE_CACHE, by default ~/.cache/headscope.
 """
 
+import glob
 import hashlib
 import io
 import json
@@ -10,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +32,10 @@ CONVERSION_VERSION = 3
 of the transformers class in place of the file's."""
 DIGESTS_FILE = "headscope_digests.json"
 """Content digests of the other files of a converted folder, by name."""
+SOURCE_FILE = "headscope_source.json"
+"""Path and status of the GGUF file that a folder was converted from, so that the file need not be read again."""
+SourceRecord = list[str | int]
+"""The path of a GGUF file, its inode, size, and times of last change."""
 BLOCK_WORDS = 4096
 """Words of 8 bytes whose sum enters a content digest."""
 
@@ -64,13 +69,16 @@ def convert_gguf(gguf: Path) -> Path:
     cannot be read, UnsupportedModel for one that transformers cannot represent, CannotWrite if the cache cannot be
     written.
     """
-    target = cache_folder() / f"{gguf.stem}-{file_digest(gguf).hex()[:12]}-{CONVERSION_VERSION}"
+    source = _source_record(gguf)
+    target = _recorded_folder(gguf, source) or _folder_of_digest(gguf)
     if target.is_dir():
         damaged = _damaged_file(target)
         if damaged is None:
+            _record_source(gguf, source, target)
             return target
         log.warning("the converted copy of %s is damaged (%s). Converting it again", gguf.name, damaged)
     shutil.rmtree(target, ignore_errors=True)
+    target = _folder_of_digest(gguf)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -82,6 +90,8 @@ def convert_gguf(gguf: Path) -> Path:
     log.info("converting %s to safetensors (once)", gguf.name)
     try:
         _write_converted(gguf, scratch)
+        if _source_record(gguf) != source:
+            raise BadInput(f"GGUF file '{gguf}' changed while it was converted. Open it again when it is complete")
         digests = {file.name: _content_digest(file, *_status(file)) for file in sorted(scratch.iterdir())}
         (scratch / DIGESTS_FILE).write_text(json.dumps(digests, indent=1), encoding="utf-8")
         try:
@@ -97,7 +107,32 @@ def convert_gguf(gguf: Path) -> Path:
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    _record_source(gguf, source, target)
     return target
+
+
+def _folder_of_digest(gguf: Path) -> Path:
+    return cache_folder() / f"{gguf.stem}-{file_digest(gguf).hex()[:12]}-{CONVERSION_VERSION}"
+
+
+def _recorded_folder(gguf: Path, source: SourceRecord) -> Path | None:
+    """The folder that this file, unchanged since, was converted to; None if no folder records it."""
+    for folder in cache_folder().glob(f"{glob.escape(gguf.stem)}-*-{CONVERSION_VERSION}"):
+        with suppress(OSError, ValueError):
+            if json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8")) == source:
+                return folder
+    return None
+
+
+def _record_source(gguf: Path, source: SourceRecord, folder: Path) -> None:
+    """Record that a folder is the conversion of a file. A cache that cannot be written stays as it is."""
+    if _recorded_folder(gguf, source) != folder:
+        with suppress(OSError):
+            (folder / SOURCE_FILE).write_text(json.dumps(source), encoding="utf-8")
+
+
+def _source_record(gguf: Path) -> SourceRecord:
+    return [str(gguf.resolve()), *_status(gguf)]
 
 
 def _damaged_file(folder: Path) -> str | None:

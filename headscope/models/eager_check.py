@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend, families
-from headscope.attention.contexts import with_own_config
 from headscope.errors import HeadscopeError
 from headscope.models.inspection import (
     evaluation_mode,
@@ -49,24 +48,23 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
     """
     eager, backend_run = ModuleIO(), ModuleIO()
     reference = families.reference_implementation(model)
-    with with_own_config(model):
-        _shorten_windows(model.config.get_text_config())
-        for implementation, recorded, replayed in (
-            (reference, eager, None),
-            (backend.BACKEND_NAME, backend_run, eager),
-        ):
-            try:
-                with (
-                    evaluation_mode(model),
-                    backend.using_attention_implementation(model, implementation),
-                    _recording(modules, recorded, replayed),
-                ):
-                    model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
-            except HeadscopeError as error:
-                raise name_model_type(model, error) from error
-            except Exception as error:
-                problem = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
-                raise failed_pass_error(model, problem, error) from error
+    for implementation, recorded, replayed in (
+        (reference, eager, None),
+        (backend.BACKEND_NAME, backend_run, eager),
+    ):
+        try:
+            with (
+                evaluation_mode(model),
+                backend.using_attention_implementation(model, implementation),
+                _recording(modules, recorded, replayed),
+            ):
+                _shorten_windows(model.config.get_text_config())  # of the copy that this context gives the model
+                model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
+        except HeadscopeError as error:
+            raise name_model_type(model, error) from error
+        except Exception as error:
+            problem = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
+            raise failed_pass_error(model, problem, error) from error
     for number, module in zip(layer_numbers, modules, strict=True):
         expected, output = eager.outputs[module].float(), backend_run.outputs[module].float()
         tolerance = TOLERANCE if eager.outputs[module].dtype.itemsize >= 4 else HALF_PRECISION_TOLERANCE

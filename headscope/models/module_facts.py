@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
-from headscope.models.identity import plain_modules
+from headscope.models.weight_digests import plain_modules
 
 IRRELEVANT_SETTINGS = frozenset(
     {"_name_or_path", "_commit_hash", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype"}

@@ -1,4 +1,4 @@
-"""Padding check: when a checkpoint is opened, compare a left-padded text with the same text alone.
+"""Padding check: before the first padded pass of a model, compare a left-padded text with the same text alone.
 
 A batch pads shorter texts on the left, and the attention mask hides the padding from attention. But learned positions
 may count it, and recurrent layers may read it. Some families need `position_ids` that count from the first token of
@@ -7,9 +7,13 @@ headscope refuses passes in which the output of a text would depend on its paddi
 the family's own.
 """
 
+import inspect
 import math
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +21,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend, families
+from headscope.attention.contexts import replacing
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.inspection import evaluation_mode
 from headscope.models.quantization import quantization_method
+from headscope.models.rotation import preserving_frequencies
 
 TOKENS, PADDING = 3, 2
 TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.1
@@ -27,21 +33,54 @@ TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.1
 
 
 @dataclass(frozen=True)
-class PaddingCheck:
+class PaddingEffects:
     """Largest differences of the logits, as shares of the largest logit, beyond those of rounding; 0 if there are none.
 
     `padding`: of a left-padded text without `position_ids`. `padding_with_positions`: the same with `position_ids` that
-    count from the first token. `positions`: of a text without padding whose `position_ids` count from 0. RoBERTa does
-    not count the token `uncounted_token` as a position, except in a cached prefix.
+    count from the first token. `positions`: of a text without padding whose `position_ids` count from 0.
     """
 
     padding: float
     padding_with_positions: float
     positions: float
-    uncounted_token: int | None = None
 
 
-def check_padding(model: PreTrainedModel, rotates: bool) -> PaddingCheck:
+@dataclass(frozen=True, eq=False)
+class PaddingCheck:
+    """The check of one model. It costs up to two passes, so it runs when a pass first depends on its result."""
+
+    model: PreTrainedModel
+    rotates: bool
+
+    @cached_property
+    def uncounted_token(self) -> int | None:
+        """The token that is no position except in a cached prefix, as in RoBERTa; None for most families."""
+        modules = self.model.modules()
+        return next((m.padding_idx for m in modules if hasattr(m, "create_position_ids_from_input_ids")), None)
+
+    @cached_property
+    def effects(self) -> PaddingEffects:
+        """The effects of padding on the model itself: open contexts and hooks neither change nor see its passes."""
+        with (
+            _without_hooks(self.model),
+            preserving_frequencies(self.model.modules()),
+            torch.autocast(self.model.device.type, enabled=False),
+        ):
+            return _measure_effects(self.model, self.rotates)
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Run the model without the hooks of its modules inside the `with`."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            for name in ("_forward_pre_hooks", "_forward_hooks"):
+                if vars(module)[name]:
+                    stack.enter_context(replacing(module, name, OrderedDict()))
+        yield
+
+
+def _measure_effects(model: PreTrainedModel, rotates: bool) -> PaddingEffects:
     """Run a padded text and a longer one, which begins like it, as one batch, with the model's own attention.
 
     Of a model that rotates, which counts positions from 0, `position_ids` are tested only if padding changes it.
@@ -59,31 +98,29 @@ def check_padding(model: PreTrainedModel, rotates: bool) -> PaddingCheck:
         output: Tensor = model(ids, attention_mask=mask, use_cache=False, **positions).logits.float()
         return output[0, :TOKENS], output[1, PADDING:]
 
-    uncounted = next(
-        (module.padding_idx for module in model.modules() if hasattr(module, "create_position_ids_from_input_ids")),
-        None,
-    )
     is_exact = model.dtype.itemsize >= 4 and not quantization_method(model.config)
     tolerance = TOLERANCE if is_exact else HALF_PRECISION_TOLERANCE
-    unaffected = PaddingCheck(0.0, 0.0, 0.0, uncounted)
     reference = families.reference_implementation(model)
     with evaluation_mode(model), backend.using_attention_implementation(model, reference):
         try:
             alone, after_padding = logits()
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # a model may refuse padding in any way, as it does when it is used
-            return unaffected
+            return PaddingEffects(0.0, 0.0, 0.0)
         padding = _difference(after_padding, alone, tolerance)
         if rotates and not padding:
-            return unaffected
+            return PaddingEffects(0.0, 0.0, 0.0)
         try:
             alone_with_positions, padded_with_positions = logits(position_ids=standard_positions(mask))
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # it takes no position_ids
-            return PaddingCheck(padding, padding, 0.0, uncounted)
-    return PaddingCheck(
+            return PaddingEffects(padding, padding, 0.0)
+    return PaddingEffects(
         padding,
         _difference(padded_with_positions, alone, tolerance),
         _difference(alone_with_positions, alone, tolerance),
-        uncounted,
     )
 
 
@@ -102,6 +139,8 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
     """A forward pre-hook that refuses passes in which padding or position_ids would change the logits."""
 
     def refuse(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if len(args) > 1:
+            kwargs = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         mask = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
         is_padded = mask is not None and not bool(mask[:, 0].all())
@@ -115,15 +154,18 @@ def refusing_wrong_positions(check: PaddingCheck, name: str) -> Callable[[nn.Mod
                 )
         if positions is not None and not _are_standard(positions, mask, kwargs):
             return  # the caller chose other positions deliberately
-        if positions is not None and check.positions:
+        if positions is None and not is_padded:
+            return
+        effects = check.effects
+        if positions is not None and effects.positions:
             raise UnsupportedModel(
                 f"cannot run '{name}' with position_ids that count from 0, as generate passes them: the model's own "
-                f"positions differ, so the logits change by {check.positions:.0%}, also in transformers. Call the "
+                f"positions differ, so the logits change by {effects.positions:.0%}, also in transformers. Call the "
                 "model without position_ids"
             )
-        share = check.padding if positions is None else check.padding_with_positions
+        share = effects.padding if positions is None else effects.padding_with_positions
         if is_padded and share:
-            if positions is None and not check.padding_with_positions:
+            if positions is None and not effects.padding_with_positions:
                 raise BadInput(
                     f"left padding without position_ids: '{name}' counts the padding as positions, which changes its "
                     f"logits by {share:.0%}. Pass position_ids that count from the first token of each text"

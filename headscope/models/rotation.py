@@ -164,8 +164,13 @@ def preserving_frequencies(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the modules' frequencies on leaving: some modules keep those of the longest text so far."""
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(undoing((id(module), "frequencies"), partial(_frequency_restorer, module)))
+            if any(_is_frequency(name) for name in (*module._buffers, *vars(module))):
+                stack.enter_context(undoing((id(module), "frequencies"), partial(_frequency_restorer, module)))
         yield
+
+
+def _is_frequency(name: str) -> bool:
+    return name.endswith(("inv_freq", "max_seq_len_cached"))
 
 
 def _frequency_restorer(module: nn.Module) -> Callable[[], None]:
@@ -173,7 +178,7 @@ def _frequency_restorer(module: nn.Module) -> Callable[[], None]:
     saved = [
         (name, value, value.clone() if isinstance(value, Tensor) else value)
         for name, value in [*module.named_buffers(recurse=False), *vars(module).items()]
-        if name.endswith(("inv_freq", "max_seq_len_cached"))
+        if _is_frequency(name)
     ]
 
     def restore() -> None:

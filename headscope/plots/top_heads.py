@@ -12,6 +12,8 @@ from headscope.runs.column_metadata import statistic
 
 CARD_HEIGHT = 250
 """Height of a figure on a card, in px."""
+MAX_CARD_TICKS = 5
+"""Labelled ticks of the x axis of a card, which is about 350 px wide."""
 MAX_LEGEND_CHARACTERS = 80
 """Total length of the names in a legend on a card."""
 RISE_COLOUR, FALL_COLOUR = "#B2182B", "#2166AC"
@@ -59,6 +61,18 @@ def plot_unit_bars(
     )
     figure.update_yaxes(autorange="reversed", title_text=None)
     return style.set_metadata(figure, heads=True, model=style.escape_label(model), x="unit")
+
+
+def card_picture(figure: go.Figure) -> go.Figure:
+    """A copy of the figure of a card without its title, because the question says what it shows, and with few ticks."""
+    picture = go.Figure(figure)
+    margin = (figure.layout.margin.t or 46) - 21  # the height of the title above the legend
+    picture.update_layout(title_text=None, margin_t=max(10, margin))
+    for axis in picture.select_xaxes():
+        if axis.tickvals is not None and (step := -(-len(axis.tickvals) // MAX_CARD_TICKS)) > 1:
+            start = [*axis.tickvals].index(0) % step if 0 in axis.tickvals else 0  # the origin keeps its label
+            axis.update(tickvals=axis.tickvals[start::step], ticktext=axis.ticktext and axis.ticktext[start::step])
+    return picture
 
 
 def fit_to_card(figure: go.Figure) -> go.Figure:

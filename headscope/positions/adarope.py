@@ -111,7 +111,7 @@ class AdaRoPE(nn.Module):
         else:
             factors = torch.ones_like(factors)
         weights = checkpoint.identity.weights
-        metadata = {"checkpoint": checkpoint.name, "weights_sha256": weights.bfloat16, "weights": weights.to_dict()}
+        metadata = {"checkpoint": checkpoint.name, **weights.to_record()}
         adarope = cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
         adarope.geometry = geometry
         return adarope
@@ -226,7 +226,7 @@ class AdaRoPE(nn.Module):
         if not trained.matches(own) and not any_weights:
             raise BadInput(
                 f"{source} was trained on other weights ('{metadata.get('checkpoint')}', sha256 "
-                f"{trained.bfloat16[:12]}) than those of '{checkpoint.name}' ({own.bfloat16[:12]}). Train "
+                f"{trained.label[:12]}) than those of '{checkpoint.name}' ({own.label[:12]}). Train "
                 "one on these weights, or use it anyway with adarope:adapter=PATH,weights=any"
             )
         initial_values = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])

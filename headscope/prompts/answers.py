@@ -1,5 +1,8 @@
 """Check by the metric of its unchanged runs whether a model gives the answers of prompt pairs."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +12,12 @@ LEAST_PROBABILITY = 0.01
 """Least probability per token at which a model counts as giving an answer [ours]."""
 MIN_EXCHANGE = 0.5
 """Least lead of the corrupted prompt, in logits or nats, at which a pair counts as exchanged [ours]."""
+
+ANSWER_CRITERIA: Mapping[str, str] = MappingProxyType(
+    {"logit_diff": "its logit is above that of the wrong answer"}
+    | dict.fromkeys(("logprob", "nll"), f"its probability is at least {100 * LEAST_PROBABILITY:.0f} % per token")
+)
+"""When a run gives the answer, by metric; kl knows no answer."""
 
 Values = npt.NDArray[np.float64]
 
@@ -47,19 +56,18 @@ def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
     )
 
 
-def count_pairs(metric: str, values: Values, noun: str = "pair") -> str:
-    """The number of pairs, and of those whose answer the model does not give: "8 pairs, 3 not answered"."""
-    missing = int((~gives_answer(metric, values)).sum())
-    return f"{len(values)} {noun}{'' if len(values) == 1 else 's'}" + (f", {missing} not answered" if missing else "")
+def count_exchanged(metric: str, clean: Values, corrupted: Values) -> int:
+    """Number of pairs whose corrupted prompt favours the answer, by the metric [n] of both runs; 0 for kl."""
+    if metric == "kl":
+        return 0
+    lead = (corrupted - clean) * (-1 if metric == "nll" else 1)
+    return int((lead >= MIN_EXCHANGE).sum())
 
 
 def ask_about_exchange(metric: str, clean: Values, corrupted: Values) -> str:
     """The question whether clean and corrupted prompts are exchanged, if the corrupted prompt favours the answer in
     most pairs; else ""."""
-    if metric == "kl" or not len(clean):
-        return ""
-    lead = (corrupted - clean) * (-1 if metric == "nll" else 1)
-    exchanged = int((lead >= MIN_EXCHANGE).sum())
+    exchanged = count_exchanged(metric, clean, corrupted)
     if 2 * exchanged <= len(clean):
         return ""
     return (

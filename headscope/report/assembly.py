@@ -14,21 +14,22 @@ import pandas as pd
 from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
-from headscope.model_identity import INT8, Comparison, ModelIdentity
 from headscope.plots.heads import plot_small_matrices
 from headscope.plugins import Kind, Probe
 from headscope.report.blocks import (
     Block,
     Chart,
     ChartGroup,
-    Finding,
     LazySequence,
     Overview,
     PageContent,
     RenderContext,
     Term,
 )
-from headscope.report.text import default_models, join_words
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
+from headscope.results.result import Result
+from headscope.results.words import join_words, sentence
 from headscope.runs.column_metadata import (
     columns_by_length,
     measured_roles,
@@ -39,19 +40,12 @@ from headscope.runs.column_metadata import (
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
 from headscope.runs.summary import (
-    beyond_native_context,
-    differing_texts,
-    equal_models,
-    latest_checkpoints,
+    default_models,
     log_ratio_to_first,
     longest_ess_column,
-    model_identity,
-    models_with_same_tokens,
     training_checkpoints,
 )
 
-MAX_OMITTED = 6
-"""Maximum number of omitted models that are listed."""
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
 
@@ -155,117 +149,17 @@ def training_steps(run: Run) -> dict[str, int]:
     return {str(label): int(step) for label, step in zip(checkpoints["label"], checkpoints["step"], strict=True)}
 
 
-def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
-    """Findings of all probes, by topic; before them, notes on which models they compare."""
-    findings = chain.from_iterable(run.derived(_findings_by_probe).values())
-    return _group_by_topic(chain(_notes_on_models(run), findings))
+def results_by_topic(run: Run) -> dict[str, list[Result]]:
+    """All results of a run by the heading under which they are shown."""
+    return group_by_topic(all_results(run))
 
 
-def _notes_on_models(run: Run) -> Iterator[Finding]:
-    default_labels = default_models(run)
-    if left_out := [label for label in run.models if label not in default_labels]:
-        models = run.manifest["models"]
-        trainings = training_checkpoints(models)["training"].nunique()
-        if trainings > 1 and not {*left_out} & {*latest_checkpoints(models)}:
-            selection = f"the last checkpoint of each of {trainings} trainings"
-            omitted = "1 earlier checkpoint" if len(left_out) == 1 else f"{len(left_out)} earlier checkpoints"
-        else:
-            selection = f"{len(default_labels)} of {len(run.models)} models"
-            omitted = join_words(left_out) if len(left_out) <= MAX_OMITTED else f"{len(left_out)} models"
-        yield Finding(
-            "Models",
-            f"Sentences and charts show {selection}; {omitted} {'is' if len(left_out) == 1 else 'are'} omitted. The "
-            "tables have all models; the app can show others.",
-        )
-    if versions := _several_versions(run):
-        yield Finding("Models", versions)
-    same_tokens = models_with_same_tokens(run, run.models[0]) if run.models else []
-    if other_tokens := [label for label in run.models if label not in same_tokens]:
-        yield Finding(
-            "Models",
-            f"The tokenizer of {', '.join(other_tokens)} differs from that of {run.models[0]}, so the same number "
-            "of tokens covers a different text. Differences between heads mix the effect of the model with that of the "
-            "tokens.",
-        )
-    for label, length, native in beyond_native_context(run):
-        yield Finding(
-            "Models",
-            f"{label} was measured at {length:,} tokens, but was trained for {native:,}, without a position scheme "
-            f"that extends its context. Its results at {length:,} tokens are outside its trained range.",
-            label,
-        )
-    for entry in run.manifest["models"]:
-        label = entry["label"]
-        for note in _identity_notes(model_identity(run, label)):
-            yield Finding("Models", f"{label} {note}", label)
-        for source, origin in (entry.get("other_weights") or {}).items():
-            text = f"{label}: {source} belongs to a model with other weights ({origin[:12]}), which weights=any allows."
-            yield Finding("Models", text, label)
-    for first, second, comparison in equal_models(run):
-        yield Finding("Models", f"{first} and {second} {_describe_equal_models(comparison)}")
-    if other_texts := differing_texts(run):
-        yield Finding(
-            "Models",
-            f"Measured on different texts from {run.models[0]}, or on another sample of them: "
-            f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
-            "texts.",
-        )
-
-
-def _several_versions(run: Run) -> str:
-    """A note on the libraries whose version changed while a run was measured; "" if none did."""
-    sets = [entry for part in run.parts for entry in part.manifest.get("versions_by_cell", ())]
-    names = [name for name in (sets[0]["versions"] if sets else ()) if len({e["versions"].get(name) for e in sets}) > 1]
-    if not names:
-        return ""
-    counts = [
-        f"{len(entry['cells'])} work items with "
-        + join_words([f"{name} {entry['versions'].get(name)}" for name in names])
-        for entry in sets
-    ]
-    return f"The run was resumed with other versions: {'; '.join(counts)}. Numbers may differ slightly between them."
-
-
-def _identity_notes(identity: ModelIdentity) -> Iterator[str]:
-    """What makes the results of a model differ from those of its checkpoint."""
-    if identity.contexts:
-        yield f"was measured inside {join_words(identity.contexts)}, so its results are those of the changed model."
-    if identity.hooks:
-        yield f"ran with {join_words(identity.hooks)}: hooks and functions of the user, which may change its results."
-    if identity.quantization == INT8:
-        yield (
-            "is quantised by LLM.int8, which rounds the activations of a whole pass together: the same prompt gives "
-            "different logits in another pass. Small differences are noise."
-        )
-
-
-def _describe_equal_models(comparison: Comparison) -> str:
-    """What two models with equal weights and position schemes share, what differs, and what is unknown."""
-    rounding = comparison.weights.removeprefix("equal").replace(" after", ", equal after")
-    differences = [difference for difference in comparison.differences if not difference.startswith("weights (")]
-    unknown = f" The run does not record their {join_words(comparison.unknown)}." if comparison.unknown else ""
-    if differences:
-        return f"have the same weights{rounding}, but differ in {join_words(differences)}.{unknown}"
-    return (
-        f"are the same weights under the same position scheme{rounding}. All that differs between them comes from "
-        f"texts, tokenizers or rounding{', as far as the run records' if unknown else ''}.{unknown}"
-    )
-
-
-def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:
-    """Findings of one probe, by topic."""
-    return _group_by_topic(run.derived(_findings_by_probe).get(probe.name, ()))
-
-
-def _findings_by_probe(run: Run) -> dict[str, list[Finding]]:
-    """Findings by probe name."""
-    return {probe.name: [*findings] for probe, findings in plugins.call_parts("findings", run)}
-
-
-def _group_by_topic(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    by_topic: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_topic.setdefault(finding.topic, []).append(finding)
+def group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results by the heading under which they are shown."""
+    by_topic: dict[str, list[Result]] = {}
+    for result in results:
+        topic = questions()[result.question].topic
+        by_topic.setdefault(topic, []).append(result)
     return by_topic
 
 
@@ -275,12 +169,22 @@ def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[
     With a `topic`, only groups whose chapter or heading contains it, ignoring case.
     """
     chapters: dict[str, list[ChartGroup]] = {}
+    for _, group in drawn_groups(context, topic):
+        chapters.setdefault(group.chapter, []).append(group)
+    return chapters
+
+
+def drawn_groups(context: RenderContext, topic: str = "") -> Iterator[tuple[Probe, ChartGroup]]:
+    """The groups of `collect_chapters` with their probes."""
     for probe, groups in plugins.call_parts("charts", context):
         for group in groups:
-            matches = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
-            if matches and (charts := [*_iterate_charts(probe, group)]):
-                chapters.setdefault(group.chapter, []).append(replace(group, charts=charts))
-    return chapters
+            if is_about(group, topic) and (charts := [*_iterate_charts(probe, group)]):
+                yield probe, replace(group, charts=charts)
+
+
+def is_about(group: ChartGroup, topic: str) -> bool:
+    """Whether the chapter or the heading of the charts contains the topic, ignoring case."""
+    return topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
 
 
 def overview_blocks(context: RenderContext) -> Iterator[Block]:
@@ -340,9 +244,11 @@ def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
 
 def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[str], list[str]]:
     """Sentences about the head in a model: the first sentence of every probe, and all further sentences."""
-    sentences = [
-        list(finding_texts) for _, finding_texts in plugins.call_parts("head_findings", run, model, layer, head)
-    ]
+    by_probe = {
+        probe.name: [sentence(result) for result in head_results]
+        for probe, head_results in plugins.call_parts("head_results", run, model, layer, head)
+    }
+    sentences = [by_probe[name] for name in plugins.probes() if name in by_probe]
     return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
 
 
@@ -394,7 +300,7 @@ def collect_glossary(run: Run) -> list[Term]:
 
 
 def collect_overviews(run: Run) -> list[Overview]:
-    """Overviews of the run for the terminal, one per probe."""
+    """The data of the probes for `--json`, one per probe that has some."""
     return [overview for _, overview in plugins.call_parts("overview", run) if overview is not None]
 
 

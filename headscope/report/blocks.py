@@ -3,7 +3,7 @@
 Probes create blocks; report and app render them as HTML, Dash components or terminal text.
 """
 
-import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,7 +14,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.heads import Head
+from headscope.plots.top_heads import card_picture
 from headscope.runs.run import Run
+
+MAX_LINE_CHARACTERS = 120
+"""Characters of a caption that is shown without opening it."""
+SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,23 @@ class Chart:
     half_width: bool = False
     cell_links: Sequence[Sequence[str]] = ()
 
+    @property
+    def picture(self) -> go.Figure:
+        """The figure as a page shows it."""
+        return self.figure
+
+    @property
+    def line(self) -> str:
+        """What it shows, or else how to read it, in one short line; "" if its first sentence is longer."""
+        first = SENTENCE_END.split(self.summary or self.caption, maxsplit=1)[0]
+        return first if len(first) <= MAX_LINE_CHARACTERS else ""
+
+    @property
+    def explanation(self) -> str:
+        """What `line` leaves out of the summary and the caption."""
+        rest = (self.summary or self.caption)[len(self.line) :].strip()
+        return f"{rest} {self.caption}".strip() if self.summary else rest
+
 
 @dataclass(frozen=True)
 class Card(Chart):
@@ -42,62 +64,10 @@ class Card(Chart):
     question: str = field(kw_only=True)
     href: str = field(kw_only=True)
 
-
-@dataclass(frozen=True)
-class FindingData:
-    """A number with its 95 % confidence interval `low` to `high` over `n` documents, trials, heads or KV groups.
-
-    `layer` and `head` are set if it belongs to one head. NaN and None: there is no such number.
-    """
-
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    n: int | None = None
-    layer: int | None = None
-    head: int | None = None
-
-    @classmethod
-    def of_head(cls, row: pd.Series, column: str, n: int) -> "FindingData":
-        """A statistic of one row of the per-head table, with its interval over n documents."""
-        low, high = row.get(f"{column}_low", math.nan), row.get(f"{column}_high", math.nan)
-        return cls(float(row[column]), float(low), float(high), n, int(row["layer"]), int(row["head"]))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A result of a run in one sentence, its topic, and the label of the model that it is about ("" for several).
-
-    `data` is the number that the sentence states, if it states one main number.
-    """
-
-    topic: str
-    text: str
-    model: str = ""
-    data: FindingData = field(default_factory=FindingData, kw_only=True)
-
-
-@dataclass(frozen=True)
-class PaperClaim(Finding):
-    """A statement of the paper, the verdict for the run, and the evidence; `text` joins the three.
-
-    `verdict` is "supported", "partly supported", "not supported" or "inconclusive", the last one with the reason. The
-    evidence ends with `criterion`, the threshold that is ours, unless the statement names it.
-    """
-
-    topic: str = field(default="Comparison with the paper", init=False)
-    text: str = field(default="", init=False)
-    model: str = field(default="", kw_only=True)
-    statement: str
-    verdict: str
-    evidence: str
-    criterion: str = field(default="", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.criterion:
-            object.__setattr__(self, "evidence", f"{self.evidence}. Our criterion: {self.criterion}")
-            object.__setattr__(self, "criterion", "")
-        object.__setattr__(self, "text", f"{self.statement}: {self.verdict}. {self.evidence}.")
+    @property
+    def picture(self) -> go.Figure:
+        """The figure without its title, with few ticks."""
+        return card_picture(self.figure)
 
 
 @dataclass(frozen=True)
@@ -148,13 +118,10 @@ class RenderContext:
 
 @dataclass(frozen=True)
 class Overview:
-    """Terminal overview of a probe: `rows` as text, `data` for JSON under the key `name`, and warnings."""
+    """The data of a probe for `--json`, under the key `name`."""
 
     name: str
-    title: str
     data: pd.DataFrame
-    rows: Sequence[Mapping[str, object]]
-    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +169,30 @@ class TextTable:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A statement of a paper with its verdict and the evidence, as text."""
+
+    statement: str
+    verdict: str
+    evidence: str
+
+    @property
+    def mark(self) -> str:
+        """A sign for the verdict, for readers who do not see its colour."""
+        return VERDICT_MARKS[self.verdict]
+
+
+VERDICT_MARKS = {"supported": "✓", "partly supported": "◐", "not supported": "✗", "inconclusive": "?"}
+
+
+@dataclass(frozen=True)
+class ClaimTable:
+    """The claims of a paper, one per row, with folded evidence."""
+
+    claims: Sequence[Claim]
+
+
+@dataclass(frozen=True)
 class ChartGroup:
     """Charts and tables under one heading of a chapter. Chapters of several probes with the same name are joined.
 
@@ -238,7 +229,7 @@ class RecordTable:
         return [name for name in (self.rows[0] if self.rows else {}) if name != "href"]
 
 
-Block = Chart | TextBlock | Links | TextTable | HeadTable | RecordTable
+Block = Chart | TextBlock | Links | TextTable | ClaimTable | HeadTable | RecordTable
 
 
 class LazySequence(Sequence[Block]):
@@ -287,12 +278,3 @@ class PageContent:
     title: str
     introduction: str
     sections: Mapping[str, Sequence[Block]]
-
-
-def insert_findings(charts: Mapping[str, Sequence[Block]], texts: Sequence[Block]) -> dict[str, Sequence[Block]]:
-    """Sections of a page: charts, with the findings after the first group, so that a page begins with a picture."""
-    headings = [*charts]
-    position = next((index for index, heading in enumerate(headings, 1) if charts[heading]), 0)
-    findings = {"Findings": texts} if texts else {}
-    leading, others = headings[:position], headings[position:]
-    return {name: charts[name] for name in leading} | findings | {name: charts[name] for name in others}

@@ -24,12 +24,16 @@ from plotly.offline import get_plotlyjs
 
 from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report import assembly
+from headscope.report import assembly, run_results
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.text import head_mask, join_words, statistics_table
-from headscope.runs import columns, summary
+from headscope.report.chapters import collect_chapters
+from headscope.report.run_description import declared_tables, describe_run, document_sets, title
+from headscope.report.text import head_mask, statistics_table
+from headscope.results import model_notes
+from headscope.results.collection import all_results
+from headscope.results.words import sentence
+from headscope.runs import summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
-from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import RunTables
 
@@ -90,43 +94,37 @@ def _convert_write_errors(out: Path, flag: str = "--out") -> Iterator[None]:
         raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with {flag}") from error
 
 
-def _title(models: Sequence[str]) -> str:
-    """The title of a report, with up to four models by name."""
-    if not models:
-        return "Probes"
-    named = list(models) if len(models) <= 4 else [*models[:3], f"{len(models) - 3} others"]
-    return f"Attention heads of {join_words(named)}"
-
-
 def render_report(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
     run = combine_runs(runs)
     context = assembly.render_context(run)
-    chapters: dict[str, Sequence[Block]] = {
-        title: [block for group in groups for block in group.charts]
-        for title, groups in assembly.collect_chapters(context).items()
-    }
+    cards = [*assembly.overview_cards(context)]
+    chapters = collect_chapters(context)
+    figures = {"": cards, **{title: chapter.blocks for title, chapter in chapters.items()}}
     page = template_environment().get_template("report.html.jinja")
     return page.render(
-        title=_title(run.models),
-        run=run,
+        title=title(run.models),
+        introduction=describe_run(run),
+        cards=cards,
+        headlines=run_results.headline_lines(run),
+        legend=run_results.LEGEND,
+        warnings=[*run_results.warning_lines(run), *assembly.dropped_row_notes(run)],
+        verdict_counts=run_results.count_verdicts(all_results(run)),
+        claim_table=run_results.claim_table(all_results(run)),
         provenance=[provenance(stored) for stored in runs],
         models=run.manifest["models"],
         models_in_charts=context.models,
-        lengths=_describe_lengths(run),
-        documents=_describe_documents(run),
+        model_notes=[sentence(result) for result in assembly.results_by_topic(run).get(model_notes.TOPIC, ())],
+        documents=sorted(set().union(*document_sets(run))),
         terms=assembly.collect_glossary(run),
-        findings=assembly.findings_by_topic(run),
-        dropped_row_notes=assembly.dropped_row_notes(run),
         model_table=statistics_table(
-            "Medians over heads and mean loss; 95 % confidence intervals in brackets", summary.model_table(run)
+            "Statistics of heads are medians; 95 % confidence intervals in brackets", summary.model_table(run)
         ),
         chapters=chapters,
         notable_heads=_notable_heads_table(context),
-        longest=summary.longest_ess_column(context.heads),
         statistics=_head_statistics(run),
-        tables=_declared_tables(run),
-        **_script_variables(chapters),
+        tables=declared_tables(run),
+        **_script_variables(figures),
     )
 
 
@@ -145,7 +143,7 @@ def _script_variables(sections: Mapping[str, Sequence[Block]]) -> dict[str, Any]
     return {
         "plotly": Markup(get_plotlyjs()),
         "packed_plotly": _packed_plotly(),
-        "figures": [to_script_json(to_json_values(chart.figure.to_plotly_json())) for chart in charts],
+        "figures": [to_script_json(to_json_values(chart.picture.to_plotly_json())) for chart in charts],
         "config": to_script_json(GRAPH_CONFIG),
     }
 
@@ -200,41 +198,6 @@ def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
     return str(value)
-
-
-def _declared_tables(run: Run) -> list[columns.Table]:
-    """The tables of the run that an installed probe declares."""
-    return [all_tables()[name] for name in run.tables if name in all_tables()]
-
-
-def _describe_lengths(run: Run) -> str:
-    """The context lengths of all tables: "context lengths of 512 and 2,048 tokens"; "" if no table has any.
-
-    Rows with context length 0 are about every length, not about a text: tables `positions` and `scales` have such rows.
-    """
-    lengths = {
-        length
-        for table in _declared_tables(run)
-        if "context_length" in table.keys
-        for length in run.distinct(table.name, ["context_length"])["context_length"]
-        if length > 0
-    }
-    listed = join_words([f"{length:,}" for length in sorted(lengths)]) if lengths else ""
-    return listed and f"{'context lengths' if len(lengths) > 1 else 'a context length'} of {listed} tokens"
-
-
-def _describe_documents(run: Run) -> str:
-    """The number of documents: "10 documents"; "up to 10 documents" if tables or context lengths have fewer."""
-    documents = []
-    for table in _declared_tables(run):
-        if "doc" in table.keys:
-            columns = [name for name in ("context_length", "doc") if name in table.keys]
-            rows = run.distinct(table.name, columns)
-            parts = rows.groupby("context_length")["doc"] if "context_length" in columns else [("", rows["doc"])]
-            documents += [{*names} for _, names in parts]
-    count = len(set().union(*documents))
-    differ = any(len(names) < count for names in documents)
-    return f"{'up to ' if differ else ''}{count} document{'' if count == 1 else 's'}" if count else ""
 
 
 def _notable_heads_table(context: RenderContext) -> TextTable:

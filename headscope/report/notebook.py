@@ -5,7 +5,7 @@ frontends get a self-contained page in an iframe, with plotly.js. Neither needs 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from html import escape, unescape
 from typing import Any, overload
 
@@ -15,11 +15,15 @@ from plotly.io.base_renderers import PlotlyRenderer
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report import assembly, html_page
-from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
-from headscope.report.text import default_model, head_mask, statistics_table
+from headscope.report import assembly, html_page, run_results
+from headscope.report.blocks import Block, Chart, Links, TextBlock
+from headscope.report.run_description import describe_run
+from headscope.report.text import head_mask, statistics_table
+from headscope.results.collection import all_results
+from headscope.results.table import results_table
 from headscope.runs import summary
 from headscope.runs.run import Run
+from headscope.runs.summary import default_model
 
 PLOTLY_MIME_TYPE = "application/vnd.plotly.v1+json"
 Bundle = dict[str, Any]
@@ -65,7 +69,7 @@ class Page:
 
 
 def _figure_bundle(chart: Chart) -> Bundle:
-    figure = html_page.to_json_values(chart.figure.to_plotly_json())
+    figure = html_page.to_json_values(chart.picture.to_plotly_json())
     return {PLOTLY_MIME_TYPE: {**figure, "config": GRAPH_CONFIG}, "text/plain": chart_title(chart)}
 
 
@@ -129,25 +133,27 @@ class NotebookCharts(Sequence[NotebookChart]):
 
 
 def run_page(run: Run) -> Page:
-    """A run as a page: overview charts and collapsed findings by topic."""
-    sections: dict[str, Sequence[Block]] = {"": [*assembly.overview_blocks(assembly.render_context(run))]}
-    sections["Findings"] = [
-        TextBlock([finding.text for finding in findings], topic, collapsed=True)
-        for topic, findings in assembly.findings_by_topic(run).items()
-    ]
-    facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
-    return Page(run.name, "", facts, {heading: blocks for heading, blocks in sections.items() if blocks})
+    """A run as a page: the cards of the overview and its charts, headlines, claims, and all results, folded."""
+    context = assembly.render_context(run)
+    claims = run_results.claim_table(all_results(run))
+    sections: dict[str, Sequence[Block]] = {
+        "": [*assembly.overview_cards(context)],
+        "At a glance": [*assembly.overview_blocks(context)],
+        "In short": run_results.summary_blocks(run),
+        "Claims of the paper": [claims] if claims else [],
+        "In words": [
+            TextBlock(sentences, topic, collapsed=True)
+            for topic, sentences in run_results.sentences_by_topic(all_results(run)).items()
+        ],
+        "Tables": [TextBlock([*run.tables], "Tables of the run", collapsed=True)],
+    }
+    shown_sections = {heading: blocks for heading, blocks in sections.items() if blocks}
+    return Page(run.name, describe_run(run), {}, shown_sections)
 
 
 def findings(run: Run) -> pd.DataFrame:
-    """Findings of the run, one per row: `model` ("" for several), `topic`, `text`, and the number of the sentence."""
-    rows = [
-        {"model": finding.model, "topic": finding.topic, "text": finding.text, **asdict(finding.data)}
-        for topic_findings in assembly.findings_by_topic(run).values()
-        for finding in topic_findings
-    ]
-    names = ["model", "topic", "text", *(field.name for field in fields(FindingData))]
-    return pd.DataFrame(rows, columns=names).astype({"n": "Int64", "layer": "Int64", "head": "Int64"})
+    """All results of the run, one per row: what they answer, the value with its interval, verdict and sentence."""
+    return results_table(all_results(run))
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:

@@ -14,7 +14,7 @@ from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE
 from headscope.report.blocks import Block, Chart, Link, Links, TextTable
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import default_models_with, join_words
+from headscope.results.words import join_words
 from headscope.runs.column_metadata import roles, statistic
 from headscope.runs.head_profiles import (
     NO_ROLE,
@@ -25,6 +25,7 @@ from headscope.runs.head_profiles import (
     strongest_roles,
 )
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
 
 NEAREST = 5
 """Heads that are listed per model."""

@@ -104,7 +104,7 @@ def _block_html(
     index = 0
     if isinstance(block, Chart):
         text = json_by_figure_id.get(id(block.figure)) or json_by_figure_id.setdefault(
-            id(block.figure), _figure_json(block.figure)
+            id(block.figure), _figure_json(block.picture)
         )
         index = figure_indices.setdefault(text, len(figure_indices))
     html: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, index, root)  # type: ignore[attr-defined]

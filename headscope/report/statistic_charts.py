@@ -1,20 +1,19 @@
 """Charts of any statistic of the per-head table: comparison with a baseline, distribution, and ranks."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pandas as pd
 
-from headscope.heads import Head, format_head
+from headscope.heads import Head
 from headscope.plots import head_scatter, rank_shift
 from headscope.plots import heads as head_figures
 from headscope.plots.top_heads import plot_top_heads
 from headscope.report.blocks import Card, Chart, RenderContext
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import describe_values
-from headscope.runs.column_metadata import exceeds, format_number, parse_column, statistic
-
-TOP_HEADS = 6
-"""Heads on the card of a statistic."""
+from headscope.results.heads import TOP_HEADS
+from headscope.results.result import Result
+from headscope.results.words import answers
+from headscope.runs.column_metadata import exceeds, format_number, parse_column
 
 
 def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) -> Chart:
@@ -37,51 +36,26 @@ def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) ->
 
 
 def top_heads_card(
-    context: RenderContext, statistic_name: str, question: str, role: str, threshold: float
+    context: RenderContext, statistic_name: str, question: str, role: str, threshold: float, results: Iterable[Result]
 ) -> Iterator[Card]:
-    """The heads of the largest statistic in the first model that has it, under every model, and how many keep a role.
+    """The heads of the largest statistic in the first model that has it, under every model.
 
-    A head has the role if its statistic is above the threshold.
+    A head has the role if its statistic is above the threshold. The caption words the `results`.
     """
     measured = context.finite_values(statistic_name)
     if not measured:
         return
-    first, stat = next(iter(measured)), statistic(statistic_name)
+    first = next(iter(measured))
     heads = context.heads[context.heads["model"].isin([*measured])]
     ordered = heads.loc[measured[first].sort_values(ascending=False, kind="stable").index]
-    count = int(exceeds(ordered[statistic_name], threshold).sum())
-    top, best = ordered[:TOP_HEADS], ordered.iloc[0]
-    if count:
-        kept = _kept_counts(heads, top, statistic_name, first, threshold)
-        answer = (
-            f"{count} of {len(ordered)} heads of {first}, first {format_head(best['layer'], best['head'])} "
-            f"({stat.label} {stat.format_number(best[statistic_name])})."
-        )
-        if kept:
-            of_top = f"Of its top {min(count, TOP_HEADS)}, " if count > 1 else ""
-            answer += f" {of_top}{describe_values(kept, '{:.0f}'.format)} keep the role."
-    else:
-        answer = f"None of the {len(ordered)} heads of {first}: no {stat.label} is above {threshold}."
+    has_role = bool(exceeds(ordered[statistic_name], threshold).any())
     yield Card(
-        plot_top_heads(heads, statistic_name, top, threshold),
-        answer,
+        plot_top_heads(heads, statistic_name, ordered[:TOP_HEADS], threshold),
+        answers(results),
         half_width=True,
         question=question,
-        href=query_link("/heads", stat=statistic_name, **({"role": role, "model": first} if count else {})),
+        href=query_link("/heads", stat=statistic_name, **({"role": role, "model": first} if has_role else {})),
     )
-
-
-def _kept_counts(
-    heads: pd.DataFrame, top: pd.DataFrame, statistic_name: str, first: str, threshold: float
-) -> dict[str, float]:
-    """For each other model, how many of the top heads with the role in the first model have it, too."""
-    names = pd.MultiIndex.from_frame(top.loc[exceeds(top[statistic_name], threshold), ["layer", "head"]])
-    counts = {}
-    for label, rows in heads.groupby("model", observed=True):
-        if label != first:
-            values = rows.set_index(["layer", "head"])[statistic_name].reindex(names)
-            counts[str(label)] = float(exceeds(values, threshold).sum())
-    return counts
 
 
 def box_chart(context: RenderContext, statistic_name: str) -> Chart:

@@ -1,4 +1,4 @@
-"""Terminal output for a run: model comparison, probe overviews and findings, also as plain data for JSON.
+"""Terminal output for a run: a table of its models, headlines and claims; also as plain data for JSON.
 
 Names come from users, so text is never parsed as rich markup; `bold` adds emphasis.
 """
@@ -13,10 +13,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headscope.report import assembly
-from headscope.report.text import column_heading, evenly_spaced, format_cell, value_columns
+from headscope.report import assembly, run_results
+from headscope.report.text import statistics_table, value_columns
+from headscope.results.collection import all_results
+from headscope.results.table import results_table
+from headscope.results.words import count_nouns, sentence
 from headscope.runs.run import Run
-from headscope.runs.summary import model_table
+from headscope.runs.summary import default_models, evenly_spaced, model_table
+
+MAX_MODEL_COLUMNS = 3
+"""A table of more models has a row for each."""
+MAX_TABLE_LINES = 26
+HEADING_LINES = 4
+"""Lines of the headings of a table with a row per model."""
+COLUMN_WIDTH = 19
+"""Characters that a statistic needs, with its interval below its value."""
 
 
 def print_line(*fragments: object) -> None:
@@ -30,18 +41,26 @@ def bold(text: object) -> Text:
     return Text(str(text), style="bold")
 
 
-def print_summary(run: Run) -> None:
-    """Print the path of the run, the model comparison, the probe overviews and the findings."""
+def print_summary(run: Run, show_all: bool = False) -> None:
+    """Print the path of the run, the models in one table, headlines, and the number of claims with each verdict.
+
+    With `show_all`, print all models and statistics, and every result by topic instead of the headlines.
+    """
     print_line("Run: ", run.path)
-    if rows := _comparison_rows(model_table(run)):
-        print_table(rows, title="Medians over heads and mean loss")
-    for overview in assembly.collect_overviews(run):
-        if overview.rows:  # an overview may have only warnings
-            print_table(overview.rows, title=overview.title)
-    for topic, findings in assembly.findings_by_topic(run).items():
-        print_line(bold(topic))
-        for finding in findings:
-            print_line("  ", finding.text)
+    _print_models(run, show_all)
+    if show_all:
+        for topic, results in assembly.results_by_topic(run).items():
+            print_line(bold(topic))
+            for result in results:
+                print_line("  ", sentence(result))
+    elif headlines := run_results.headline_lines(run):
+        print_line(bold("Headlines"))
+        for line in headlines:
+            print_line("  ", line)
+    if verdicts := run_results.count_verdicts(all_results(run)):
+        print_line(bold("Claims of the paper"), f": {verdicts} (headscope report shows why)")
+    if not show_all:
+        print_line(run_results.LEGEND, " --all prints every result.")
 
 
 def print_next_steps(run: Run) -> None:
@@ -52,10 +71,9 @@ def print_next_steps(run: Run) -> None:
 
 
 def print_warnings(run: Run) -> None:
-    """Print the warnings of the probes to standard error."""
-    for overview in assembly.collect_overviews(run):
-        for line in overview.warnings:
-            print(f"headscope: {line}", file=sys.stderr)
+    """Print the warnings among the results to standard error."""
+    for line in run_results.warning_lines(run):
+        print(f"headscope: {line}", file=sys.stderr)
 
 
 def print_run_entry(run: Run) -> None:
@@ -69,7 +87,8 @@ def print_run_entry(run: Run) -> None:
 def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
     """The run as JSON data: path, models, rows per table and seconds.
 
-    With `include_summary` also the per-model table under "summary" and the data of each overview under its name.
+    With `include_summary` also the per-model table under "summary", all results under "results", and the data of each
+    overview under its name.
     """
     data: dict[str, Any] = {
         "path": str(run.path),
@@ -79,6 +98,7 @@ def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
     }
     if include_summary:
         data["summary"] = _to_records(model_table(run))
+        data["results"] = _to_records(results_table(all_results(run)))
         data |= {overview.name: _to_records(overview.data) for overview in assembly.collect_overviews(run)}
     return data
 
@@ -106,28 +126,39 @@ def _to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return records
 
 
-def _comparison_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """One row per statistic and one column per model, or transposed if there are more models than statistics.
+def _print_models(run: Run, show_all: bool) -> None:
+    """Print the statistics of the models: a column per model, or rows of models if there are more than three.
 
-    An interval is in brackets after its value.
+    A table that is wider than the terminal continues below. Unless `show_all`, it has the models that charts show, and
+    as many statistics as fit into `MAX_TABLE_LINES`.
     """
-    by_model = {row["model"]: row for row in frame.to_dict("records")}
+    frame = model_table(run)
+    shown = frame if show_all else frame[frame["model"].isin(default_models(run))]
     names = [name for name in value_columns(frame) if name != "model"]
-    if len(by_model) > len(names) > 0:
-        return [
-            {
-                "model": model,
-                **{column_heading(name): format_cell(row, name) for name in names},
-            }
-            for model, row in by_model.items()
-        ]
-    return [
-        {
-            "": column_heading(name),
-            **{model: format_cell(row, name) for model, row in by_model.items()},
-        }
-        for name in names
-    ]
+    has_model_rows = len(shown) > MAX_MODEL_COLUMNS
+    label_width = max(map(len, shown["model"]), default=0)
+    band = max(1, (Console().width - label_width) // COLUMN_WIDTH) if has_model_rows else MAX_TABLE_LINES
+    band_lines = 2 * len(shown) + HEADING_LINES if has_model_rows else MAX_TABLE_LINES
+    room = band * max(1, MAX_TABLE_LINES // band_lines)
+    shown_names = names if show_all else names[:room]
+    title = "Models; statistics of heads are medians"
+    for start in range(0, len(shown_names), band):
+        _print_statistics(shown, shown_names[start : start + band], has_model_rows, "" if start else title)
+    counts = {"more models": len(frame) - len(shown), "more statistics": len(names) - len(shown_names)}
+    if omitted := " and ".join(count_nouns(count, nouns) for nouns, count in counts.items() if count):
+        print_line(f"{omitted} with --all")
+
+
+def _print_statistics(frame: pd.DataFrame, names: Sequence[str], has_model_rows: bool, title: str) -> None:
+    """Print these columns of the table of models; in a row of a model, an interval is below its value."""
+    omitted_names = {*value_columns(frame)} - {"model", *names}
+    table = statistics_table("", frame.drop(columns=[*omitted_names]))
+    lines = [["", *table.column_names[1:]], *([str(cell) for cell in row] for row in table.rows)]
+    if has_model_rows:
+        headings, *rows = [[line[0], *(text.replace(" (", "\n(") for text in line[1:])] for line in lines]
+    else:
+        headings, *rows = [[*line] for line in zip(*lines, strict=True)]
+    print_table([dict(zip(headings, row, strict=True)) for row in rows], title)
 
 
 def _format_value(value: Any) -> str:

@@ -2,54 +2,24 @@
 
 import math
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of, method_column
-from headscope.heads import Head
+from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of
 from headscope.report.blocks import TextTable
+from headscope.results.ranks import head_ranks
+from headscope.results.words import headline, percent
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import latest_checkpoints, training_checkpoints
 
-WINDOWED = " of the sliding-window layers"
-"""Text after "heads" for those of layers whose window is shorter than the context."""
-MAX_TRAININGS = 10
-"""Maximum number of training runs in one comparison."""
-MAX_LISTED_MODELS = 4
-"""Maximum number of models whose values a sentence lists."""
+WINDOWED = "sliding-window"
+"""Name of the layers whose window is shorter than the context."""
+format_percent = percent
 CONTROL_SYMBOLS = {"\r": "", "\n": "⏎", "\t": "⇥"}
 INVISIBLE_JOINERS = "\u200c\u200d"
 """Invisible characters that are part of letters and emoji."""
-
-
-def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
-    """At most `max_count` of the labels, evenly spaced, with the first and the last."""
-    indices = np.unique(np.linspace(0, len(labels) - 1, min(max_count, len(labels))).round().astype(int))
-    return [labels[index] for index in indices]
-
-
-def default_models(run: Run) -> list[str]:
-    """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
-    models = run.manifest["models"]
-    has_several_trainings = training_checkpoints(models)["training"].nunique() > 1
-    return (
-        evenly_spaced(latest_checkpoints(models), MAX_TRAININGS) if has_several_trainings else evenly_spaced(run.models)
-    )
-
-
-def default_model(run: Run) -> str:
-    """The last model that is not an intermediate checkpoint of a training; "" for a run without models."""
-    return next(reversed(latest_checkpoints(run.manifest["models"])), "")
-
-
-def default_models_with(run: Run, model: str) -> list[str]:
-    """The default models and `model`, in the order of the run."""
-    labels = {*default_models(run), model}
-    return [label for label in run.models if label in labels]
 
 
 def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> str:
@@ -67,15 +37,6 @@ def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> s
     return f"From {ends[0]} to {ends[1]}; median {format_number(rows[statistic_name].median())}.{note}"
 
 
-def describe_values(values: Mapping[str, float], number_format: Callable[[float], str], preposition: str = "in") -> str:
-    """Values of models in a sentence: all of up to four models, otherwise the smallest and the largest."""
-    texts = [f"{number_format(value)} {preposition} {label}" for label, value in values.items()]
-    if len(texts) <= MAX_LISTED_MODELS:
-        return join_words(texts)
-    order = sorted(range(len(texts)), key=[*values.values()].__getitem__)
-    return f"from {texts[order[0]]} to {texts[order[-1]]}"
-
-
 def heads_by_model(heads: pd.DataFrame, statistic_name: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Label and heads of each model with the statistic; heads without a value are left out."""
     if statistic_name in heads:
@@ -89,10 +50,11 @@ def layer_windows(run: Run, label: str) -> dict[int, int | None]:
     return dict(zip(geometry["numbers"], geometry["windows"], strict=True))
 
 
-def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:
+def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[dict[str, str], pd.DataFrame]]:
     """Split the heads of one model into those that see a whole context of `length` tokens and those with a window.
 
-    Without a length every window counts. Each part has a text to follow "heads"; it is "" if no layer has a window.
+    Without a length every window counts. Each part has the condition `layers` for its results: "global" or
+    "sliding-window"; none if no layer has a window.
     """
     (label,) = rows["model"].unique()
     windows = layer_windows(run, label)
@@ -101,10 +63,9 @@ def heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tu
     }
     is_windowed = rows["layer"].map(is_short)
     if not is_windowed.any():
-        return [("", rows)]
-    if is_windowed.all():
-        return [(WINDOWED, rows)]
-    return [(" of the global layers", rows[~is_windowed]), (WINDOWED, rows[is_windowed])]
+        return [({}, rows)]
+    parts = {"global": rows[~is_windowed], WINDOWED: rows[is_windowed]}
+    return [({"layers": layers}, part) for layers, part in parts.items() if len(part)]
 
 
 def describe_sink_rows(bins: pd.DataFrame, heads: pd.DataFrame) -> str:
@@ -122,17 +83,6 @@ def format_head_count(mask: pd.Series) -> str:
     return f"{int(mask.sum())} of {len(mask)} heads"
 
 
-def format_percent(share: float, decimals: int = 0, sign: str = "") -> str:
-    """A share as text in a sentence: "67 %"; `sign` "+" shows the sign of positive shares."""
-    return f"{100 * share:{sign}.{decimals}f} %"
-
-
-def join_words(words: Sequence[str]) -> str:
-    """Join words: "a, b and c"."""
-    *first_words, last = words
-    return f"{', '.join(first_words)} and {last}" if first_words else last
-
-
 def head_name(row: pd.Series) -> str:
     """The name of a head in a sentence: "layer 3, head 2"."""
     return f"layer {row['layer']}, head {row['head']}"
@@ -145,25 +95,9 @@ def head_mask(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
 
 def describe_ranks(run: Run, statistic_name: str, layer: int, head: int, models: Collection[str] | None = None) -> str:
     """The rank of a head by a statistic in each model, highest first: "2 of 270 in base (0.91)"; "" without values."""
-    ranks = run.derived(_ranks, statistic_name).get((layer, head), {})
-    return ", ".join(text for model, text in ranks.items() if models is None or model in models)
-
-
-def _ranks(run: Run, statistic_name: str) -> dict[Head, dict[str, str]]:
-    """The rank of every head in each model as text."""
-    texts: dict[Head, dict[str, str]] = {}
-    if statistic_name not in run.heads:
-        return texts
-    columns = [name for name in (statistic_name, method_column(statistic_name)) if name in run.heads]
-    for model, rows in heads_by_model(run.heads[["model", "layer", "head", *columns]], statistic_name):
-        ranks = rows[statistic_name].rank(ascending=False, method="min").astype(int)
-        marks = estimate_mask(rows, statistic_name).map({True: ESTIMATE_MARK, False: ""})
-        for layer, head, value, rank, mark in zip(
-            rows["layer"], rows["head"], rows[statistic_name], ranks, marks, strict=True
-        ):
-            text = f"{rank} of {len(rows)} in {model} ({mark}{format_number(value)})"
-            texts.setdefault((layer, head), {})[model] = text
-    return texts
+    return ", ".join(
+        headline(part) for ranks in head_ranks(run, statistic_name, layer, head, models) for part in ranks.parts
+    )
 
 
 def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:

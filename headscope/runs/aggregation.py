@@ -6,7 +6,7 @@ and effective lengths are averaged as logarithms. `docs/intervals.md` has the me
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,29 @@ MAX_RESAMPLED_VALUES = 2**20
 """Values of a sample that a bootstrap resamples at once."""
 MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
+NORMAL_QUANTILE = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
 
 
-def confidence_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
     """95 % confidence interval [2, units] of the mean of `values` [units, documents], by Student's t.
 
-    NaN below three documents.
+    NaN below three documents. For the largest of many means, `choices` is their number: the interval is so wide that
+    those of all of them hold their true means at once in 95 % of tables (Bonferroni).
     """
     units, documents = values.shape
     if documents < MIN_DOCUMENTS:
         return np.full((2, units), np.nan)
-    half_width = stdtrit(documents - 1, 0.975) * values.std(axis=1, ddof=1) / np.sqrt(documents)
+    half_width = stdtrit(documents - 1, 1 - 0.025 / choices) * values.std(axis=1, ddof=1) / np.sqrt(documents)
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
+
+
+def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
+    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays."""
+    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
+    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
+    scale = 1 + NORMAL_QUANTILE**2 / trials
+    return np.maximum((centre - half_width) / scale, 0), np.minimum((centre + half_width) / scale, 1)
 
 
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -196,8 +207,11 @@ def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 # Verdicts on claims: an interval against a threshold that was written before the results were seen -------------------
 
+Verdict = Literal["", "supported", "partly supported", "not supported", "inconclusive"]
+"""Verdict on a claim; "" for what is no claim."""
 
-def verdict_above(low: float, high: float, threshold: float = 0.0) -> str:
+
+def verdict_above(low: float, high: float, threshold: float = 0.0) -> Verdict:
     """Verdict on the claim that a quantity is above `threshold`, from its interval `low` to `high`.
 
     "supported" if the whole interval is above the threshold, "not supported" if it is below, else "inconclusive". An
@@ -206,12 +220,12 @@ def verdict_above(low: float, high: float, threshold: float = 0.0) -> str:
     return "supported" if low > threshold else "not supported" if high < threshold else "inconclusive"
 
 
-def verdict_below(low: float, high: float, threshold: float = 0.0) -> str:
+def verdict_below(low: float, high: float, threshold: float = 0.0) -> Verdict:
     """Verdict on the claim that a quantity is below `threshold`, as `verdict_above` for one that is above it."""
     return verdict_above(-high, -low, -threshold)
 
 
-def verdict_of_parts(verdicts: Iterable[str]) -> str:
+def verdict_of_parts(verdicts: Iterable[Verdict]) -> Verdict:
     """Verdict on a claim of several parts: all must be supported, and one that is not supported refutes it."""
     parts = {*verdicts}
     return "not supported" if "not supported" in parts else parts.pop() if len(parts) == 1 else "inconclusive"

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -78,10 +78,10 @@ class Run(RunTables):
         several). Measured values come before estimates; a warning says if estimates enter the list or could change
         it."""
         label = self.models[0] if model is None and len(self.models) == 1 else model
-        digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
-        heads = HeadSet.top(self.heads, statistic, count, label, digest)
+        heads = HeadSet.top(self.heads, statistic, count, label)
+        heads = replace(heads, model_digests=summary.model_identity(self, str(label)).weights)
         if "estimates" in heads.source:
-            log.warning("headscope: %s. Measure with method exact, or a larger verify_top", heads.source)
+            log.warning("%s. Measure with method exact, or a larger verify_top", heads.source)
         return heads
 
     def to_latex(self, *statistics: str, count: int = 10, model: str | None = None) -> str:

@@ -17,6 +17,9 @@ from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
 
+MAX_TRAININGS = 10
+"""Maximum number of training runs in one comparison."""
+
 
 def head_table(run: RunTables) -> pd.DataFrame:
     """One row per (model, layer, head), in that order, with kv_group and the columns of every probe.
@@ -200,6 +203,32 @@ def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
     last = checkpoints.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
     earlier = {*checkpoints["label"]} - {*last}
     return [model["label"] for model in models if model["label"] not in earlier]
+
+
+def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
+    """At most `max_count` of the labels, evenly spaced, with the first and the last."""
+    indices = np.unique(np.linspace(0, len(labels) - 1, min(max_count, len(labels))).round().astype(int))
+    return [labels[index] for index in indices]
+
+
+def default_models(run: RunTables) -> list[str]:
+    """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
+    models = run.manifest["models"]
+    has_several_trainings = training_checkpoints(models)["training"].nunique() > 1
+    return (
+        evenly_spaced(latest_checkpoints(models), MAX_TRAININGS) if has_several_trainings else evenly_spaced(run.models)
+    )
+
+
+def default_model(run: RunTables) -> str:
+    """The last model that is not an intermediate checkpoint of a training; "" for a run without models."""
+    return next(reversed(latest_checkpoints(run.manifest["models"])), "")
+
+
+def default_models_with(run: RunTables, model: str) -> list[str]:
+    """The default models and `model`, in the order of the run."""
+    labels = {*default_models(run), model}
+    return [label for label in run.models if label in labels]
 
 
 def _training_name(model: Mapping[str, Any]) -> str | None:

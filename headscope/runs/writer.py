@@ -158,9 +158,11 @@ class RunWriter:
             input_name for input_name, digest in inputs.items() if recorded_inputs.get(input_name, digest) != digest
         ]
         if changed:
+            has_weights = any(name.startswith("the weights of ") for name in changed)
+            note = " (by their files: equal weights that were saved again count as changed)" if has_weights else ""
             raise InputChanged(
-                f"cannot resume this run: {' and '.join(changed)} changed since its finished work items were measured. "
-                f"Restore the previous state, or delete {self.partial_path} to start again"
+                f"cannot resume this run: {' and '.join(changed)} changed{note} since its finished work items were "
+                f"measured. Restore the previous state, or delete {self.partial_path} to start again"
             )
 
     def is_done(self, job_id: str) -> bool:

@@ -2,6 +2,6 @@
 
 from headscope.scores.export import FORMATS, export_scores
 from headscope.scores.file_reader import read
-from headscope.scores.head_scores import HeadScores, belong_to_other_model, match_heads, model_heads
+from headscope.scores.head_scores import HeadScores, match_heads, model_heads, refuse_other_model
 
-__all__ = ["FORMATS", "HeadScores", "belong_to_other_model", "export_scores", "match_heads", "model_heads", "read"]
+__all__ = ["FORMATS", "HeadScores", "export_scores", "match_heads", "model_heads", "read", "refuse_other_model"]

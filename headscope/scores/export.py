@@ -130,8 +130,8 @@ def _side_file(path: Path) -> Path:
 
 def _origin(scores: HeadScores, **facts: object) -> bytes:
     """Where the scores come from, as JSON."""
-    names = {"score": scores.name, "model": scores.model, "run": scores.source, "weights_sha256": scores.model_digest}
-    return _json({**names, **facts})
+    names = {"score": scores.name, "model": scores.model, "run": scores.source}
+    return _json({**names, **scores.model_digests.to_record(), **facts})
 
 
 def _json(value: object) -> bytes:
@@ -268,7 +268,7 @@ def _latex(run: RunTables, score: str, model: str | None, options: ExportOptions
     rows = [f"{layer} & {head} & {value:.4g} \\\\" for (layer, head), value in top]
     name = scores.name.replace("_", r"\_")
     lines = [
-        f"% {scores.name} of {scores.model}, run {scores.source}, weights {scores.model_digest}",
+        f"% {scores.name} of {scores.model}, run {scores.source}, weights {scores.model_digests.label}",
         r"\begin{tabular}{rrr}",
         r"\hline",
         f"layer & head & {name} \\\\",

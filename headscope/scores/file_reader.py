@@ -15,6 +15,7 @@ import pandas as pd
 
 from headscope.errors import BadInput, ResourceMissing
 from headscope.heads import HeadSet
+from headscope.model_identity import WeightDigests
 from headscope.scores.head_scores import HeadScores
 from headscope.user_input import check_path, expand_path, quote, read_text_file, read_yaml
 
@@ -38,8 +39,8 @@ def read(path: Path | str) -> HeadScores:
     file = expand_path(check_path(path, "path"), "scores")
     scores = _read_scores(file)
     origin = _read_origin(file)
-    digest = scores.model_digest or str(origin.get("weights_sha256") or "")
-    return replace(scores, model=str(origin.get("model") or scores.model), model_digest=digest)
+    digests = scores.model_digests or WeightDigests.from_record(origin.get("weights"), origin.get("weights_sha256"))
+    return replace(scores, model=str(origin.get("model") or scores.model), model_digests=digests)
 
 
 def _read_origin(file: Path) -> Mapping[str, Any]:
@@ -109,7 +110,7 @@ def _read_mapping(file: Path, content: Mapping[Any, Any]) -> HeadScores:
         heads = HeadSet.read(file)
         weights = heads.weights or (1.0,) * len(heads)
         rows = [(*head, weight) for head, weight in zip(heads, weights, strict=True)]
-        return replace(_scores(rows, heads.source, file), model_digest=heads.model_digest)
+        return replace(_scores(rows, heads.source, file), model_digests=heads.model_digests)
     rows = []
     for key, values in content.items():
         layer, dash, head = str(key).partition("-")

@@ -12,12 +12,15 @@ from headscope.errors import BadInput
 from headscope.estimates import estimate_mask
 from headscope.heads import HeadSet, format_head
 from headscope.model_identity import (
+    NO_DIGESTS,
     AcceptedWeights,
     ModelIdentity,
-    belong_to_other_weights,
-    belongs_to_other_name,
+    WeightDigests,
+    refuse_other_name,
+    refuse_other_weights,
 )
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import model_identity
 
 if TYPE_CHECKING:
     from headscope.attention.record import Geometry
@@ -34,15 +37,15 @@ class HeadScores:
     """A finite score for each head, in a table of columns layer, head, kv_group (-1 if unknown) and score.
 
     `name` is the statistic, `model` the label or name of the model, `source` the run or file that the scores come from,
-    and `model_digest` the SHA-256 of the weights, or "". `per_group` says that `head` counts KV groups, as in files
-    that have one score per KV group.
+    and `model_digests` those of its weights. `per_group` says that `head` counts KV groups, as in files that have one
+    score per KV group.
     """
 
     table: pd.DataFrame
     name: str
     model: str = ""
     source: str = ""
-    model_digest: str = ""
+    model_digests: WeightDigests = NO_DIGESTS
     per_group: bool = False
 
     def __post_init__(self) -> None:
@@ -76,12 +79,12 @@ class HeadScores:
         rows = heads.loc[heads["model"] == label, ["layer", "head", "kv_group", name]]
         if estimated := int(estimate_mask(heads[heads["model"] == label], name).sum()):
             log.warning(
-                "headscope: score '%s' is estimated for %d of %d heads of '%s'. Use method exact to measure them",
+                "score '%s' is estimated for %d of %d heads of '%s'. Use method exact to measure them",
                 *(name, estimated, len(rows), label),
             )
         table = rows.rename(columns={name: "score"}).astype({"score": "float64"}).reset_index(drop=True)
-        digest = next(entry["weights_sha256"] for entry in run.manifest["models"] if entry["label"] == label)
-        return cls(table.sort_values(["layer", "head"], ignore_index=True), name, label, run.name, digest or "")
+        digests = model_identity(run, label).weights
+        return cls(table.sort_values(["layer", "head"], ignore_index=True), name, label, run.name, digests)
 
     def by_head(self) -> Matrix:
         """Scores [layers, heads]. Raises BadInput if layers differ in their number of heads."""
@@ -100,7 +103,7 @@ class HeadScores:
         rows = self.table.sort_values(["layer", "head"]).sort_values("score", ascending=False, kind="stable")
         heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
         source = f"{self.name} of {self.model}" if self.model else self.name
-        return HeadSet(heads, tuple(map(float, rows["score"])), f"{source}, {self.source}", self.model_digest)
+        return HeadSet(heads, tuple(map(float, rows["score"])), f"{source}, {self.source}", self.model_digests)
 
     def _matrix(self, rows: pd.DataFrame, column: str) -> Matrix:
         counts = rows.groupby("layer").size()
@@ -121,17 +124,17 @@ def choose_model(run: RunTables, model: str | None) -> str:
     return run.models[0] if model is None else model
 
 
-def belong_to_other_model(
+def refuse_other_model(
     scores: HeadScores, identity: ModelIdentity, label: str, checkpoint: str, weights: AcceptedWeights
 ) -> bool:
-    """Whether scores belong to another model than `label`, by the digest of their weights or else their model name.
+    """Raise BadInput for scores of another model than `label`, unless `weights` is "any".
 
-    Raises BadInput for another model unless `weights` is "any".
+    Models are compared by the digests of their weights, or else by name. Returns whether it is another model.
     """
     source = f"'{scores.source}'"
-    if scores.model_digest:
-        return belong_to_other_weights(source, scores.model_digest, identity, label, weights)
-    return belongs_to_other_name(source, scores.model, label, [checkpoint], weights)
+    if scores.model_digests:
+        return refuse_other_weights(source, scores.model_digests, identity, label, weights)
+    return refuse_other_name(source, scores.model, label, [checkpoint], weights)
 
 
 def match_heads(scores: HeadScores, geometry: "Geometry", label: str) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import model_identity
 from headscope.scores.head_scores import choose_model
 
 PAIR_SCORES = ("mean_abs", "rms", "norm_product")
@@ -39,12 +40,11 @@ def rotary_pair_ranks(run: RunTables, score: str, model: str | None) -> tuple[np
     if values.shape[-1] > np.iinfo(np.uint8).max + 1:
         raise BadInput(f"{label} has {values.shape[-1]} rotary pairs; mha2mla holds at most 256. Export another model")
     ranks = (-values).argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable").astype(np.uint8)
-    digest = next(entry["weights_sha256"] for entry in run.manifest["models"] if entry["label"] == label)
     return ranks, {
         "score": f"{score} of rotary pairs, mean over documents, sum over the heads of a KV group",
         "model": label,
         "run": run.name,
-        "weights_sha256": digest,
+        **model_identity(run, label).weights.to_record(),
     }
 
 
@@ -88,7 +88,7 @@ def longrope_parameters(run: RunTables, model: str | None) -> tuple[dict[str, An
     return parameters, {
         "model": label,
         "run": run.name,
-        "weights_sha256": entry["weights_sha256"],
+        **model_identity(run, label).weights.to_record(),
         "scheme": entry["scheme"],
     }
 

@@ -1,6 +1,8 @@
 """Digests of the inputs of a run, so that an interrupted run continues only from the same inputs.
 
 For a checkpoint or an adapter the digests are of its files, so that they can be compared before anything is opened.
+So equal weights in other files, such as other shards, count as changed: a refusal may be needless, but no run continues
+from other weights.
 """
 
 import hashlib
@@ -14,7 +16,7 @@ import numpy as np
 from headscope import user_input
 from headscope.model_spec import ModelSpec
 from headscope.models import loading
-from headscope.models.conversion import DIGESTS_FILE, file_digest
+from headscope.models.conversion import DIGESTS_FILE, SOURCE_FILE, file_digest
 from headscope.positions.adarope import find_adapter_file, lora_folder_of
 from headscope.positions.model import Model
 from headscope.positions.schemes import AdaRoPEScheme, Scheme
@@ -25,7 +27,7 @@ DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
 
 WEIGHTS_AND_TRAINING_STATE = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json"),
-    *("trainer_state.json", "generation_config.json", "README.md", DIGESTS_FILE),
+    *("trainer_state.json", "generation_config.json", "README.md", DIGESTS_FILE, SOURCE_FILE),
 )
 """Patterns of the files of a checkpoint folder that no tokenizer reads."""
 

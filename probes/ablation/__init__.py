@@ -19,8 +19,9 @@ PROBE = Probe(
     statistics="probes.ablation.analysis:STATISTICS",
     head_columns="probes.ablation.analysis:head_statistics",
     charts="probes.ablation.report:charts",
-    findings="probes.ablation.report:findings",
-    head_findings="probes.ablation.report:head_findings",
+    questions="probes.ablation.questions:QUESTIONS",
+    results="probes.ablation.results:results",
+    head_results="probes.ablation.results:head_results",
     glossary="probes.ablation.report:GLOSSARY",
     synthetic_rows="probes.ablation.schema:synthetic_cells",
 )

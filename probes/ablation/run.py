@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from headscope.forward.interventions import StreamingAttention, head_unit, layer
 from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
-from headscope.model_identity import belong_to_other_weights
+from headscope.model_identity import refuse_other_weights
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
@@ -38,7 +38,7 @@ from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.user_input import quote
-from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions, parse_heads_of_weights
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
@@ -184,9 +184,9 @@ class AblationRunner:
             self._named_heads = {name: _parse_heads(name) for name in self.options.heads}
             self.context.record_input("heads", [",".join(self._all_heads()).encode()])
         for name, heads in self._named_heads.items():
-            source = f"head set '{name}'"
-            if belong_to_other_weights(source, heads.model_digest, model.identity, label, self.options.weights):
-                self.context.record_other_weights(label, source, heads.model_digest)
+            source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
+            if refuse_other_weights(source, heads.model_digests, model.identity, label, self.options.weights):
+                self.context.record_other_weights(label, source, heads.model_digests.label)
         return heads_by_layer(model, self._all_heads())
 
     def _all_heads(self) -> list[str]:
@@ -294,16 +294,13 @@ def _lengths(pair: TokenPair) -> tuple[int, int]:
 def _parse_heads(name: str) -> HeadSet:
     """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
     heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
-    `weights:SHA256:HEAD,...` (a HeadSet of Python).
+    `weights:DIGESTS:HEAD,...` (a HeadSet of Python).
 
     Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
     """
     source, _, rest = name.partition(":")
     if source == "file" and rest:
         return HeadSet.read(rest)
-    if name.startswith(HEADS_OF_WEIGHTS):
-        digest, _, heads = rest.partition(":")
-        return replace(HeadSet.parse(heads), model_digest=digest)
     if source == "run":
         match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
         if match is None:
@@ -311,6 +308,6 @@ def _parse_heads(name: str) -> HeadSet:
         folder, statistic, count, model = match.groups()
         return Run.open(folder).top_heads(statistic, int(count), model)
     try:
-        return HeadSet.parse([name])
+        return parse_heads_of_weights(name) if name.startswith(HEADS_OF_WEIGHTS) else HeadSet.parse([name])
     except ValueError as error:
         raise BadInput(f"{error}. Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]") from error

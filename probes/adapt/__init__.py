@@ -15,6 +15,7 @@ PROBE = Probe(
     runner="probes.adapt.run:AdaptRunner",
     tables="probes.adapt.schema:TABLES",
     charts="probes.adapt.report:charts",
-    findings="probes.adapt.report:findings",
+    questions="probes.adapt.questions:QUESTIONS",
+    results="probes.adapt.results:results",
     next_steps="probes.adapt.report:next_steps",
 )

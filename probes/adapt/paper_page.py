@@ -7,13 +7,12 @@ import re
 import sys
 from pathlib import Path
 
-import pandas as pd
-
 import headscope
-from headscope import plugins
-from headscope.report.blocks import PaperClaim
+from headscope.report.claims import CLAIM_COLUMNS, claim_row, claims
+from headscope.results import words
 from headscope.runs.run import Run, combine_runs
-from probes.adapt.claims import ComparedModels, format_interval, paired_loss_difference
+from probes.adapt.compared_models import ComparedModels
+from probes.adapt.results import losses_by_position
 
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
 NOTES_PATH = Path(__file__).with_name("notes.md")
@@ -44,26 +43,17 @@ def comparison_page(run: Run) -> str:
 def notes() -> str:
     """The results of other runs, with the claims of the shipped runs filled in."""
 
-    def claims(name: re.Match[str]) -> str:
+    def table(name: re.Match[str]) -> str:
         (path,) = EXAMPLES.glob(f"*-{name[1]}-????????")
         return _table_of_claims(Run.open(path))
 
-    return re.sub(r"<!-- claims of (\S+) -->", claims, NOTES_PATH.read_text(encoding="utf-8"))
+    return re.sub(r"<!-- claims of (\S+) -->", table, NOTES_PATH.read_text(encoding="utf-8"))
 
 
 def _table_of_claims(run: Run) -> str:
-    rows = [f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" for claim in collect_claims(run)]
-    return "\n".join(["| claim of the paper | verdict | evidence |", "|---|---|---|", *rows])
-
-
-def collect_claims(run: Run) -> list[PaperClaim]:
-    """The claims of every probe that the run can test."""
-    return [
-        claim
-        for _, findings in plugins.call_parts("findings", run)
-        for claim in findings
-        if isinstance(claim, PaperClaim)
-    ]
+    rows = [[statement, f"**{verdict}**", *rest] for statement, verdict, *rest in map(claim_row, claims(run))]
+    lines = [CLAIM_COLUMNS, ["---"] * len(CLAIM_COLUMNS), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _describe_run(run: Run) -> list[str]:
@@ -79,12 +69,14 @@ def _describe_run(run: Run) -> list[str]:
 
 def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:
     """Every position bin: the loss of the AdaRoPE model minus that of YaRN and of the base model."""
-    against_yarn, against_base = paired_loss_difference(run, adarope, yarn), paired_loss_difference(run, adarope, base)
+    against_yarn, against_base = (
+        {int(result.where["position"]): words.cell(result) for result in losses_by_position(run, adarope, other)}
+        for other in (yarn, base)
+    )
     native = int(run.manifest["models"][0]["geometry"].get("native_context", 0))
     rows = [
-        f"| {position:,}{' (beyond native)' if position > native > 0 else ''} "
-        f"| {_format_mean(against_yarn.loc[position])} | {_format_mean(against_base.loc[position])} |"
-        for position in against_yarn.index
+        f"| {position:,}{' (beyond native)' if position > native > 0 else ''} | {text} | {against_base[position]} |"
+        for position, text in against_yarn.items()
     ]
     return [
         f"## Loss of {adarope} by position",
@@ -97,10 +89,6 @@ def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> lis
         *rows,
         "",
     ]
-
-
-def _format_mean(row: pd.Series) -> str:
-    return f"{row['mean']:+.3f}{format_interval(row)}"
 
 
 if __name__ == "__main__":

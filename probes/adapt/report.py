@@ -1,12 +1,10 @@
-"""Report of a training: charts, findings, and the commands that analyse the adapter."""
+"""Report of a training: charts, and the commands that analyse the adapter."""
 
 from collections.abc import Iterator
 
-from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext
-from headscope.runs.aggregation import mean_losses
+from headscope.report.blocks import Chart, ChartGroup, RenderContext
 from headscope.runs.run import Run
 from probes.adapt import plots
-from probes.adapt.claims import adaptation_claims
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -36,28 +34,6 @@ def _loss_charts(context: RenderContext) -> Iterator[Chart]:
                 "The same documents by position: change of the loss since step 0, one line per saved adapter.",
                 half_width=True,
             )
-
-
-def findings(run: Run) -> Iterator[Finding]:
-    """The validation loss of a training, and the paper's claims if the run measured an AdaRoPE model."""
-    yield from _training_findings(run)
-    yield from adaptation_claims(run)
-
-
-def _training_findings(run: Run) -> Iterator[Finding]:
-    if "validation" not in run.tables:
-        return
-    means = mean_losses(run.validation.astype({"nll": "float64"}), ["adapter", "step"])
-    for label, rows in means.rename("loss").reset_index().groupby("adapter", observed=True):
-        by_step = rows.sort_values("step")
-        start, last = by_step.iloc[0]["loss"], by_step.iloc[-1]
-        best = by_step.sort_values("loss").iloc[0]
-        yield Finding(
-            "Training",
-            f"The validation loss of {label} is {start:.4f} nats/token at step 0 and {last['loss']:.4f} "
-            f"({last['loss'] - start:+.4f}) after {last['step']} steps; it is lowest at step {best['step']} "
-            f"({best['loss']:.4f}).",
-        )
 
 
 def next_steps(run: Run) -> Iterator[str]:

@@ -1,28 +1,16 @@
-"""Findings, charts and glossary of direct logit attribution."""
+"""Charts and glossary of direct logit attribution."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-import pandas as pd
-
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import (
-    default_models,
-    default_models_with,
-    describe_extremes,
-    describe_ranks,
-    format_head_count,
-    head_mask,
-    head_name,
-    heads_by_model,
-)
-from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import statistic
+from headscope.report.text import describe_extremes, head_mask
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
 from probes.attribution import PROBE, plots
-from probes.attribution.schema import STATISTIC_NAME, mean_over_positions
+from probes.attribution.schema import STATISTIC_NAME
 
 GLOSSARY = (
     Term(
@@ -35,44 +23,6 @@ GLOSSARY = (
         ("attribution",),
     ),
 )
-
-
-def findings(run: Run) -> Iterator[Finding]:
-    """The terms of each model's logit, and the heads with the largest and smallest contribution."""
-    for label in default_models(run) if "attribution_parts" in run.tables else ():
-        means = _mean_parts(run, label)
-        if means.empty:
-            continue
-        yield Finding(
-            PROBE.title,
-            f"In {label}, the logit of the next token is {means['logit']:.2f} above the mean logit of the vocabulary. "
-            f"Direct terms: {means['heads']:+.2f} from heads, {means['other']:+.2f} from MLPs and other layer terms, "
-            f"{means['embedding']:+.2f} from the embedding and {means['bias']:+.2f} from biases.",
-            label,
-            data=FindingData(float(means["logit"]), n=_document_count(run, "attribution_parts", label)),
-        )
-        for _, block in heads_by_model(run.heads[run.heads["model"] == label], STATISTIC_NAME):
-            ordered = block.sort_values(STATISTIC_NAME)
-            low, high = ordered.iloc[0], ordered.iloc[-1]
-            yield Finding(
-                PROBE.title,
-                f"In {label}, {format_head_count(block[STATISTIC_NAME] > 0)} raise the logit of the next token; "
-                f"{head_name(high)} raises it most ({_format_contribution(high)}), and {head_name(low)} "
-                f"{'lowers it most' if low[STATISTIC_NAME] < 0 else 'raises it least'} ({_format_contribution(low)}).",
-                label,
-                data=FindingData.of_head(high, STATISTIC_NAME, _document_count(run, "attribution", label)),
-            )
-
-
-def _document_count(run: Run, table: str, label: str) -> int:
-    rows = run.table(table)
-    return int(rows[rows["model"] == label]["doc"].nunique())
-
-
-def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """The head's rank by direct logit attribution."""
-    if ranks := describe_ranks(run, STATISTIC_NAME, layer, head):
-        yield f"Rank by {statistic(STATISTIC_NAME).label}: {ranks}."
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -128,19 +78,3 @@ def _part_charts(context: RenderContext) -> Iterator[Chart]:
                 "its mean over the vocabulary.",
                 half_width=True,
             )
-
-
-def _mean_parts(run: Run, model: str) -> pd.Series:
-    """Mean over positions and documents of each term, summed over layers."""
-    rows = plain_types(run.table("attribution_parts"))
-    rows = rows[rows["model"] == model]
-    by_layer = (
-        mean_over_positions(rows_at_longest_length(rows), "part", "layer") if len(rows) else pd.Series(dtype="float64")
-    )
-    return by_layer.groupby(level="part").sum() if len(rows) else by_layer
-
-
-def _format_contribution(row: pd.Series) -> str:
-    low, high = row[f"{STATISTIC_NAME}_low"], row[f"{STATISTIC_NAME}_high"]
-    bounds = "" if pd.isna(low) else f", 95 % confidence interval {low:+.3f} to {high:+.3f}"
-    return f"{row[STATISTIC_NAME]:+.3f} logits{bounds}"

@@ -4,6 +4,8 @@ All values are differences to the pass without streaming, paired by document. Ra
 document first, so that n is the number of documents.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,24 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.runs.aggregation import confidence_interval, mean_losses, plain_types
+from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS, TASKS
 
 LOWER_IS_BETTER = " (lower is better)"
 """End of the name of such a metric."""
 CURVE_KEYS = ["model", "context_length", "order"]
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "streaming_share": Statistic(
+            "largest streaming share",
+            "",
+            "largest share of the KV groups that can stream, in the best order, before the loss rises by more than the "
+            "bound",
+            number_format=".0%",
+        )
+    }
+)
 
 
 def loss_changes(run: RunTables) -> pd.DataFrame:
@@ -79,30 +93,53 @@ def curves(changes: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(blocks, ignore_index=True)[[*keys, "share", "mean", "low", "high", "n"]]
 
 
-def summaries(run: RunTables) -> pd.DataFrame:
-    """One row per model, context_length and order: area under the curve of the change of the loss, its difference to
-    random orders, and the largest share within the bound; each a mean over documents with `_low` and `_high`, and n."""
-    records = []
+def document_summaries(run: RunTables) -> pd.DataFrame:
+    """By model, context_length, order and doc (index): area under the curve of the change of the loss, its difference
+    to random orders (area_vs_random), and the largest share within the bound (largest_share)."""
     changes, bounds = run.derived(loss_changes), _rows(run, SETTINGS.name).set_index("model")["bound"]
+    blocks = []
     groups: Any = changes.groupby(["model", "context_length"], sort=False)
-    for (model, length), rows_of_length in groups:
+    for (model, _), rows_of_length in groups:
         block = complete_curve(rows_of_length)
-        areas = {str(order): _areas(rows) for order, rows in block.groupby("order", sort=False)}
-        for order, rows in block.groupby("order", sort=False):
-            values = {
-                "area": areas[str(order)],
-                "largest_share": pd.Series(largest_shares(rows, float(bounds[model])), areas[str(order)].index),
-            }
-            if RANDOM in areas and order != RANDOM:
-                values["area_vs_random"] = areas[str(order)] - areas[RANDOM]
-            record = {"model": model, "context_length": length, "order": order, "n": len(rows)}
-            for name, by_document in values.items():
-                record |= _mean_and_interval(name, by_document.dropna().to_numpy())
-            for end in ("largest_share_low", "largest_share_high"):
-                record[end] = float(np.clip(record[end], 0, 1))
-            records.append(record)
-    table = pd.DataFrame(records)
-    return table.reindex(columns=[*table.columns, *({"area_vs_random", "area_vs_random_low"} - {*table.columns})])
+        areas = pd.Series(np.trapezoid(block.to_numpy(), block.columns.to_numpy(dtype=np.float64), axis=1), block.index)
+        table = pd.DataFrame({"area": areas, "largest_share": largest_shares(block, float(bounds[model]))})
+        by_order = areas.unstack("order")
+        table["area_vs_random"] = np.nan
+        if RANDOM in by_order and len(by_order.columns) > 1:
+            differences = by_order.drop(columns=RANDOM).sub(by_order[RANDOM], axis=0).stack()
+            table["area_vs_random"] = differences.reorder_levels(block.index.names)
+        blocks.append(table)
+    return pd.concat(blocks)
+
+
+def summaries(run: RunTables) -> pd.DataFrame:
+    """One row per model, context_length and order: the mean over documents of each column of `document_summaries`,
+    with `_low` and `_high`, and n."""
+    records = []
+    groups: Any = run.derived(document_summaries).groupby(CURVE_KEYS, sort=False)
+    for key, rows in groups:
+        record = {**dict(zip(CURVE_KEYS, key, strict=True)), "n": len(rows)}
+        for name in rows:
+            record |= _mean_and_interval(name, rows[name].dropna().to_numpy())
+        for end in ("largest_share_low", "largest_share_high"):
+            record[end] = float(np.clip(record[end], 0, 1))
+        records.append(record)
+    return pd.DataFrame(records)
+
+
+def model_statistics(run: RunTables) -> pd.DataFrame | None:
+    """`streaming_share_<L>` with `_low` and `_high` by model: the largest share in the best order at each length."""
+    if LOSS.name not in run.tables:
+        return None
+    values: dict[str, dict[str, float]] = {}
+    groups: Any = run.derived(summaries).groupby(["model", "context_length"], sort=False)
+    for (model, length), rows in groups:
+        best = best_order(rows)
+        columns = {
+            f"streaming_share_{length}{end}": float(best[f"largest_share{end}"]) for end in ("", "_low", "_high")
+        }
+        values.setdefault(model, {}).update(columns)
+    return pd.DataFrame.from_dict(values, orient="index")
 
 
 def best_order(rows: pd.DataFrame) -> pd.Series:
@@ -152,15 +189,10 @@ def complete_curve(changes: pd.DataFrame) -> Any:
     return changes.dropna(axis=1, how="all").dropna()
 
 
-def _areas(changes: pd.DataFrame) -> pd.Series:
-    """Area under the curve of each document, by the trapezoidal rule: nats/token, as the mean change over shares."""
-    areas = np.trapezoid(changes.to_numpy(), changes.columns.to_numpy(dtype=np.float64), axis=1)
-    return pd.Series(areas, index=changes.index.get_level_values("doc"))
-
-
 def _mean_and_interval(name: str, values: npt.NDArray[np.float64]) -> dict[str, float]:
     (low,), (high,) = confidence_interval(values[None])
-    return {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
+    mean = float(values.mean()) if len(values) else np.nan
+    return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def _rows(run: RunTables, table: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Charts of the budget probe."""
+"""Report of the budget probe: charts, tables, card, glossary and overview."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from headscope.plots.top_heads import fit_to_card
-from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, TextTable
+from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term, TextTable
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import format_percent
+from headscope.results import words
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
 from probes.budget import PROBE, plots
@@ -22,8 +22,22 @@ from probes.budget.analysis import (
     summaries,
     task_scores,
 )
-from probes.budget.labels import describe_window, format_interval, order_label
+from probes.budget.labels import describe_window, order_label
+from probes.budget.results import largest_share, order_results
 from probes.budget.schema import ANSWERS, LOSS, SETTINGS, TASKS
+
+GLOSSARY = (
+    Term(
+        "Streaming KV group and budget",
+        "A streaming KV group keeps the keys and values of the first S and the last R tokens only, in their own "
+        "positions (StreamingLLM, Xiao et al. 2024); the other groups keep all. KV groups start to stream in an order, "
+        "the lowest scores first. The area under the curve of the change of the loss over the share that streams "
+        "compares orders: lower is better. Measured orders: each half of the documents is judged with the order from "
+        "the scores of the other half.",
+        "query i sees keys j < S or i - j < R",
+        (LOSS.name,),
+    ),
+)
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -40,6 +54,11 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Size of the KV cache", _cache_charts(context))
 
 
+def overview(run: Run) -> Overview | None:
+    """Summaries by model, context length and order, for JSON."""
+    return Overview("budget", run.derived(summaries)) if LOSS.name in run.tables else None
+
+
 def overview_cards(context: RenderContext) -> Iterator[Card]:
     """How many KV groups can stream, in the best order at the longest length."""
     if LOSS.name not in context.run.tables:
@@ -48,14 +67,12 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
     if not model_summaries:
         return
     model, length, rows, settings = max(model_summaries, key=lambda summary: summary[1])
-    best, all_curves = best_order(rows), curves(context.run.derived(loss_changes))
+    all_curves = curves(context.run.derived(loss_changes))
     part = all_curves[(all_curves["model"] == model) & (all_curves["context_length"] == length)]
     figure = plots.plot_loss_curves(part, settings["bound"], f"Loss by share of streaming KV groups: {model}")
     yield Card(
         fit_to_card(figure),
-        f"{format_percent(best['largest_share'])} of the {int(settings['groups'])} KV groups of {model} can stream "
-        f"before the loss rises by more than {settings['bound']:g} nats per "
-        f"token{format_interval(best, 'largest_share', format_percent)}.",
+        words.sentence(largest_share(context.run, rows)),
         half_width=True,
         question="How much of the KV cache can stream?",
         href=query_link(PROBE.path),
@@ -100,12 +117,9 @@ def _tables(context: RenderContext) -> Iterator[TextTable]:
     for model, length, rows, settings in _summaries(context):
         body = []
         for row in rows.to_dict("records"):
-            has_difference = row["area_vs_random"] == row["area_vs_random"]
-            difference = f"{row['area_vs_random']:+.4f}" if has_difference else "–"
-            interval = format_interval(row, "area_vs_random", "{:+.4f}".format) if has_difference else ""
-            share = f"{format_percent(row['largest_share'])}{format_interval(row, 'largest_share', format_percent)}"
-            area = f"{row['area']:.4f}{format_interval(row, 'area', '{:.4f}'.format)}"
-            body.append([order_label(row["order"]), area, f"{difference}{interval}", share])
+            cells = {name: words.cell(result) for name, result in order_results(context.run, row).items()}
+            columns = ("area", "area_vs_random", "largest_share")
+            body.append([order_label(row["order"]), *(cells.get(name, "–") for name in columns)])
         yield TextTable(
             f"{model}, {length:,} tokens. Area: mean change of the loss over all shares, in nats per token; lower "
             f"is better. Largest share: the largest share of streaming KV groups up to which the loss rises by at most "

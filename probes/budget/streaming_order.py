@@ -9,7 +9,7 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.model_identity import AcceptedWeights
 from headscope.runs.run import Run
-from headscope.scores import HeadScores, belong_to_other_model, match_heads, model_heads, read
+from headscope.scores import HeadScores, match_heads, model_heads, read, refuse_other_model
 from headscope.streaming import StreamingWindow
 from probes.budget.schema import RUN_PATTERN
 
@@ -72,9 +72,9 @@ class FixedScores:
         Raises BadInput for another model unless `weights` is "any".
         """
         scores = self._scores[label]
-        if not belong_to_other_model(scores, model.identity, label, model.name, weights):
+        if not refuse_other_model(scores, model.identity, label, model.name, weights):
             return ""
-        return scores.model_digest or scores.model
+        return scores.model_digests.label or scores.model
 
     def by_head(self, label: str, geometry: Any) -> pd.DataFrame:
         """Layer, head, kv_group and score of every head; heads without a score come before all others."""

@@ -8,9 +8,10 @@ import pandas as pd
 
 from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable
-from headscope.report.text import default_models_with, describe_extremes, head_mask
+from headscope.report.text import describe_extremes, head_mask
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
 from probes.circuits import PROBE, plots
 from probes.circuits.analysis import (
     COMPOSITION_COLUMNS,

@@ -1,13 +1,14 @@
 """Per-head statistics of the detectors probe, and the head roles that follow from them."""
 
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 
 import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, exceeds
+from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 
 ROLE_THRESHOLD = 0.5
@@ -17,6 +18,29 @@ KIND_COLUMNS: Mapping[str, str] = MappingProxyType(
     {kind: f"{kind}_token" for kind in ("previous", "current", "first", "duplicate", "induction")}
 )
 """Kind of key -> column of the per-head table with its score."""
+
+TARGET_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "previous": "the previous token",
+        "current": "the token itself",
+        "first": "the first token",
+        "duplicate": "an earlier copy of the token",
+        "induction": "the token after an earlier copy",
+    }
+)
+"""Kind of key -> what such a head attends to."""
+
+
+ROLE_AREAS: Mapping[str, str] = MappingProxyType(
+    {kind: kind if kind == "induction" else f"{kind}_token" for kind in TARGET_DESCRIPTIONS}
+)
+"""Kind of key -> the name of its role in questions and columns."""
+
+
+def role_name(kind: str) -> str:
+    """The role of heads that attend to this kind of key, such as "previous-token" or "induction"."""
+    return ROLE_AREAS[kind].replace("_", "-")
+
 
 _CONDITIONS = "on a repeated random token sequence, at the longest length"
 
@@ -43,29 +67,21 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"{_CONDITIONS}; missing if no row sees that far back",
             formula="mean αᵢ,ᵢ₋ₘ₊₁ over the second m tokens",
         ),
+        **{
+            f"{ROLE_AREAS[kind]}_heads": Statistic(
+                f"{role_name(kind)} heads",
+                "",
+                f"number of heads with more than half of their weight on {target}, {_CONDITIONS}",
+                number_format=".0f",
+            )
+            for kind, target in TARGET_DESCRIPTIONS.items()
+        },
     }
 )
 
 
 def _exceeds_threshold(column: str, heads: pd.DataFrame) -> pd.Series:
     return exceeds(heads[column], ROLE_THRESHOLD)
-
-
-TARGET_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "previous": "the previous token",
-        "current": "the token itself",
-        "first": "the first token",
-        "duplicate": "an earlier copy of the token",
-        "induction": "the token after an earlier copy",
-    }
-)
-"""Kind of key -> what such a head attends to."""
-
-
-def role_name(kind: str) -> str:
-    """The role of heads that attend to this kind of key, such as "previous-token" or "induction"."""
-    return kind if kind == "induction" else f"{kind}-token"
 
 
 ROLES: Mapping[str, Role] = MappingProxyType(
@@ -87,9 +103,34 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """
     if "detectors" not in run.tables:
         return None
-    rows = rows_at_longest_length(plain_types(run.table("detectors"))).rename(columns={"sequence": "doc"})
+    rows = run.derived(longest_rows).rename(columns={"sequence": "doc"})
     scores = rows.set_index([*HEAD_KEYS, "doc"])["score"]
     by_kind = {column: scores[(rows["kind"] == kind).to_numpy()] for kind, column in KIND_COLUMNS.items()}
     return pd.concat(
         [mean_with_interval(values, column, 0, 1) for column, values in by_kind.items() if len(values)], axis=1
     )
+
+
+def model_statistics(run: RunTables) -> pd.DataFrame | None:
+    """Columns by model: the number of heads with the role of each kind, such as `induction_heads`."""
+    heads = head_statistics(run)
+    if heads is None:
+        return None
+    counts = {
+        f"{ROLE_AREAS[kind]}_heads": exceeds(heads[name], ROLE_THRESHOLD)
+        for kind, name in KIND_COLUMNS.items()
+        if name in heads
+    }
+    return pd.DataFrame(counts).groupby("model").sum().astype("float64")
+
+
+def longest_rows(run: RunTables) -> pd.DataFrame:
+    """The rows of the table `detectors` at the longest length of each model."""
+    return rows_at_longest_length(plain_types(run.table("detectors")))
+
+
+@lru_cache(8)
+def head_rows(run: Run, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows of the table `detectors`, of all models; cached, because a page needs them several times."""
+    rows = run.table("detectors")
+    return rows[(rows["layer"] == layer) & (rows["head"] == head)]

@@ -6,23 +6,15 @@ from functools import lru_cache
 import pandas as pd
 
 from headscope.plots.heads import plot_matrix
-from headscope.report.blocks import Card, Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart, top_heads_card
-from headscope.report.text import (
-    default_models,
-    default_models_with,
-    describe_extremes,
-    format_head_count,
-    format_percent,
-    head_mask,
-    head_name,
-    heads_by_model,
-)
-from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import capitalise, exceeds, statistic
+from headscope.report.text import describe_extremes
+from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
 from probes.detectors import PROBE, plots
-from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS, role_name
+from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, head_rows, role_name
+from probes.detectors.results import induction_results
 
 GLOSSARY = (
     Term(
@@ -46,9 +38,13 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def overview_cards(context: RenderContext) -> Iterator[Card]:
     """The induction heads."""
-    column = KIND_COLUMNS["induction"]
     yield from top_heads_card(
-        context, column, "Which heads are induction heads?", role_name("induction"), ROLE_THRESHOLD
+        context,
+        KIND_COLUMNS["induction"],
+        "Which heads are induction heads?",
+        role_name("induction"),
+        ROLE_THRESHOLD,
+        induction_results(context.run, context.heads, context.models),
     )
 
 
@@ -56,7 +52,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The scores of one head, under every model and by context length."""
     if "detectors" not in run.tables:
         return
-    rows = _head_rows(run, layer, head)
+    rows = head_rows(run, layer, head)
     if rows.empty:
         return
     yield _scores_chart(run, tuple(default_models_with(run, model)), layer, head)
@@ -69,23 +65,16 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
 
 
 @lru_cache(8)
-def _head_rows(run: Run, layer: int, head: int) -> pd.DataFrame:
-    """The head's rows of the table `detectors`, of all models; cached, because a page needs them several times."""
-    rows = run.table("detectors")
-    return rows[head_mask(rows, layer, head)]
-
-
-@lru_cache(8)
 def _means_by_length(run: Run, layer: int, head: int) -> pd.DataFrame:
     """The head's mean scores by context length, of all models; cached like `_head_rows`."""
-    return plots.mean_over_sequences(_head_rows(run, layer, head), "context_length")
+    return plots.mean_over_sequences(head_rows(run, layer, head), "context_length")
 
 
 @lru_cache(8)
 def _scores_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Chart:
     """The scores of one head under these models, cached: it does not depend on the selected model."""
     return Chart(
-        plots.plot_head_scores(_head_rows(run, layer, head), [*models], layer, head),
+        plots.plot_head_scores(head_rows(run, layer, head), [*models], layer, head),
         "Mean weight on each kind of key, on a repeated random token sequence, in the longest context. Horizontal "
         "marks: chance, the score of uniform weights. Error bars: 95 % confidence interval over sequences.",
         half_width=True,
@@ -111,49 +100,12 @@ def _comparison_charts(context: RenderContext) -> Iterator[Chart]:
             yield comparison_chart(context.heads, name, models[0])
 
 
-def findings(run: Run) -> Iterator[Finding]:
-    """For each model, the number of heads with each role, and the head with the highest score."""
-    for label in default_models(run) if "detectors" in run.tables else ():
-        for kind, name in KIND_COLUMNS.items():
-            for _, heads in heads_by_model(run.heads[run.heads["model"] == label], name):
-                best, rows = heads.sort_values(name).iloc[-1], run.table("detectors")
-                rows = rows[rows["model"] == label]
-                interval = _format_interval(best[f"{name}_low"], best[f"{name}_high"])
-                chance = _chance(rows[rows["kind"] == kind], best)
-                yield Finding(
-                    PROBE.title,
-                    f"{capitalise(role_name(kind))} heads in {label} on a repeated random token sequence (more than "
-                    f"half of the weight on {TARGET_DESCRIPTIONS[kind]}): "
-                    f"{format_head_count(exceeds(heads[name], ROLE_THRESHOLD))}. The highest score is "
-                    f"{best[name]:.3g} ({head_name(best)}; {interval}chance {chance:.3g}).",
-                    label,
-                    data=FindingData.of_head(best, name, rows["sequence"].nunique()),
-                )
-
-
-def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """The kind of key with most of the head's weight, compared with chance."""
-    if "detectors" not in run.tables:
-        return
-    rows = _head_rows(run, layer, head)
-    rows = rows[rows["model"] == model]
-    rows = rows[rows["context_length"] == rows["context_length"].max()]
-    if rows.empty:
-        return
-    best, length = plots.mean_over_sequences(rows).sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
-    yield (
-        f"On a repeated random token sequence, {length:,} tokens in all, {format_percent(best['score'])} of its weight "
-        f"in {model} is on {TARGET_DESCRIPTIONS[best['kind']]} ({_format_interval(best['low'], best['high'])}chance "
-        f"{best['chance']:.3g})."
-    )
-
-
 def overview(run: Run) -> Overview | None:
-    """One row per model: the number of heads with each role, and the top induction head."""
+    """Per model: the number of heads with each role, and the top induction head."""
     if "detectors" not in run.tables:
         return None
     records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
-    return Overview("detectors", PROBE.title, pd.DataFrame(records), records)
+    return Overview("detectors", pd.DataFrame(records))
 
 
 def _overview_record(run: Run, model: str) -> dict[str, object]:
@@ -169,14 +121,3 @@ def _overview_record(run: Run, model: str) -> dict[str, object]:
         best = by_score.iloc[-1]
         top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
     return {"model": model, **counts, "top induction head": top}
-
-
-def _chance(rows: pd.DataFrame, head: pd.Series) -> float:
-    """Score of uniform weights at the longest length; `rows` are those of `detectors` for one model and kind."""
-    rows = rows[head_mask(rows, int(head["layer"]), int(head["head"]))]
-    return float(rows_at_longest_length(plain_types(rows))["chance"].mean())
-
-
-def _format_interval(low: float, high: float) -> str:
-    """The interval over sequences, to precede chance; "" without one."""
-    return "" if pd.isna(low) else f"95 % confidence interval {low:.3g} to {high:.3g}; "

@@ -1,9 +1,15 @@
 """Task scores by the paper's metrics, their means over tasks, and a summary of each model's heads."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
-from headscope.runs.column_metadata import statistic, statistics
+from headscope.runs.aggregation import MIN_DOCUMENTS, NORMAL_QUANTILE, wilson_interval
+from headscope.runs.column_metadata import Statistic, statistic, statistics
+from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_common_ess_column
 
 PREFERRED_METRICS = ("acc_norm", "acc", "match")
@@ -12,6 +18,42 @@ TOP_COUNT = 10
 """Number of heads in a mean over a model's top heads."""
 MAX_LENGTH_RATIO = 1.25
 """Factor within which an effective length counts as unchanged."""
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        f"task_{kind}": Statistic(f"mean {kind} on tasks", "", f"mean {kind} over the tasks that all models have")
+        for kind in ("accuracy", "match")
+    }
+)
+
+
+def model_statistics(run: RunTables) -> pd.DataFrame | None:
+    """Columns by model and length L: `task_accuracy_<L>` and `task_match_<L>` with `_low` and `_high`."""
+    if "tasks" not in run.tables:
+        return None
+    values: dict[str, dict[str, float]] = {}
+    for row in means_over_tasks(preferred_metric_rows(run.table("tasks"))).to_dict("records"):
+        column = f"task_{row['kind']}_{row['context_length']}"
+        columns = {column: row["score"], f"{column}_low": row["low"], f"{column}_high": row["high"]}
+        values.setdefault(str(row["model"]), {}).update(columns)
+    return pd.DataFrame.from_dict(values, orient="index") if values else None
+
+
+def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the 95 % confidence interval `low` to `high` of each score over documents.
+
+    Wilson's for shares of documents, whose standard error follows from the share; else Student's t.
+    """
+    score, documents = rows["score"], rows["documents"].astype("float64")
+    shares = score.where(score.between(0, 1))
+    is_share = np.isclose(rows["stderr"], np.sqrt(shares * (1 - shares) / (documents - 1)), rtol=1e-4, atol=1e-7)
+    half_width = stdtrit(documents - 1, 0.975) * rows["stderr"]
+    low, high = wilson_interval(shares, documents)
+    has_interval = documents >= MIN_DOCUMENTS
+    return rows.assign(
+        low=low.where(is_share, score - half_width).where(has_interval),
+        high=high.where(is_share, score + half_width).where(has_interval),
+    )
 
 
 def preferred_metric_rows(tasks: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +75,8 @@ def preferred_metric_rows(tasks: pd.DataFrame) -> pd.DataFrame:
 def means_over_tasks(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean score by model, kind of metric and length, over the tasks that all the models have; only of two or more.
 
-    `rows` come from `preferred_metric_rows`. The standard error assumes independent tasks.
+    `rows` come from `preferred_metric_rows`. The standard error, and the normal interval `low` to `high` from it,
+    assume independent tasks.
     """
     fractions = rows[rows["metric"].isin(PREFERRED_METRICS)]
     fractions = fractions.assign(kind=np.where(fractions["metric"] == "match", "match", "accuracy"))
@@ -46,7 +89,8 @@ def means_over_tasks(rows: pd.DataFrame) -> pd.DataFrame:
         stderr=("stderr", lambda errors: np.sqrt((errors**2).sum()) / len(errors)),
         tasks=("task", len),
     ).reset_index()
-    return means[means["tasks"] > 1]
+    half_width = NORMAL_QUANTILE * means["stderr"]
+    return means.assign(low=means["score"] - half_width, high=means["score"] + half_width)[means["tasks"] > 1]
 
 
 def summarise_heads(heads: pd.DataFrame) -> pd.DataFrame:

@@ -1,13 +1,13 @@
-"""Report of the evaluate probe: charts, findings, glossary and terminal overview."""
+"""Report of the evaluate probe: charts, glossary and overview."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
 from headscope.runs.run import Run
 from probes.evaluate import PROBE, plots
-from probes.evaluate.analysis import MAX_LENGTH_RATIO, means_over_tasks, preferred_metric_rows, summarise_heads
+from probes.evaluate.analysis import MAX_LENGTH_RATIO, preferred_metric_rows, summarise_heads
 
 GLOSSARY = (
     Term(
@@ -55,39 +55,8 @@ def _head_comparison_charts(tasks: pd.DataFrame, context: RenderContext) -> Iter
         )
 
 
-def findings(run: Run) -> Iterator[Finding]:
-    """The scores of all models on each task, and means over tasks of one kind."""
-    if "tasks" not in run.tables:
-        return
-    rows = preferred_metric_rows(run.tasks)
-    for (task, length, metric), task_rows in rows.groupby(["task", "context_length", "metric"], sort=False):
-        low, high = task_rows["documents"].min(), task_rows["documents"].max()
-        documents = f"{high:,}" if low == high else f"{low:,} to {high:,}"
-        conditions = f"{metric}, {documents} documents; ± standard error"
-        yield Finding(PROBE.title, f"{task} at {length:,} tokens ({conditions}): {_format_scores(task_rows)}.")
-    for (kind, length), means in means_over_tasks(rows).groupby(["kind", "context_length"], sort=False):
-        text = f"Mean {kind} of {means['tasks'].max()} tasks at {length:,} tokens (± standard error): "
-        yield Finding(PROBE.title, f"{text}{_format_scores(means)}.")
-
-
-def _format_scores(rows: pd.DataFrame) -> str:
-    return ", ".join(f"{row.model} {row.score:.3f} ± {row.stderr:.3f}" for row in rows.itertuples())
-
-
 def overview(run: Run) -> Overview | None:
-    """One row per model, task and length."""
+    """The scores by model, task and length, for JSON."""
     if "tasks" not in run.tables:
         return None
-    data = preferred_metric_rows(run.tasks)
-    rows = [
-        {
-            "model": row.model,
-            "task": row.task,
-            "tokens": f"{row.context_length:,}",
-            "metric": row.metric,
-            "score": f"{row.score:.3f} ± {row.stderr:.3f}",
-            "documents": f"{row.documents:,}",
-        }
-        for row in data.itertuples()
-    ]
-    return Overview("tasks", PROBE.title, data, rows)
+    return Overview("tasks", preferred_metric_rows(run.tasks))

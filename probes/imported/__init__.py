@@ -19,6 +19,7 @@ PROBE = Probe(
     statistics="probes.imported.schema:STATISTICS",
     head_columns="probes.imported.schema:head_statistics",
     charts="probes.imported.report:charts",
-    findings="probes.imported.report:findings",
+    questions="probes.imported.questions:QUESTIONS",
+    results="probes.imported.results:results",
     synthetic_rows="probes.imported.schema:synthetic_cells",
 )

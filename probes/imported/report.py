@@ -1,4 +1,4 @@
-"""Report of imported scores: a matrix, agreement with the own measures, and findings."""
+"""Report of imported scores: a matrix, and agreement with the own measures."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,10 @@ from headscope.plots import head_scatter, style
 from headscope.plugin_api import (
     Chart,
     ChartGroup,
-    Finding,
     RenderContext,
-    Run,
     describe_extremes,
     plot_matrix,
 )
-from headscope.report.blocks import FindingData
-from headscope.report.text import default_models
 from headscope.runs.column_metadata import statistic
 from probes.imported import PROBE
 from probes.imported.schema import NAME, correlations
@@ -60,21 +56,3 @@ def plot_against_measure(heads: pd.DataFrame, imported: str, measure: str, label
     figure.update_xaxes(title_text=stat.label_with_unit, type="log" if stat.log_scale else "linear")
     figure.update_yaxes(title_text="imported score")
     return style.set_metadata(head_scatter.add_layer_colorbar(figure), model=style.escape_label(label))
-
-
-def findings(run: Run) -> Iterator[Finding]:
-    """The measures that rank the heads most like the imported scores."""
-    for label in default_models(run):
-        rows = correlations(run.heads, label).head(3)
-        if rows.empty:
-            continue
-        pairs = zip(rows["name"].tolist(), rows["correlation"].tolist(), strict=True)
-        measures = [f"{statistic(name).label} ({correlation:.2f})" for name, correlation in pairs]
-        best = rows.iloc[0]
-        yield Finding(
-            PROBE.title,
-            f"In {label}, the measures that rank the {best['heads']} scored heads most like the imported scores are "
-            f"{', '.join(measures)}; in parentheses, Spearman's rank correlation.",
-            label,
-            data=FindingData(best["correlation"], n=int(best["heads"])),
-        )

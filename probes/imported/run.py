@@ -3,7 +3,7 @@
 from typing import Any
 
 from headscope.plugin_api import Cell, Model, StudyContext
-from headscope.scores import belong_to_other_model, match_heads, read
+from headscope.scores import match_heads, read, refuse_other_model
 from probes.imported.schema import IMPORTED, ImportedOptions
 
 
@@ -21,8 +21,8 @@ class ImportedRunner:
     def compute_rows(self, cell: Cell, model: Model) -> dict[str, Any]:
         assert cell.model is not None
         label, weights = cell.model, self.options.weights
-        if belong_to_other_model(self.scores, model.identity, label, model.name, weights):
-            origin = self.scores.model_digest or self.scores.model
+        if refuse_other_model(self.scores, model.identity, label, model.name, weights):
+            origin = self.scores.model_digests.label or self.scores.model
             self.context.record_other_weights(label, f"the scores in '{self.options.file}'", origin)
         rows = match_heads(self.scores, model.geometry, cell.model)
         return {IMPORTED.name: rows.assign(model=cell.model)}

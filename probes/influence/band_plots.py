@@ -1,39 +1,38 @@
 """Plots of influence by band of rotary pairs: for each unit, and for all units at once.
 
-`units` are from `analysis.band_sweeps`, `effects` are rows of `analysis.joint_effects`.
+`sweeps` are from `analysis.band_sweeps`, of one kind of ablation; `sets` are from `analysis.ranked_sets`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.effects.sweep import UNIT_KEYS, Effects, effects_table
 from headscope.plots import style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from probes.influence import bands
 from probes.influence.labels import describe_methods
 from probes.influence.plots import influence_title
-from probes.influence.schema import UNIT_COLUMNS
 
 BandWavelengths = Mapping[str, str]
 """Text with the wavelengths of a band, by the band's label."""
 NO_WAVELENGTHS: BandWavelengths = MappingProxyType({})
 
 
-def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
+def plot_influence_by_band(sweeps: Sequence[Effects], wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
     """Heatmap of the influence (nats/token) of each unit by band of rotary pairs, under one kind of ablation.
 
     Columns are units, layer by layer; rows are bands, fastest pairs on top. Colours saturate at the 99 % quantile of
     |Δ|.
     """
-    if reason := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Influence by band", reason)
-    order = sorted(units["component"].unique(), key=bands.band_sort_key)
-    places = units[UNIT_COLUMNS].drop_duplicates().sort_values(UNIT_COLUMNS, ignore_index=True)
-    table = units.pivot(index="component", columns=UNIT_COLUMNS, values="delta")
+    units, keys = effects_table(sweeps), [*UNIT_KEYS]
+    order = sorted(units["intervention"].unique(), key=bands.band_sort_key)
+    places = units[keys].drop_duplicates().sort_values(keys, ignore_index=True)
+    table = units.pivot(index="intervention", columns=keys, values="effect")
     grid = table.reindex(index=order, columns=pd.MultiIndex.from_frame(places)).to_numpy(dtype=np.float64)
     limit = symmetric_limit(grid, 1e-9)
     head_ids = np.broadcast_to(places[["layer", "head", "kv_group"]].to_numpy(), (*grid.shape, 3))
@@ -41,7 +40,7 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
     unit_name = "KV group %{customdata[2]}" if are_groups else "head %{customdata[1]}"
     figure = style.new_figure("", 180 + 36 * len(order))
     subtitle = f"{bands.KIND_DESCRIPTIONS[order[0].partition(':')[0]]}: {describe_methods(units)}"
-    figure.update_layout(title=influence_title(units, " by band of rotary pairs", subtitle))
+    figure.update_layout(title=influence_title(sweeps[0], " by band of rotary pairs", subtitle))
     figure.add_heatmap(
         x=list(range(len(places))),
         y=[_band_axis_label(component, wavelengths) for component in order],
@@ -65,32 +64,32 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
     return style.set_metadata(
         style.declare_head_points(style.set_top_margin(figure, 62)),
         value="influence (nats/token)",
-        model=style.escape_label(units["model"].iloc[0]),
+        model=style.escape_label(sweeps[0].model),
     )
 
 
-def plot_joint_effects_by_band(effects: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
+def plot_joint_effects_by_band(sets: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
     """Bars of the rise of the loss (nats/token) when a band is ablated in all units at once, by band and ablation.
 
     Mean over documents; error bars are 95 % confidence intervals.
     """
     title = "All heads at once, by band of rotary pairs"
-    band_effects = effects[bands.band_mask(effects["component"])] if "component" in effects else effects
-    if reason := style.missing_data_reason(band_effects, "component", "mean"):
+    band_effects = sets[bands.band_mask(sets["intervention"])] if "intervention" in sets else sets
+    if reason := style.missing_data_reason(band_effects, "intervention", "effect"):
         return style.empty_figure(title, reason)
     figure = style.new_figure(f"{title}: {style.escape_label(band_effects['model'].iloc[0])}")
     order = dict.fromkeys(
         _narrow_band_axis_label(component, wavelengths)
-        for component in sorted(band_effects["component"], key=bands.band_sort_key)
+        for component in sorted(band_effects["intervention"], key=bands.band_sort_key)
     )
     for number, (kind, change) in enumerate(bands.KIND_DESCRIPTIONS.items()):
-        rows = band_effects[band_effects["component"].str.startswith(kind)]
+        rows = band_effects[band_effects["intervention"].str.startswith(kind)]
         if len(rows):
-            above, below = rows["high"] - rows["mean"], rows["mean"] - rows["low"]
+            above, below = rows["high"] - rows["effect"], rows["effect"] - rows["low"]
             bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
             figure.add_bar(
-                x=[_narrow_band_axis_label(component, wavelengths) for component in rows["component"]],
-                y=rows["mean"],
+                x=[_narrow_band_axis_label(component, wavelengths) for component in rows["intervention"]],
+                y=rows["effect"],
                 error_y=bars if rows["low"].notna().any() else None,
                 marker={"color": style.PALETTE[number], "line_width": 0},
                 name=change,

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from headscope.runs.aggregation import plain_types
+from headscope.effects.sweep import Sweep
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.run_tables import RunTables
 from probes.influence.schema import SET_TABLES, UNIT_TABLES
 
@@ -17,8 +18,13 @@ TEXT_NOUNS = {"text": "document", "answer": "trial"}
 SATURATION_FACTOR = 2.0
 """Saturation of the second-order term, in mean absolute first-order estimates of the text's sweep [ours]."""
 ESTIMATE_KEYS = ["model", "context_length", "doc", "fact", "depth", "component", "target", "layer", "kv_group", "head"]
-METHODS_BY_ACCURACY = ("exact", "damped", "second-order", "estimate")
-"""Methods from the most to the least accurate."""
+SWEEP = Sweep(
+    keys=("model", "context_length", "intervention", "target", "objective"),
+    sample="doc",
+    value="delta_nll",
+    methods=("exact", "damped", "second-order", "estimate"),
+)
+"""One change of every unit of a model. The intervention is the component in the tables."""
 
 
 def with_objective(rows: pd.DataFrame) -> pd.DataFrame:
@@ -55,6 +61,12 @@ def _read_tables(run: RunTables, table_names: Iterable[str]) -> pd.DataFrame | N
     if len(blocks) < 2:
         return blocks[0] if blocks else None
     return pd.concat(map(plain_types, blocks), ignore_index=True)
+
+
+def longest_rows(influence: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `SWEEP` at the longest length of each model and objective, with damped estimates."""
+    rows = rows_at_longest_length(with_objective(plain_types(influence)), ["model", "objective"])
+    return add_damped_estimates(rows).rename(columns={"component": "intervention"})
 
 
 def add_damped_estimates(influence: pd.DataFrame) -> pd.DataFrame:

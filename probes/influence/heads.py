@@ -5,23 +5,15 @@ The most accurate method of each unit counts. Every head of a KV group has the i
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 
-from headscope.runs.aggregation import (
-    HEAD_KEYS,
-    group_members,
-    mean_with_interval,
-    plain_types,
-    rows_at_longest_length,
-    with_method,
-)
+from headscope.effects.head_columns import head_columns
+from headscope.effects.sweep import best_method_rows
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.influence.bands import band_mask
-from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates, read_unit_rows, with_objective
-from probes.influence.schema import SWEEP_KEYS, UNIT_COLUMNS
+from probes.influence.effect_rows import SWEEP, longest_rows, read_unit_rows
 
 COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -79,35 +71,11 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     unit_rows = read_unit_rows(run)
     if unit_rows is None:
         return None
-    without_bands = unit_rows[~band_mask(unit_rows["component"])]
-    if without_bands.empty:
+    rows = longest_rows(unit_rows[~band_mask(unit_rows["component"])])
+    if rows.empty:
         return None
-    frame = best_method_rows(without_bands)
-    order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
-    sweep = [frame[name] for name in ("model", "component", "objective")]
-    frame = frame[order == order.groupby(sweep).transform("min")]
-    rows = frame.merge(group_members(run.manifest["models"]), on=["model", "layer", "kv_group"])
-    rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
-    groups: Any = rows.groupby(["objective", "component"], sort=False)
-    return pd.concat(
-        [
-            with_method(
-                mean_with_interval(
-                    block.set_index([*HEAD_KEYS, "doc"])["delta_nll"],
-                    f"influence_{_COLUMN_PREFIXES[objective]}{component}",
-                ),
-                block.set_index(HEAD_KEYS)["method"],
-            )
-            for (objective, component), block in groups
-        ],
-        axis=1,
-    )
-
-
-def best_method_rows(influence: pd.DataFrame) -> pd.DataFrame:
-    """Rows at each model's longest length, each unit by its most accurate method: exact if evaluated, else the damped
-    estimate of highest order."""
-    frame = add_damped_estimates(rows_at_longest_length(with_objective(plain_types(influence)), ["model", "objective"]))
-    rank = frame["method"].map(METHODS_BY_ACCURACY.index)
-    unit = [frame[name] for name in [*SWEEP_KEYS, *UNIT_COLUMNS]]
-    return frame[rank == rank.groupby(unit).transform("min")]
+    order = rows["target"].map({"init": 0, "base": 1}).fillna(0)
+    of_model = [rows[name] for name in ("model", "intervention", "objective")]
+    rows = best_method_rows(rows[order == order.groupby(of_model).transform("min")], SWEEP)
+    columns = "influence_" + rows["objective"].map(_COLUMN_PREFIXES) + rows["intervention"]
+    return head_columns(run, rows.assign(column=columns), SWEEP)

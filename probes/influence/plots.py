@@ -1,6 +1,6 @@
 """Plots of head influence: distribution, layer-by-head matrix, largest units, correlations, sets of units.
 
-`units` are rows of `analysis.best_unit_effects` of one sweep. Every title names the change and the method.
+Every title names the change and the method.
 """
 
 from collections.abc import Mapping
@@ -10,124 +10,114 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.effects.results import effect_text
+from headscope.effects.sweep import UNIT_KEYS, Effects
+from headscope.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.plots import axes, head_scatter, style
 from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.runs.column_metadata import capitalise
 from probes.influence.analysis import unit_of_head
 from probes.influence.effect_rows import TEXT_NOUNS
-from probes.influence.labels import (
-    describe_change,
-    describe_methods,
-    describe_uncertainty,
-    format_q_value,
-    unit_label,
-    unit_noun,
-    unit_nouns,
-)
-from probes.influence.schema import UNIT_COLUMNS
+from probes.influence.labels import describe_change, describe_methods, unit_noun
+from probes.influence.questions import EFFECTS
 
 MAX_FOREST_UNITS = 20
 """Units in a forest plot."""
 
 
-def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
+def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
     """Histogram of influence (nats/token) with counts on a log axis.
 
     A line marks the unit of each head in `marked_heads`, which maps labels to rows of the per-head table.
     """
-    if reason := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Head influence", reason)
-    figure = style.new_figure("").update_layout(title=_sweep_title(units))
-    values = units["delta"].to_numpy(dtype=np.float64)
+    units, nouns = effects.units, unit_nouns(effects.units)
+    figure = style.new_figure("").update_layout(title=_sweep_title(effects))
+    values = units["effect"].to_numpy(dtype=np.float64)
     counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
     figure.add_bar(
         x=(edges[1:] + edges[:-1]) / 2,
         y=np.where(counts > 0, counts, np.nan),
         width=np.diff(edges),
         marker={"color": style.PALETTE[0], "line_width": 0},
-        hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {unit_nouns(units)}<extra></extra>",
+        hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {nouns}<extra></extra>",
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
     marked_units = [
-        (label, unit) for label, head in marked_heads.items() for _, unit in unit_of_head(units, head).iterrows()
+        (label, unit) for label, head in marked_heads.items() for _, unit in unit_of_head(effects, head).iterrows()
     ]
     for row, (label, unit) in enumerate(marked_units):
-        side = "left" if unit["delta"] > (low + high) / 2 else "right"  # the side with more room for the label
+        side = "left" if unit["effect"] > (low + high) / 2 else "right"  # the side with more room for the label
         figure.add_vline(
-            x=unit["delta"],
+            x=unit["effect"],
             line={"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5},
-            annotation={"text": f"{label}: {unit_label(unit)}, Δ {unit['delta']:+.2g}", "yshift": -16 * row},
+            annotation={"text": f"{label}: {unit_name(unit)}, Δ {unit['delta']:+.2g}", "yshift": -16 * row},
             annotation_position=f"top {side}",
         )
     # Annotations would widen the axis.
     figure.update_xaxes(
         title_text="influence Δ (nats/token)", range=[low - (high - low) / 40, high + (high - low) / 40]
     )
-    figure.update_yaxes(title_text=f"{unit_nouns(units)}", **axes.log_axis([1, counts.max()]))
+    figure.update_yaxes(title_text=nouns, **axes.log_axis([1, counts.max()]))
     return style.set_top_margin(figure.update_layout(bargap=0), 74)
 
 
-def plot_matrix(units: pd.DataFrame) -> go.Figure:
-    """Heatmap of influence (nats/token) by layer and unit; red: the loss rises."""
-    if reason := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Head influence", reason)
-    texts = [f"Δ {unit['delta']:+.3g} nats/token{describe_uncertainty(unit)}" for _, unit in units.iterrows()]
-    figure = plot_unit_matrix(units, "delta", texts, "nats/token", 1e-9).update_layout(title=_sweep_title(units))
-    model = style.escape_label(units["model"].iloc[0])
+def plot_matrix(effects: Effects) -> go.Figure:
+    """Heatmap of influence (nats/token) by layer and unit; red: the loss rises. Estimates are marked if others are
+    exact."""
+    texts = [f"Δ {_text(effects, unit)}" for _, unit in effects.units.iterrows()]
+    figure = plot_unit_matrix(effects.units, "effect", texts, "nats/token", 1e-9, estimate_marks(effects))
+    figure.update_layout(title=_sweep_title(effects))
+    model = style.escape_label(effects.model)
     return style.set_metadata(style.set_top_margin(figure, 62), value="influence (nats/token)", model=model)
 
 
-def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
+def plot_forest(effects: Effects) -> go.Figure:
     """Forest plot of the units of largest influence (nats/token), in descending order.
 
     Mean, 95 % confidence interval (from three documents on) and a small dot per document. Filled: exact; hollow:
-    estimated. `document_rows` are rows of `analysis.document_effects` of the same sweep.
+    estimated.
     """
-    if reason := style.missing_data_reason(units, "delta"):
-        return style.empty_figure("Head influence", reason)
-    order = units.sort_values("delta", ascending=False, kind="stable").head(MAX_FOREST_UNITS).reset_index(drop=True)
+    order = effects.units.sort_values("effect", ascending=False, kind="stable").head(MAX_FOREST_UNITS)
+    order = order.reset_index(drop=True)
     figure = style.new_figure("", 120 + 22 * max(len(order), 4))
-    figure.update_layout(title=_sweep_title(units, f", top {unit_nouns(units)}"))
-    dot_rows = document_rows.merge(order.reset_index(names="row")[[*UNIT_COLUMNS, "row"]], on=UNIT_COLUMNS)
-    dots = {"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7}
-    hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"
+    figure.update_layout(title=_sweep_title(effects, f", top {unit_nouns(effects.units)}"))
+    dots = [
+        (change, row, style.escape_label(sample))
+        for row, unit in order.iterrows()
+        for sample, change in effects.by_sample(unit).items()
+    ]
+    changes, rows_of_dots, samples = zip(*dots, strict=True)
     figure.add_scatter(
-        x=dot_rows["delta_nll"],
-        y=dot_rows["row"],
+        x=changes,
+        y=rows_of_dots,
         mode="markers",
-        marker=dots,
-        text=dot_rows["doc"].astype(str).map(style.escape_label),
-        hovertemplate=hover,
-        name=f"one {TEXT_NOUNS[order['objective'].iloc[0]]}",
+        marker={"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7},
+        text=samples,
+        hovertemplate="%{text}: Δ %{x:+.2g} nats/token<extra></extra>",
+        name=f"one {TEXT_NOUNS[effects.key['objective']]}",
     )
     has_interval = order["low"].notna()
     for method, symbol in (("exact", "circle"), ("estimated", "circle-open")):
         rows = order[(order["method"] == "exact") == (method == "exact")]
         if rows.empty:
             continue
-        above, below = (rows["high"] - rows["delta"]).fillna(0), (rows["delta"] - rows["low"]).fillna(0)
+        above, below = (rows["high"] - rows["effect"]).fillna(0), (rows["effect"] - rows["low"]).fillna(0)
         bars = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 3, "array": above, "arrayminus": below}
         figure.add_scatter(
-            x=rows["delta"],
+            x=rows["effect"],
             y=rows.index,
             mode="markers",
             marker={"color": style.PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
             error_x=bars if has_interval.any() else None,
             customdata=rows[["layer", "head", "kv_group"]].to_numpy(),
-            text=[
-                f"{unit_label(unit)}{describe_uncertainty(unit)}{format_q_value(unit)}" for _, unit in rows.iterrows()
-            ],
-            hovertemplate="%{text}<br>Δ %{x:+.2g} nats/token<extra></extra>",
+            text=[f"{unit_name(unit)}: Δ {_text(effects, unit)}{_q_value(unit)}" for _, unit in rows.iterrows()],
+            hovertemplate="%{text}<extra></extra>",
             name=f"mean, {method}",
         )
     figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    labels = [
-        f"L{unit['layer']} {'group' if unit['head'] < 0 else 'H'}{' ' if unit['head'] < 0 else ''}"
-        f"{unit['kv_group'] if unit['head'] < 0 else unit['head']}"
-        for _, unit in order.iterrows()
-    ]
+    labels = [unit_name(unit) for _, unit in order.iterrows()]
     figure.update_yaxes(tickvals=list(order.index), ticktext=labels, range=[len(order) - 0.4, -0.6], showgrid=False)
     figure.update_xaxes(title_text="influence Δ (nats/token)")
     figure.update_layout(legend={"y": 1, "yanchor": "bottom"}, margin_l=104)
@@ -138,41 +128,51 @@ def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
     )
 
 
-def plot_against_statistic(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
+def _text(effects: Effects, unit: pd.Series) -> str:
+    """The effect of a unit with its interval, or marked as an estimate."""
+    return effect_text(effects, unit, EFFECTS[effects.key["objective"]])
+
+
+def _q_value(unit: pd.Series) -> str:
+    return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"
+
+
+def plot_against_statistic(effects: Effects, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
     """Scatter plot of the influence (nats/token) of every unit against a column of the per-head table.
 
     The column is averaged over the heads of a KV group. `label` names the axis. Colour is the layer.
     """
-    if reason := style.missing_data_reason(units, "delta") or style.missing_data_reason(heads, column):
+    units = effects.units
+    if reason := style.missing_data_reason(heads, column):
         return style.empty_figure(f"Influence against {label}", reason)
-    unit_columns = UNIT_COLUMNS if (units["head"] >= 0).all() else UNIT_COLUMNS[:2]
+    unit_columns = [*UNIT_KEYS] if (units["head"] >= 0).all() else [*UNIT_KEYS[:2]]
     x = heads.groupby(unit_columns)[column].mean().rename("x")
-    points = units.join(x, on=unit_columns).dropna(subset=["x", "delta"])
+    points = units.join(x, on=unit_columns).dropna(subset=["x", "effect"])
     if points.empty:
         return style.empty_figure(f"Influence against {label}", f"no {unit_noun(units)} has both values")
-    figure = style.new_figure("").update_layout(title=_sweep_title(units, f" against {label}"))
-    head_scatter.add_points(figure, points, "x", "delta", f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token")
+    figure = style.new_figure("").update_layout(title=_sweep_title(effects, f" against {label}"))
+    head_scatter.add_points(figure, points, "x", "effect", f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token")
     figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     figure.update_xaxes(title_text=label)
     figure.update_yaxes(title_text="influence Δ (nats/token)")
     return head_scatter.add_layer_colorbar(figure, top_margin=62)
 
 
-def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
+def plot_cumulative_effect(sets: pd.DataFrame) -> go.Figure:
     """Rise of the loss (nats/token) when the top 1, 2, 4, ... units are changed together, and when random units are.
 
     Random units are from the same layers. Mean over documents and draws, 95 % confidence band over documents.
-    `effects` are rows of `analysis.ranked_set_effects` of one sweep.
+    `sets` are `analysis.ranked_sets` of one sweep.
     """
-    if reason := style.missing_data_reason(effects, "model", "choice", "size", "mean"):
+    if reason := style.missing_data_reason(sets, "model", "choice", "size", "effect"):
         return style.empty_figure("Heads changed together", reason)
-    unit = "KV groups" if effects["unit"].iloc[0] == "group" else "heads"
-    change = describe_change(*effects[["component", "target", "objective"]].iloc[0])
+    unit = "KV groups" if sets["unit"].iloc[0] == "group" else "heads"
+    change = describe_change(*sets[["intervention", "target", "objective"]].iloc[0])
     figure = style.new_figure(f"{capitalise(unit)} changed together: {change}")
     figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     kinds = {"top": ("top by influence", 0), "random": ("random, same layers", 7)}
     for choice, (label, colour) in kinds.items():
-        line = effects[effects["choice"] == choice].set_index("size").sort_index()
+        line = sets[sets["choice"] == choice].rename(columns={"effect": "mean"}).set_index("size").sort_index()
         if len(line):
             line_style = style.ModelStyle(
                 label, style.PALETTE[colour], style.LINE_DASHES[colour // 7], style.MARKER_SYMBOLS[colour // 7]
@@ -180,7 +180,7 @@ def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
             style.add_line_with_band(
                 figure, line[["mean", "low", "high"]], line_style, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token"
             )
-    sizes = sorted(set(effects["size"]))
+    sizes = sorted(set(sets["size"]))
     # The label of the last tick, all units, needs room.
     sizes = [size for size in sizes if size == sizes[-1] or size * 1.2 < sizes[-1]]
     figure.update_xaxes(
@@ -190,18 +190,18 @@ def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
     return style.fit_legend(figure)
 
 
-def plot_named_sets(effects: pd.DataFrame) -> go.Figure:
+def plot_named_sets(sets: pd.DataFrame) -> go.Figure:
     """Bars of the rise of the loss (nats/token) when the heads of a named set are changed together.
 
-    Error bars are 95 % confidence intervals. `effects` are rows of `analysis.named_set_effects` of one sweep.
+    Error bars are 95 % confidence intervals. `sets` are `analysis.named_sets` of one sweep.
     """
-    figure = style.new_figure(f"Named sets: {describe_change(*effects[['component', 'target', 'objective']].iloc[0])}")
-    above, below = effects["high"] - effects["mean"], effects["mean"] - effects["low"]
+    figure = style.new_figure(f"Named sets: {describe_change(*sets[['component', 'target', 'objective']].iloc[0])}")
+    above, below = sets["high"] - sets["effect"], sets["effect"] - sets["low"]
     bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
     figure.add_bar(
-        x=[f"{style.escape_label(name, 20)}<br>{size} heads" for name, size in effects[["choice", "size"]].to_numpy()],
-        y=effects["mean"],
-        error_y=bars if effects["low"].notna().any() else None,
+        x=[f"{style.escape_label(name, 20)}<br>{size} heads" for name, size in sets[["choice", "size"]].to_numpy()],
+        y=sets["effect"],
+        error_y=bars if sets["low"].notna().any() else None,
         marker={"color": style.PALETTE[0], "line_width": 0},
         hovertemplate="%{x}: Δ %{y:+.3g} nats/token<extra></extra>",
         showlegend=False,
@@ -211,17 +211,13 @@ def plot_named_sets(effects: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def _sweep_title(units: pd.DataFrame, title_suffix: str = "") -> dict[str, object]:
+def _sweep_title(effects: Effects, title_suffix: str = "") -> dict[str, object]:
     """A title with the model, and a subtitle with the change and the method."""
-    change = describe_change(*units[["component", "target"]].iloc[0])
-    return influence_title(units, title_suffix, f"{change}: {describe_methods(units)}")
+    change = describe_change(effects.key["intervention"], effects.key["target"])
+    return influence_title(effects, title_suffix, f"{change}: {describe_methods(effects.units)}")
 
 
-def influence_title(units: pd.DataFrame, title_suffix: str, subtitle: str) -> dict[str, object]:
+def influence_title(effects: Effects, title_suffix: str, subtitle: str) -> dict[str, object]:
     """A title that names the objective and the model, with a subtitle."""
-    first = units.iloc[0]
-    text = (
-        f"Influence{' on answers' if first['objective'] == 'answer' else ''}"
-        f"{title_suffix}: {style.escape_label(first['model'])}"
-    )
-    return style.title_with_subtitle(text, subtitle)
+    answers = " on answers" if effects.key["objective"] == "answer" else ""
+    return style.title_with_subtitle(f"Influence{answers}{title_suffix}: {style.escape_label(effects.model)}", subtitle)

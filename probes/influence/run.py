@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from headscope.effects.selection import select_units
 from headscope.errors import BadInput
 from headscope.forward.interventions import Unit
 from headscope.positions.model import Model, load
@@ -24,7 +25,7 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.influence.bands import is_band
-from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates
+from probes.influence.effect_rows import SWEEP, add_damped_estimates
 from probes.influence.gradient_estimate import CURVATURE_DRAWS
 from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
 from probes.influence.schema import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
@@ -250,12 +251,10 @@ def select_units_to_verify(
     for number, (key, units) in enumerate(sweep.units.items()):
         method = "damped" if options.estimate_order == 2 else "estimate"
         squares = _mean_influence(sweep, estimates.assign(delta_nll=estimates["delta_nll"] ** 2), key, method)
-        order = sorted(units, key=lambda unit: -squares[unit])
-        top, others = order[: options.verify_top], order[options.verify_top :]
-        random_indices = np.random.default_rng([seed, number]).permutation(len(others))[: options.verify_random]
-        sampled = [others[index] for index in sorted(random_indices)]
+        sizes = [squares[unit] for unit in units]
+        positions = select_units(sizes, options.verify_top, options.verify_random, [seed, number])
         named_units = (unit for heads in sweep.named_sets.values() for unit in heads)
-        selected[key] = [*dict.fromkeys([*top, *sampled, *named_units])]
+        selected[key] = [*dict.fromkeys([*(units[position] for position in positions), *named_units])]
     return selected
 
 
@@ -263,7 +262,7 @@ def _rank_units(sweep: Sweep, measured: pd.DataFrame, key: ComponentKey, units: 
     """Units by mean influence over texts in descending order, each by its most accurate method."""
     means: dict[Unit, float] = {}
     measured = add_damped_estimates(measured)
-    for method in reversed(METHODS_BY_ACCURACY):
+    for method in reversed(SWEEP.methods):
         means |= _mean_influence(sweep, measured, key, method)
     return sorted(units, key=lambda unit: -means[unit])
 

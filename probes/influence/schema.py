@@ -127,8 +127,6 @@ def _normalize_heads(set_name: str, head_names: list[str]) -> list[str]:
         raise ValueError(f"head set '{set_name}': {error}") from error
 
 
-SWEEP_KEYS = ["model", "context_length", "component", "target", "objective"]
-"""Keys of one sweep; the table implies the objective."""
 UNIT_COLUMNS = ["layer", "kv_group", "head"]
 """Keys of a unit within a sweep."""
 

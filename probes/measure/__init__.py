@@ -21,8 +21,9 @@ PROBE = Probe(
     charts="probes.measure.report:charts",
     head_card="probes.measure.report:head_card",
     head_charts="probes.measure.report:head_charts",
-    findings="probes.measure.findings:findings",
-    head_findings="probes.measure.findings:head_findings",
-    glossary="probes.measure.findings:GLOSSARY",
+    questions="probes.measure.questions:QUESTIONS",
+    results="probes.measure.results:results",
+    head_results="probes.measure.results:head_results",
+    glossary="probes.measure.glossary:GLOSSARY",
     synthetic_rows="probes.measure.synthetic:synthetic_cells",
 )

@@ -4,7 +4,7 @@ Effective lengths are exp(mean ln ESS2) over the query rows in the last octave o
 the head's layer fills [ours]. Every row counts once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -201,10 +201,7 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
         if "max_logit" in wide:
             rows = rows.join(by_model["max_logit"].max())
     if "nll" in run.tables:
-        first = run.models[0]
-        frame = plain_types(run.table("nll"))
-        frame = frame.assign(is_same_text=same_text_mask(run, frame, first))
-        losses = _loss_statistics(frame, first, models_with_same_tokens(run, first))
+        losses = _loss_statistics(document_losses(run), loss_differences(run, run.models[0]))
         rows = losses if rows is None else rows.join(losses, how="outer")
     return rows
 
@@ -265,18 +262,43 @@ def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     return rows_at_longest_length(frame).set_index(HEAD_KEYS)[columns]
 
 
-def _loss_statistics(frame: pd.DataFrame, reference_model: str, comparable: Sequence[str]) -> pd.DataFrame:
-    """Losses by model, and differences of the `comparable` models to the reference model where `is_same_text`."""
+def document_losses(run: RunTables) -> pd.Series:
+    """Mean loss in nats/token by (model, context_length, doc), from the table `nll`."""
+    return run.derived(_document_losses)
+
+
+def loss_differences(run: RunTables, baseline: str) -> pd.Series:
+    """Loss minus that of `baseline` in nats/token by (model, context_length, doc).
+
+    Only documents with the same text under both models, and models with the same tokens; empty without `baseline`.
+    """
+    return run.derived(_loss_differences, baseline)
+
+
+def _document_losses(run: RunTables) -> pd.Series:
+    return mean_losses(plain_types(run.table("nll")), ["model", "context_length", "doc"])
+
+
+def _loss_differences(run: RunTables, baseline: str) -> pd.Series:
+    losses = document_losses(run)
+    keys = losses.index.to_frame(index=False)
+    if baseline not in {*keys["model"]}:
+        return losses[:0]
+    is_comparable = keys["model"].isin(models_with_same_tokens(run, baseline)) & same_text_mask(run, keys, baseline)
+    compared = losses[is_comparable.to_numpy()]
+    own = compared.reset_index(level="model")
+    differences: pd.Series = compared - losses.xs(baseline, level="model").reindex(own.index).to_numpy()
+    return differences.dropna()
+
+
+def _loss_statistics(losses: pd.Series, differences: pd.Series) -> pd.DataFrame:
+    """Mean losses by model at each context length, and mean differences with their intervals."""
     columns: list[pd.DataFrame | pd.Series] = []
-    losses = mean_losses(frame, ["model", "context_length", "doc", "is_same_text"])
     for length, block in losses.groupby(level="context_length"):
-        is_same_text = block.index.get_level_values("is_same_text")
-        block = block.droplevel(["context_length", "is_same_text"])
         columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
-        if reference_model in block.index.get_level_values("model"):
-            compared = block[block.index.get_level_values("model").isin(comparable) & is_same_text]
-            paired = compared.sub(block.loc[reference_model], level="doc").dropna()
-            columns.append(mean_with_interval(paired, f"nll_{length}_diff"))
+        compared = differences[differences.index.get_level_values("context_length") == length]
+        if len(compared):
+            columns.append(mean_with_interval(compared.droplevel("context_length"), f"nll_{length}_diff"))
     return pd.concat(columns, axis=1)
 
 

@@ -17,11 +17,18 @@ from headscope.plots import heads as head_figures
 from headscope.report.assembly import training_steps
 from headscope.report.blocks import Chart, ChartGroup, RenderContext
 from headscope.report.statistic_charts import box_chart, comparison_chart
-from headscope.report.text import default_models_with, describe_extremes, evenly_spaced, head_mask
+from headscope.report.text import describe_extremes, head_mask
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask, training_checkpoints
+from headscope.runs.summary import (
+    default_models_with,
+    evenly_spaced,
+    longest_ess_column,
+    models_with_same_tokens,
+    same_text_mask,
+    training_checkpoints,
+)
 
 CARD_HEIGHT = 300
 """Height of the chart on the card of a head, in px."""

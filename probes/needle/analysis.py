@@ -1,19 +1,17 @@
 """Analysis of needle trials: success by cell, retrieval scores by head, KV group, seed and model, ablation curves."""
 
 import math
-from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
-from headscope.report.text import format_percent
-from headscope.runs.aggregation import HEAD_KEYS, plain_types
+from headscope.runs.aggregation import HEAD_KEYS, NORMAL_QUANTILE, plain_types, wilson_interval
 from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
-from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
+from headscope.runs.run_tables import RunTables
+from probes.needle.heads import RETRIEVAL_THRESHOLD, head_statistics, retrieval_rows
 
 MODE_LABELS = {"strict": "needles", "indirect": "paraphrased needles", "wu": "needles, as Wu et al. count"}
 """Name of the needles of each mode in sentences, in display order."""
@@ -21,10 +19,9 @@ PUBLISHED_SHARES = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Range over the models of Wu et al. 2024: share of heads with a score above 0.1 and with a score of exactly 0."""
 TOP_COUNT = 10
 """Top heads of each ranking whose overlap is reported."""
-LISTED_HEADS = 5
-"""Heads listed in a finding."""
-NORMAL_QUANTILE = 1.959963984540054
-"""The 97.5 % quantile of the standard normal distribution."""
+VARIANTS = {"strict": "", "indirect": "paraphrased questions", "wu": "copies counted as by Wu et al."}
+"""What distinguishes the trials of each mode in a sentence."""
+AGREEMENT_COLUMNS = ["first", "second", "spearman", "low", "high", "overlap", "heads"]
 DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
     ("retrieval", "needle_write_indirect"),
@@ -78,6 +75,26 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
     return counts.reset_index(drop=True).join(pd.DataFrame(rows))
 
 
+def model_statistics(run: RunTables) -> pd.DataFrame | None:
+    """Columns by model: `retrieval_success` of each mode with its interval, and the number of `retrieval_heads`."""
+    if "needles" not in run.tables:
+        return None
+    trials = plain_types(run.table("needles"))
+    columns: list[pd.DataFrame | pd.Series] = []
+    for mode in present_modes(trials):
+        by_model = trials[trials["mode"] == mode].groupby("model")
+        counts = by_model.agg(trials=("success", "size"), successes=("success", "sum"))
+        rates = _add_wilson_interval(counts)[["share", "low", "high"]]
+        name = retrieval_column(mode, "retrieval_success")
+        columns.append(rates.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
+    heads = head_statistics(run)
+    if heads is not None and "retrieval" in heads:
+        scores = heads["retrieval"].dropna()
+        retrieval_heads = exceeds(scores, RETRIEVAL_THRESHOLD).groupby("model").sum()
+        columns.append(retrieval_heads.astype("float64").rename("retrieval_heads"))
+    return pd.concat(columns, axis=1)
+
+
 def _control_counts(needles: pd.DataFrame, label: str) -> dict[str, int]:
     """Number of prompts without the needle, which count once for all depths, and of those that are answered."""
     control = needles[(needles["model"] == label) & (needles["mode"] == CONTROL)]
@@ -85,34 +102,39 @@ def _control_counts(needles: pd.DataFrame, label: str) -> dict[str, int]:
     return {"control_trials": len(prompts), "control_successes": int(prompts["success"].sum())}
 
 
-def retrieval_column(mode: str) -> str:
-    """The column of the per-head table with the scores of a mode."""
-    return "retrieval" if mode == "strict" else f"retrieval_{mode}"
+def retrieval_column(mode: str, name: str = "retrieval") -> str:
+    """The column of the per-head table with the scores of a mode, or of the per-model table with its success."""
+    return name if mode == "strict" else f"{name}_{mode}"
 
 
-def top_heads(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
-    """Layer, head and score of the `LISTED_HEADS` heads of `model` with the highest scores, in descending order."""
-    score = retrieval_column(mode)
-    ordered = run.heads[run.heads["model"] == model].sort_values(score, ascending=False, kind="stable")
-    return [*ordered[["layer", "head", score]].head(LISTED_HEADS).itertuples(index=False, name=None)]
+def trial_names(trials: pd.DataFrame) -> list[str]:
+    """A name of each trial that is the same in every run: needle, context length, depth and haystack."""
+    keys = [trials[name].astype(str) for name in ("needle", "context_length", "depth", "doc")]
+    return [", ".join(names) for names in zip(*keys, strict=True)]
+
+
+def trial_scores(run: Run, model: str, mode: str, rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """A value in the successful trials of a model and mode: one row per head (layer, head), one column per trial.
+
+    `rows` are `retrieval_rows` or `attribution_rows`.
+    """
+    block = rows[rows["success"] & (rows["mode"] == mode) & (rows["model"] == model)]
+    scores = block.pivot(index=["layer", "head"], columns="trial", values=value)
+    return scores.set_axis(trial_names(run.table("needles").iloc[scores.columns]), axis=1)
 
 
 def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     """Agreement of detectors: one row per model and measured pair of `DETECTOR_PAIRS`.
 
-    `first`, `second` are the columns; `spearman` and `overlap` as in `seed_agreement`; `low` .. `high` is the 95 %
-    confidence interval of the correlation over heads (Fisher's z, variance of Bonett and Wright 2000 [ours]).
+    `first`, `second` are the columns; the others are those of `seed_agreement`.
     """
-    rows = []
-    for label, block in heads.groupby("model", observed=True):
-        for first, second in DETECTOR_PAIRS:
-            common_scores = block.reindex(columns=[first, second]).dropna()
-            if len(common_scores):
-                spearman, overlap = _rank_agreement(common_scores)
-                rows.append(
-                    (str(label), first, second, spearman, *_spearman_interval(spearman, len(common_scores)), overlap)
-                )
-    return pd.DataFrame(rows, columns=["model", "first", "second", "spearman", "low", "high", "overlap"])
+    rows = [
+        {"model": str(label), "first": first, "second": second, **_rank_agreement(common_scores)}
+        for label, block in heads.groupby("model", observed=True)
+        for first, second in DETECTOR_PAIRS
+        if len(common_scores := block.reindex(columns=[first, second]).dropna())
+    ]
+    return pd.DataFrame(rows, columns=["model", *AGREEMENT_COLUMNS])
 
 
 def ablation_curve(run: Run) -> pd.DataFrame:
@@ -160,16 +182,6 @@ def can_detect_retrieval_drop(random: "pd.Series[float]", trials: int) -> bool:
     return share_difference(random, lost)[0] > 0
 
 
-def format_share(row: "pd.Series[float] | dict[Any, Any]") -> str:
-    """Text with the `share` of successful trials and its 95 % confidence interval, `low` to `high`."""
-    return f"{format_percent(row['share'])} ({format_share_interval(row)})"
-
-
-def format_share_interval(row: "pd.Series[float] | dict[Any, Any]") -> str:
-    """Text with the 95 % confidence interval of a share, `low` to `high`."""
-    return f"95 % confidence interval {format_percent(row['low'])} to {format_percent(row['high'])}"
-
-
 def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:
     """One row per (model, layer, kv_group): `mean` and `max` of the column `retrieval` over its query heads."""
     groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
@@ -188,27 +200,34 @@ def scores_by_seed(run: Run) -> pd.DataFrame:
 def seed_agreement(scores: pd.DataFrame) -> pd.DataFrame:
     """Agreement of seeds, from `scores_by_seed`: one row per model and pair of seeds `first`, `second`.
 
-    `spearman` is the rank correlation over heads, -1 .. 1, NaN if all scores are equal; `overlap` is the share of the
-    top 10 heads that both seeds have in common, 0 .. 1.
+    `spearman` is the rank correlation over `heads` heads, -1 .. 1, NaN if all scores are equal; `low` .. `high` is its
+    95 % confidence interval over heads (Fisher's z, variance of Bonett and Wright 2000 [ours]); `overlap` is the share
+    of the top 10 heads that both seeds have in common, 0 .. 1.
     """
-    return pd.DataFrame(_seed_pair_rows(scores), columns=["model", "first", "second", "spearman", "overlap"])
+    rows = [
+        {"model": str(label), "first": first, "second": second, **_rank_agreement(common_scores)}
+        for label, block in scores.groupby("model", observed=True)
+        for first, second in combinations(seed_columns(scores), 2)
+        if len(common_scores := block[[first, second]].dropna())
+    ]
+    return pd.DataFrame(rows, columns=["model", *AGREEMENT_COLUMNS])
 
 
 def model_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     """Agreement of the first model with each other model that has scores for the same heads: one row per pair.
 
-    `first`, `second` are the labels; `spearman` and `overlap` of the column `retrieval` as in `seed_agreement`.
+    `first`, `second` are the labels; the others are those of `seed_agreement` for the column `retrieval`.
     """
     scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
     first, *other_models = [label for label in heads["model"].unique() if label in scores] or [None]
-    pairs = ((first, other, scores[[first, other]].dropna()) for other in other_models)
+    pairs = ((other, scores[[first, other]].dropna()) for other in other_models)
     counts = heads.groupby("model", observed=True).size()
     rows = [
-        (first, other, *_rank_agreement(common_scores))
-        for first, other, common_scores in pairs
+        {"first": first, "second": other, **_rank_agreement(common_scores)}
+        for other, common_scores in pairs
         if len(common_scores) and counts[first] == counts[other] == len(scores[[first, other]].dropna(how="all"))
     ]
-    return pd.DataFrame(rows, columns=["first", "second", "spearman", "overlap"])
+    return pd.DataFrame(rows, columns=AGREEMENT_COLUMNS)
 
 
 def seed_columns(scores: pd.DataFrame) -> list[int]:
@@ -216,22 +235,16 @@ def seed_columns(scores: pd.DataFrame) -> list[int]:
     return [name for name in scores if isinstance(name, int)]
 
 
-def _seed_pair_rows(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float, float]]:
-    seeds = seed_columns(scores)
-    for label, block in scores.groupby("model", observed=True):
-        for first, second in combinations(seeds, 2):
-            common_scores = block[[first, second]].dropna()
-            if len(common_scores):
-                yield str(label), first, second, *_rank_agreement(common_scores)
-
-
-def _rank_agreement(scores: pd.DataFrame) -> tuple[float, float]:
-    """Rank correlation of two columns over heads, and the share of the top heads that they have in common."""
+def _rank_agreement(scores: pd.DataFrame) -> dict[str, float]:
+    """Agreement of two columns over heads, as in `seed_agreement`."""
     first, second = (scores[name] for name in scores)
     top_first, top_second = (
         set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)
     )
-    return float(first.rank().corr(second.rank())), len(top_first & top_second) / min(TOP_COUNT, len(scores))
+    spearman = float(first.rank().corr(second.rank()))
+    low, high = _spearman_interval(spearman, len(scores))
+    overlap = len(top_first & top_second) / min(TOP_COUNT, len(scores))
+    return {"spearman": spearman, "low": low, "high": high, "overlap": overlap, "heads": len(scores)}
 
 
 def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
@@ -240,14 +253,6 @@ def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
         return np.nan, np.nan
     half_width = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
     return float(np.tanh(np.arctanh(spearman) - half_width)), float(np.tanh(np.arctanh(spearman) + half_width))
-
-
-def wilson_interval(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1."""
-    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
-    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
-    scale = 1 + NORMAL_QUANTILE**2 / trials
-    return ((centre - half_width) / scale).clip(lower=0), ((centre + half_width) / scale).clip(upper=1)
 
 
 def _add_wilson_interval(counts: pd.DataFrame) -> pd.DataFrame:

@@ -58,6 +58,21 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "retrieval score (Wu et al.)", "", "mean retrieval score, counted as in Wu et al.'s code"
         ),
         "retrieval_control": Statistic("retrieval score, no needle", "", "mean strict score in the control trials"),
+        "retrieval_success": Statistic("retrieval success", "", "share of trials in which the model states the needle"),
+        "retrieval_success_indirect": Statistic(
+            "retrieval success, paraphrased questions",
+            "",
+            "share of trials with paraphrased questions in which the model states the needle",
+        ),
+        "retrieval_success_wu": Statistic(
+            "retrieval success (Wu et al.)", "", "share of trials in which the model states the needle, in mode wu"
+        ),
+        "retrieval_heads": Statistic(
+            "retrieval heads",
+            "",
+            f"number of heads with a retrieval score above {RETRIEVAL_THRESHOLD}",
+            number_format=".0f",
+        ),
     }
 )
 

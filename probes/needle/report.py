@@ -1,4 +1,4 @@
-"""Charts of the needle probe for the report and the app."""
+"""Charts and glossary of the needle probe for the report and the app."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,14 +6,42 @@ import pandas as pd
 
 from headscope.plots import head_scatter
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.report.statistic_charts import top_heads_card
 from headscope.report.text import describe_extremes
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
 from probes.needle.analysis import DETECTOR_PAIRS, scores_by_seed, seed_columns
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
+from probes.needle.results import retrieval_heads
 from probes.needle.trial_explorer import success_map_chart
+
+GLOSSARY = (
+    Term(
+        "Retrieval score",
+        "A fact, the needle, is hidden in a long text, the haystack. A question at the end of the prompt asks for it. "
+        "A head copies a token of the needle if its largest attention weight is on that token at the step at which the "
+        "model outputs it. The score is the share of the needle that a head copies, 0 to 1, averaged over successful "
+        "trials, with a 95 % confidence interval over trials. Control prompts omit the needle: their scores arise by "
+        "chance.",
+        tables=("retrieval",),
+    ),
+    Term(
+        "Attribution through the needle",
+        "Direct logit attribution of a head to the answer through its attention to the needle's tokens, minus the same "
+        "through the tokens at that position in the control prompt. It does not require copying, so it also detects "
+        "heads that retrieve the answer to a question that shares no word with the needle.",
+        "Σ_needle α v W_h · g ∘ (U_y − mean U) / scale of the final norm",
+        ("needle_attribution",),
+    ),
+    Term(
+        "Ablation of retrieval heads",
+        "Zero ablation sets the outputs of a set of heads to zero; mean ablation sets them to their mean over the "
+        "haystack. The top heads have the highest scores over the other half of the needles. They are compared with "
+        "random sets that have as many heads in each layer.",
+        tables=("needle_ablation",),
+    ),
+)
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -37,7 +65,9 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def overview_cards(context: RenderContext) -> Iterator[Card]:
     """The retrieval heads, and whether they keep their role under each model."""
     question = "Which heads retrieve, and under which models?"
-    yield from top_heads_card(context, "retrieval", question, "retrieval", RETRIEVAL_THRESHOLD)
+    yield from top_heads_card(
+        context, "retrieval", question, "retrieval", RETRIEVAL_THRESHOLD, retrieval_heads(context.heads, context.models)
+    )
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:

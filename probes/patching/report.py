@@ -1,35 +1,48 @@
-"""Charts of the patching probe for report and app, charts of one head, and its terminal overview."""
+"""Charts of the patching probe for report and app, charts of one head, its data for JSON, and its glossary."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
+from headscope.effects.agreement import agreements
+from headscope.effects.ranking import largest_unit
+from headscope.effects.sweep import Effects
+from headscope.effects.units import unit_name, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext
-from headscope.report.text import default_models_with
+from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.text import head_mask
+from headscope.results.words import sentence
 from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
-from probes.patching.analysis import (
-    STATISTICS,
-    SWEEP_KEYS,
-    SweepKey,
-    agreement_of,
-    effects_by_span,
-    estimate_agreement,
-    largest_unit,
-    pair_metrics,
-    position_effects,
-    questions_about_pairs,
-    sweeps,
-    unit_effects,
-)
-from probes.patching.findings import unit_of_head
-from probes.patching.labels import describe_sweep, format_effect, unit_label
+from probes.patching.analysis import STATISTICS, position_effects, spans_of_sweep, sweeps
+from probes.patching.labels import describe_sweep
+from probes.patching.pairs import pair_metrics
+from probes.patching.results import unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
+GLOSSARY = (
+    Term(
+        "Activation patching",
+        "Run one prompt of a pair with one activation of one head taken from the run of the other prompt. Denoising "
+        "puts a clean activation into the corrupted run: it asks whether the head is sufficient to restore the answer. "
+        "Noising puts a corrupted activation into the clean run: it asks whether the head is necessary. An effect of 0 "
+        "changes nothing; an effect of 1 moves the metric to its value in the other run.",
+        "(m(patched) - m(unpatched)) / (m(source) - m(unpatched)); source: the run that the activation comes from",
+        (PATCHING.name,),
+    ),
+    Term(
+        "Attribution patching",
+        "An estimate of all patches from one backward pass: the gradient of the metric with respect to the head's "
+        "output, times the change of that output. Attention weights are recomputed with the patched queries or keys "
+        "(AtP*). Estimates select the heads to patch exactly; they decide nothing.",
+        "Σᵢ ⟨∂m/∂zᵢ, z′ᵢ − zᵢ⟩",
+        (PATCHING.name,),
+    ),
+)
 MATRIX_CAPTION = (
     "Mean over pairs of the share of the metric's difference that one head's patch moves. Red: towards the run that "
     f"the activation comes from; blue: away from it. {ESTIMATE_MARK}: estimated."
@@ -48,83 +61,78 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """A group of charts for each sweep of the selected model, and the models beside each other."""
     if PATCHING.name not in context.run.tables:
         return
-    for key, units in context.run.derived(sweeps):
-        if key[0] == context.selected_model:
-            heading = f"{describe_sweep(key)}, {key[1]}"
-            yield ChartGroup(PROBE.title, heading, _sweep_charts(context.run, key, units))
+    for effects in context.run.derived(sweeps):
+        if effects.model == context.selected_model:
+            heading = f"{describe_sweep(effects)}, {effects.key['prompts']}"
+            yield ChartGroup(PROBE.title, heading, _sweep_charts(context.run, effects))
     yield ChartGroup(PROBE.title, "Patching effects of every model", _model_charts(context))
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The effect of one head, or of its KV group, on every prompt set."""
-    if PATCHING.name not in run.tables:
+    groups = run.heads.loc[head_mask(run.heads, layer, head), "kv_group"]
+    if PATCHING.name not in run.tables or groups.empty:
         return
-    effects = unit_of_head(run, run.derived(unit_effects), layer, head)
     models = default_models_with(run, model)
-    effects = effects[effects["model"].isin(models)]
-    if len(effects):
+    own = [
+        (effects, unit)
+        for effects in run.derived(sweeps)
+        if effects.model in models
+        for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows()
+    ]
+    if own:
         yield Chart(
-            plots.plot_head(effects, models, layer, head),
+            plots.plot_head(own, models, layer, head),
             "Share of the metric's difference between the two prompts that patching this head moves, mean over pairs. "
-            "Error bars: 95 % confidence interval over pairs, from three pairs on. Pale bars are estimates.",
+            "Error bars: confidence interval over pairs, from three pairs on. Pale bars are estimates.",
             half_width=True,
         )
 
 
 def overview(run: Run) -> Overview | None:
-    """One row per sweep: pairs, the metric of both prompts, and the unit of largest effect."""
+    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
     if PATCHING.name not in run.tables:
         return None
     records = []
-    for key, units in run.derived(sweeps):
-        largest = largest_unit(units)
-        pairs = run.derived(pair_metrics)
-        pairs = pairs[(pairs["model"] == key[0]) & (pairs["prompts"] == key[1])]
+    metrics = run.derived(pair_metrics)
+    for effects in run.derived(sweeps):
+        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
+        largest = largest_unit(effects)
         records.append(
             {
-                "model": key[0],
-                "prompts": key[1],
-                "activation": f"{key[3]}, {key[4]}",
-                "pairs": int(units["pairs"].max()),
-                "clean": f"{pairs['metric_clean'].mean():.2f}",
-                "corrupted": f"{pairs['metric_corrupted'].mean():.2f}",
-                "most positive effect": f"{unit_label(largest)}, {format_effect(largest)}",
+                "model": effects.model,
+                **effects.where,
+                "pairs": int(effects.units["n"].max()),
+                "clean": pairs["metric_clean"].mean(),
+                "corrupted": pairs["metric_corrupted"].mean(),
+                "most positive effect": unit_name(largest),
+                **{name: largest[name] for name in ("effect", "low", "high", "method")},
             }
         )
-    warnings = [question for _, question in run.derived(questions_about_pairs)]
-    if not records:
-        warnings.append(
-            "no pair differs enough in its metric between the two prompts in every model, so there are no effects. Use "
-            "other pairs, or fewer models"
-        )
-    return Overview("patching", PROBE.title, pd.DataFrame(records), records, warnings)
+    return Overview(PROBE.name, pd.DataFrame(records))
 
 
-def _sweep_charts(run: Run, key: SweepKey, units: pd.DataFrame) -> Iterator[Chart]:
-    yield Chart(plots.plot_matrix(key, units), MATRIX_CAPTION, plots.describe_largest(units), half_width=True)
-    agreement = run.derived(estimate_agreement)
-    for name, value in zip(SWEEP_KEYS, key, strict=True):
-        agreement = agreement[agreement[name] == value]
-    if len(agreement):
-        spearman, shared, size = agreement_of(agreement.reset_index(drop=True))
+def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
+    texts = {result.question: sentence(result) for result in unit_results(effects)}
+    yield Chart(plots.plot_matrix(effects), MATRIX_CAPTION, texts["patching.top"], half_width=True)
+    if agreements(effects):
         yield Chart(
-            plots.plot_agreement(key, agreement),
+            plots.plot_agreement(effects),
             "One point per head or KV group that was both estimated and patched. On the dashed line the estimate "
             "equals the exact effect.",
-            f"Rank correlation {spearman:.2f}; the top {size} by estimated and by exact absolute effect share "
-            f"{shared}.",
+            texts.get("patching.agreement", ""),
             half_width=True,
         )
-    if len(spans := effects_by_span(run, key)):
-        yield Chart(plots.plot_spans(key, spans), SPAN_CAPTION, half_width=True)
+    if spans := spans_of_sweep(run, effects):
+        yield Chart(plots.plot_spans(effects, spans), SPAN_CAPTION, half_width=True)
     if PATCHING_TOKENS.name not in run.tables:
         return
     tokens = plain_types(run.table(PATCHING_TOKENS.name))
-    tokens = tokens[(tokens["model"] == key[0]) & (tokens["prompts"] == key[1])]
+    tokens = tokens[(tokens["model"] == effects.model) & (tokens["prompts"] == effects.key["prompts"])]
     for pair in tokens["pair"].unique()[:1]:
-        rows = position_effects(run, key, pair)
+        rows = position_effects(run, effects, pair)
         if len(rows):
-            yield Chart(plots.plot_positions(key, pair, rows, tokens[tokens["pair"] == pair]), POSITION_CAPTION)
+            yield Chart(plots.plot_positions(effects, pair, rows, tokens[tokens["pair"] == pair]), POSITION_CAPTION)
 
 
 def _model_charts(context: RenderContext) -> Iterator[Chart]:

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from headscope.effects.selection import select_units
+from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
 from headscope.forward.interventions import Unit
 from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
@@ -161,7 +163,7 @@ class PatchingRunner:
             stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites])
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
             self._selections[label, work.prompts] = {
-                (activation, direction): select_units(
+                (activation, direction): select_verified(
                     stored[(stored["activation"] == activation) & (stored["direction"] == direction)],
                     self.options,
                     [self.context.seed, ACTIVATIONS.index(activation), int(direction == "noising")],
@@ -220,22 +222,11 @@ def open_pair_set(context: StudyContext, options: PairOptions, label: str, sourc
     return pairs
 
 
-def select_units(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequence[int]) -> list[Unit]:
-    """The `verify_top` units of largest root mean square estimate over pairs, and `verify_random` seeded others; all if
-    there are fewer.
-
-    A mean would miss a head whose estimates are off in both directions: on the IOI pairs of TransformerLens's
-    Exploratory Analysis Demo, the queries of largest effect have rank 11 by |mean| and rank 4 by root mean square.
-
-    `layer` is the layer's index.
-    """
-    mean_squares = (
-        estimates["effect"].pow(2).groupby([estimates[name] for name in ("layer", "kv_group", "head")]).mean()
-    )
-    order = mean_squares.sort_values(ascending=False, kind="stable").index.to_list()
-    top, others = order[: options.verify_top], order[options.verify_top :]
-    random_indices = np.random.default_rng(seed).permutation(len(others))[: options.verify_random]
-    return [Unit(*map(int, unit)) for unit in [*top, *(others[index] for index in sorted(random_indices))]]
+def select_verified(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequence[int]) -> list[Unit]:
+    """The units that verify patches exactly; `layer` is the layer's index."""
+    squares = estimates["effect"].pow(2).groupby([estimates[name] for name in UNIT_KEYS]).mean()
+    selected = squares.index[select_units(squares, options.verify_top, options.verify_random, seed)]
+    return [Unit(*map(int, unit)) for unit in selected]
 
 
 @dataclass(frozen=True)

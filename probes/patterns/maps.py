@@ -63,12 +63,12 @@ def mapped_models(run: RunTables) -> list[str]:
     return [label for label in run.models if label in measured]
 
 
-def count_maps(run: RunTables) -> list[dict[str, object]]:
-    """Each model with stored maps, and the number of its heads that have one."""
+def count_maps(run: RunTables) -> dict[str, int]:
+    """The number of heads with a stored map, by model."""
     if not (labels := mapped_models(run)):
-        return []
+        return {}
     counts = run.table("attention_maps").drop_duplicates(["model", "layer", "head"])["model"].value_counts()
-    return [{"model": label, "attention maps": int(counts[label])} for label in labels]
+    return {label: int(counts[label]) for label in labels}
 
 
 def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap | None:

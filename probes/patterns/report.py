@@ -1,4 +1,4 @@
-"""Findings, charts, glossary and terminal overview of attention patterns."""
+"""Charts, glossary and overview of attention patterns."""
 
 import html
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import format_head
 from headscope.plots import heads as head_figures
 from headscope.plots import style
-from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
+from headscope.report.text import describe_extremes, head_mask
 from headscope.report.token_spans import mark_token
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
@@ -27,7 +28,7 @@ CARD_ROWS = 3
 MAPPED_HEADS = 3
 """Attention maps in the report of a run without notable heads."""
 MAX_HEADS = 5
-"""Heads per model in the terminal overview."""
+"""Heads per model in the overview."""
 
 GLOSSARY = (
     Term(
@@ -40,39 +41,15 @@ GLOSSARY = (
 )
 
 
-def findings(run: Run) -> Iterator[Finding]:
-    """The head of each model with the largest top far weight, and an example."""
-    for label in default_models(run) if "far_weight" in run.heads else ():
-        for _, block in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
-            best = block.sort_values("far_weight", ascending=False).iloc[0]
-            median, rows = format_number(block["far_weight"].median()), run.table("far_keys")
-            documents = rows[rows["model"] == label]["doc"].nunique()
-            yield Finding(
-                PROBE.title,
-                f"In {label}, {head_name(best)} attends most to single tokens far back: its top far weight is "
-                f"{format_number(best['far_weight'])}, against {median} for the median head. "
-                f"{_describe_example(run, label, int(best['layer']), int(best['head']))}",
-                label,
-                data=FindingData.of_head(best, "far_weight", documents),
-            )
-
-
-def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """The head's top far row in words."""
-    if "far_weight" in run.heads and run.heads[head_mask(run.heads, layer, head)]["far_weight"].notna().any():
-        example = _describe_example(run, model, layer, head)
-        if example:
-            yield example
-
-
 def overview(run: Run) -> Overview | None:
-    """The top far row of each of the leading heads of every model."""
-    if "top_keys" not in run.tables:
-        records = maps.count_maps(run)
-        return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records) if records else None
-    records = [record for label in run.models for record in _overview_records(run, label)]
-    warnings = [] if records else ["No key is 32 or more tokens back. See the table top_keys for the attended tokens"]
-    return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
+    """The top far row of each of the leading heads of every model; without rows, the number of stored maps."""
+    if "top_keys" in run.tables:
+        records = [record for label in run.models for record in _overview_records(run, label)]
+    else:
+        records = [{"model": label, "attention maps": count} for label, count in maps.count_maps(run).items()]
+    if not records:
+        return None
+    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -155,34 +132,18 @@ def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
 def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
     heads = run.heads[run.heads["model"] == label]
     ordered = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
-    for _, row in ordered.sort_values("far_weight", ascending=False)[:MAX_HEADS].iterrows() if len(ordered) else ():
-        for doc, query, key, weight, distance in _top_far_row(run, label, int(row["layer"]), int(row["head"])):
-            text = document_text(run, label, doc)
+    leading = ordered.sort_values("far_weight", ascending=False)[:MAX_HEADS] if len(ordered) else ordered
+    for layer, head in _layers_and_heads(leading):
+        for row in top_far_rows(run, label, layer, head)[:1].to_dict("records"):
+            text = document_text(run, label, row["doc"])
             yield {
                 "model": label,
-                "head": f"L{row['layer']} H{row['head']}",
-                "weight": format_number(weight),
-                "attended token": mark_token(text, key, 4, 2),
-                "query token": mark_token(text, query, 4, 0),
-                "distance": f"{distance:,}",
+                "head": format_head(layer, head),
+                "weight": row["weight"],
+                "attended token": mark_token(text, row["key"], 4, 2),
+                "query token": mark_token(text, row["query"], 4, 0),
+                "distance": row["distance"],
             }
-
-
-def _describe_example(run: Run, model: str, layer: int, head: int) -> str:
-    for doc, query, key, weight, distance in _top_far_row(run, model, layer, head):
-        text = document_text(run, model, doc)
-        return (
-            f"In {doc} it attends from “{mark_token(text, query, 6, 0)}” to “{mark_token(text, key)}”, "
-            f"{distance:,} tokens back, with weight {format_number(weight)}."
-        )
-    return ""
-
-
-def _top_far_row(run: Run, model: str, layer: int, head: int) -> Iterator[tuple[str, int, int, float, int]]:
-    """The head's top far row, if it has one."""
-    for row in top_far_rows(run, model, layer, head)[:1].itertuples(index=False, name=None):
-        doc, query, key, weight, distance = row
-        yield str(doc), int(query), int(key), float(weight), int(distance)
 
 
 ROW_HEIGHT = 30

@@ -15,11 +15,11 @@ import pandas as pd
 
 from headscope.report.blocks import Link, Links, TextTable
 from headscope.report.similar_heads import head_link
-from headscope.report.text import default_models_with
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
+from headscope.runs.summary import default_models_with
 
 KEYS = ["model", "layer", "head"]
 NEAREST = 5

@@ -14,7 +14,8 @@ PROBE = Probe(
     options="probes.pretrain.schema:PretrainOptions",
     runner="probes.pretrain.run:PretrainRunner",
     charts="probes.pretrain.report:charts",
-    findings="probes.pretrain.report:findings",
+    questions="probes.pretrain.questions:QUESTIONS",
+    results="probes.pretrain.results:results",
     next_steps="probes.pretrain.report:next_steps",
     bench="probes.pretrain.run:benchmark_variants",
 )

@@ -129,7 +129,7 @@ def save_checkpoint(
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if isinstance(schedule, AdaRoPE):
         weights, step = load(model).identity.weights, int(folder.name.rpartition("-")[2])
-        metadata = {"weights_sha256": weights.bfloat16, "weights": weights.to_dict()}
+        metadata = weights.to_record()
         schedule.save(partial / ADAPTER_FILE, **metadata, checkpoint=folder.name, step=step)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -1,4 +1,4 @@
-"""Report of pretraining: comparison of the trainings, findings, and the commands that analyse their checkpoints."""
+"""Report of pretraining: comparison of the trainings, and the commands that analyse their checkpoints."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,12 +7,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
-from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, TextTable
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, TextTable
 from headscope.report.text import statistics_table
 from headscope.runs.aggregation import confidence_interval, mean_losses
 from headscope.runs.run import Run
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
-from probes.pretrain.claims import pretraining_claims
 from probes.pretrain.schema import TrainingKey
 
 
@@ -38,11 +37,6 @@ def _variant_listing(run: Run, final_labels: Mapping[TrainingKey, str]) -> Itera
         "confidence intervals over documents in brackets",
         variant_table(run, final_labels),
     )
-
-
-def findings(run: Run) -> Iterator[Finding]:
-    """The paper's claims, if the run measured checkpoints of pretraining."""
-    yield from pretraining_claims(run)
 
 
 def next_steps(run: Run) -> Iterator[str]:

@@ -15,6 +15,7 @@ PROBE = Probe(
     runner="probes.scaling.run:ScalingRunner",
     tables="probes.scaling.schema:TABLES",
     charts="probes.scaling.report:charts",
-    findings="probes.scaling.report:findings",
+    questions="probes.scaling.questions:QUESTIONS",
+    results="probes.scaling.results:results",
     glossary="probes.scaling.report:GLOSSARY",
 )

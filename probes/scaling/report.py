@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
-from headscope.runs.aggregation import confidence_interval
-from headscope.runs.run import Run
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
+from probes.scaling.results import mean_with_interval
 
 TITLE = "Scaling theorems"
 
@@ -38,22 +36,6 @@ def _convergence_charts(scaling: pd.DataFrame) -> Iterator[Chart]:
         yield Chart(plot_convergence(scaling, scheme), caption, half_width=True)
 
 
-def findings(run: Run) -> Iterator[Finding]:
-    """The ratio of the effective length to its target at the largest length."""
-    if "scaling" not in run.tables:
-        return
-    longest = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
-    for (scheme, beta, exponent), rows in longest.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
-        mean, low, high = _mean_with_interval(rows["ratio"])
-        certainty = f", 95 % confidence interval {low:.3f} to {high:.3f}" if low < high else ""
-        yield Finding(
-            TITLE,
-            f"With {scheme} logits and target ESS_{beta:g} = L^{exponent:g} (case {rows['regime'].iloc[0]}), the "
-            f"effective length at L = {rows['context_length'].iloc[0]:,} is {mean:.3f} times its target "
-            f"(geometric mean of {len(rows)} rows{certainty}).",
-        )
-
-
 def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     """ESS / target by L for logits with the means of `scheme`: a line of geometric means with intervals per target."""
     title = f"Effective length relative to its target: {style.escape_label(scheme)} means"
@@ -70,7 +52,7 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     for label, model_style in style.model_styles(labelled).items():
         groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
         line = pd.DataFrame(
-            {length: _mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]
+            {length: mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]
         ).T
         figure.add_scatter(
             x=line.index,
@@ -85,10 +67,3 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     figure.update_xaxes(title_text="length L (tokens)", **axes.length_axis(rows["context_length"]))
     figure.update_yaxes(title_text="geometric mean of ESS / target", rangemode="tozero")
     return style.fit_legend(figure)
-
-
-def _mean_with_interval(ratios: pd.Series) -> tuple[float, float, float]:
-    """Geometric mean over rows and the bounds of its interval, which are NaN for fewer than three rows."""
-    logarithms = np.log(ratios.to_numpy(dtype=np.float64))
-    (low,), (high,) = np.exp(confidence_interval(logarithms[None]))
-    return float(np.exp(logarithms.mean())), float(low), float(high)

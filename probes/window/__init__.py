@@ -15,6 +15,7 @@ PROBE = Probe(
     runner="probes.window.run:WindowRunner",
     tables="probes.window.schema:TABLES",
     charts="probes.window.report:charts",
-    findings="probes.window.report:findings",
+    questions="probes.window.questions:QUESTIONS",
+    results="probes.window.results:results",
     glossary="probes.window.report:GLOSSARY",
 )

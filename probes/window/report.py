@@ -1,15 +1,11 @@
-"""Report of the window probe: charts, findings and glossary."""
+"""Report of the window probe: charts and glossary."""
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
-from headscope.runs.column_metadata import format_number
-from headscope.runs.run import Run
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
 from probes.window import PROBE, plots
-from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds
 
 PROFILE_WIDTHS = (1, 32, 128, 512)
 """Window widths with a plot of their pairs, as in the paper."""
@@ -62,36 +58,3 @@ def _profile_charts(window: pd.DataFrame, pairs: pd.DataFrame) -> Iterator[Chart
         for scheme in ("fixed", "learned"):
             caption = "Contribution of each pair to the needle's logit. Dashed lines mark the window."
             yield Chart(plots.plot_pair_profile(pairs, scheme, width, center), caption, half_width=True)
-
-
-def findings(run: Run) -> Iterator[Finding]:
-    """Accuracy of each scheme, frequency mass by width, and the constants of Theorem 1."""
-    if "window" not in run.tables:
-        return
-    widths = accuracy_by_width(run.window)
-    for scheme, rows in widths.groupby("scheme", observed=True, sort=False):
-        worst = rows.sort_values("accuracy").iloc[0]
-        yield Finding(
-            PROBE.title,
-            f"With {SCHEME_NAMES[str(scheme)]} the mean accuracy over widths is {rows['accuracy'].mean():.3f}; it is "
-            f"lowest at W = {worst['width']:,} ({worst['accuracy']:.3f}{_format_interval(worst)}). "
-            f"{rows['solved'].sum()} of {rows['seeds'].sum()} models solve the task.",
-        )
-    fixed = widths[widths["scheme"] == "fixed"]
-    if len(fixed) > 2:
-        correlation = fixed["width"].rank().corr(fixed["frequency_mass"].rank())
-        yield Finding(
-            PROBE.title, f"Under fixed RoPE the rank correlation of frequency mass and width is {correlation:+.2f}."
-        )
-    if bounds := mass_bounds(run.window):
-        yield Finding(
-            PROBE.title,
-            f"The frequency mass of all {bounds.solved_models} models that solve the task is between C1 / (W/2 + 1) "
-            f"with C1 = {format_number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {format_number(bounds.c2)} "
-            "rad/token (Theorem 1, r = 1).",
-        )
-
-
-def _format_interval(row: pd.Series) -> str:
-    """The interval of an accuracy, to follow it; "" without one."""
-    return "" if np.isnan(row["low"]) else f", 95 % confidence interval {row['low']:.3f} to {row['high']:.3f}"

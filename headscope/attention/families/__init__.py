@@ -64,6 +64,18 @@ def overriding_attention(model: PreTrainedModel, attention_function: AttentionFu
         yield
 
 
+@contextmanager
+def with_own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Give the model's attention modules back the methods that open contexts have overridden, inside the `with`."""
+    with ExitStack() as stack:
+        for module, override in _overridden_modules(model):
+            replacement = vars(module).get(override.method)
+            if isinstance(replacement, partial) and replacement.func is override.replacement:
+                own_method = getattr(type(module), override.method).__get__(module)
+                stack.enter_context(replacing(module, override.method, own_method))
+        yield
+
+
 def _find_override(module: nn.Module) -> AttentionOverride | None:
     return ATTENTION_OVERRIDES.get(type(module).__name__)
 

@@ -4,9 +4,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.effects.agreement import compared_units
+from headscope.effects.results import effect_text
+from headscope.effects.sweep import Effects
 from headscope.plots import head_scatter, style
-from probes.patching.labels import describe_path_methods, describe_path_sweep, format_effect, path_name
-from probes.patching.paths.analysis import SweepKey, strongest_paths
+from probes.patching.labels import describe_methods, describe_path_sweep, path_name
+from probes.patching.paths.analysis import PATH_COLUMNS, strongest_paths
+from probes.patching.paths.questions import EFFECT
 from probes.patching.paths.schema import LOGITS, PATH_ENDS, RECEIVER_INPUTS
 
 MAX_EDGES = 40
@@ -19,12 +23,12 @@ HOVER_POINTS = 9
 """Points on a path that show its effect."""
 
 
-def plot_graph(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
+def plot_graph(effects: Effects) -> go.Figure:
     """The strongest paths of a sweep: senders and receivers by layer and head, the logits at the right.
 
     Width and colour of a line show its effect, red towards the source run; its dash shows the changed input.
     """
-    edges = strongest_paths(paths, MAX_EDGES)
+    edges = strongest_paths(effects, effects.units, MAX_EDGES)
     heads = np.concatenate(
         [
             edges[["sender_layer", "sender_head"]],
@@ -34,9 +38,9 @@ def plot_graph(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
     nodes = pd.DataFrame(heads, columns=["layer", "head"]).drop_duplicates().sort_values(["layer", "head"])
     logits_at = float(nodes["layer"].max()) + 1.5, float(nodes["head"].mean())
     largest = float(edges["effect"].abs().max())
-    figure = style.new_figure("", 560).update_layout(title=_title(key, paths, len(edges)))
+    figure = style.new_figure("", 560).update_layout(title=_title(effects, len(edges)))
     for _, path in edges.iloc[::-1].iterrows():  # the strongest on top
-        _add_edge(figure, path, logits_at, largest)
+        _add_edge(figure, path, effect_text(effects, path, EFFECT), logits_at, largest)
     _add_legend(figure, [name for name in RECEIVER_INPUTS if name in set(edges["through"])])
     has_logits = bool((edges["receiver_layer"] == LOGITS).any())
     labels = [
@@ -59,15 +63,15 @@ def plot_graph(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
     return style.set_metadata(style.set_top_margin(figure, 90), value="effect")
 
 
-def plot_agreement(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
+def plot_agreement(effects: Effects) -> go.Figure:
     """Scatter plot of the estimated against the exact effect, one point per path; the dashed line is y = x."""
-    both = paths[(paths["method"] == "exact") & paths["estimate"].notna()]
-    figure = style.new_figure("").update_layout(title=_title(key, both, len(both)))
+    both = compared_units(effects, "estimate").join(effects.units[PATH_COLUMNS])
+    figure = style.new_figure("").update_layout(title=_title(effects, len(both)))
     for name in PATH_ENDS:
         rows = both[both["through"] == name]
         if len(rows):
             figure.add_scatter(
-                x=rows["effect"],
+                x=rows["exact"],
                 y=rows["estimate"],
                 mode="markers",
                 marker={"symbol": style.MARKER_SYMBOLS[PATH_ENDS.index(name)], "size": 7},
@@ -75,19 +79,19 @@ def plot_agreement(key: SweepKey, paths: pd.DataFrame) -> go.Figure:
                 hovertemplate="%{text}<br>exact %{x:+.3f}<br>estimate %{y:+.3f}<extra></extra>",
                 name=name,
             )
-    values = both[["effect", "estimate"]].to_numpy(dtype=np.float64)
+    values = both[["exact", "estimate"]].to_numpy(dtype=np.float64)
     head_scatter.add_diagonal(figure, [values.min(), values.max()])
     figure.update_xaxes(title_text="exact effect")
     figure.update_yaxes(title_text="estimated effect")
     return style.set_metadata(style.set_top_margin(figure, 90), value="estimated effect", x="exact effect")
 
 
-def _add_edge(figure: go.Figure, path: pd.Series, logits_at: tuple[float, float], largest: float) -> None:
-    """Add one path as a line with hover text."""
+def _add_edge(figure: go.Figure, path: pd.Series, effect: str, logits_at: tuple[float, float], largest: float) -> None:
+    """Add one path as a line; its hover text has its `effect`."""
     end = logits_at if path["receiver_layer"] == LOGITS else (path["receiver_layer"], path["receiver_head"])
     share = np.linspace(0, 1, HOVER_POINTS)
     size = abs(path["effect"]) / largest
-    text = f"{path_name(path)}<br>effect {format_effect(path)}"
+    text = f"{path_name(path)}<br>effect {effect}"
     figure.add_scatter(
         x=path["sender_layer"] + share * (end[0] - path["sender_layer"]),
         y=path["sender_head"] + share * (end[1] - path["sender_head"]),
@@ -113,6 +117,7 @@ def _add_legend(figure: go.Figure, inputs: list[str]) -> None:
     figure.update_layout(showlegend=True)
 
 
-def _title(key: SweepKey, paths: pd.DataFrame, drawn_count: int) -> dict[str, object]:
-    text = f"{describe_path_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
-    return style.title_with_subtitle(text, f"{drawn_count} paths drawn; {describe_path_methods(paths)}")
+def _title(effects: Effects, drawn_count: int) -> dict[str, object]:
+    prompts, model = style.escape_label(effects.key["prompts"]), style.escape_label(effects.model)
+    text = f"{describe_path_sweep(effects)}, {prompts}: {model}"
+    return style.title_with_subtitle(text, f"{drawn_count} paths drawn; {describe_methods(effects, 'paths')}")

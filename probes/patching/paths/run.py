@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from headscope.effects.selection import select_units
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.forward.patching import Direction, PairTokens, PatchingReplay
@@ -171,13 +172,10 @@ class PathsRunner:
 
 
 def select_paths(squares: pd.DataFrame, options: PathsOptions, seed: Sequence[int]) -> list[dict[Any, Any]]:
-    """The `verify_top` paths of largest `effect`, here the sum of the squared estimates of all pairs, and
-    `verify_random` seeded others; all if there are fewer."""
-    order = squares["effect"].sort_values(ascending=False, kind="stable").index
-    others = order[options.verify_top :]
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(others))[: options.verify_random])
-    rows = squares.loc[[*order[: options.verify_top], *others[drawn]]]
-    return rows.to_dict("records")
+    """The paths that verify patches exactly; `effect` is the sum of the squared estimates of all pairs."""
+    return squares.iloc[select_units(squares["effect"], options.verify_top, options.verify_random, seed)].to_dict(
+        "records"
+    )
 
 
 def _check_order(

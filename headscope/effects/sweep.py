@@ -1,0 +1,228 @@
+"""A sweep: one quantity, measured or estimated for many units over many samples, and the effect of every unit."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from headscope.estimates import EXACT
+from headscope.runs.aggregation import adjust_p_values, confidence_interval, plain_types, t_test
+
+UNIT_KEYS = ("layer", "kv_group", "head")
+"""Keys of a head, or of a KV group if `head` is -1."""
+SIGNIFICANCE = 0.05
+"""False discovery rate at which an effect counts as different from zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What separates the sweeps in a table, what a unit and a sample are, and which rows are estimates."""
+
+    keys: tuple[str, ...]
+    """Columns that separate one sweep from another. The first is the model."""
+    sample: str
+    """Column with the document, pair or trial. Means are over samples."""
+    value: str
+    """Column with the effect of one unit in one sample."""
+    units: tuple[str, ...] = UNIT_KEYS
+    """Columns that identify a unit within a sweep."""
+    methods: tuple[str, ...] = (EXACT,)
+    """Values of the column `method`, from the most to the least accurate. The first one is measured, all others are
+    estimates. A table with one method needs no such column."""
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """The effects of all units of one sweep."""
+
+    sweep: Sweep
+    key: Mapping[str, Any]
+    """The sweep's keys with their values."""
+    units: pd.DataFrame
+    """One row per unit: its keys, `effect` (mean over samples), `low`, `high` (95 % confidence interval), `n` samples,
+    `method`, `p` (two-sided t-test of 0) and `p_adjusted` (Benjamini-Hochberg over all units of the sweep; those that
+    were only estimated count as tests with p = 1, because the estimates selected the others). An estimate, whose error
+    is unknown, has no interval and no p; neither has an effect over fewer than three samples."""
+    values: pd.DataFrame
+    """Effects by sample (columns) of the units (index, in the order of `units`) that have them, by the method of the
+    unit. NaN for a sample that was not measured."""
+    estimates: pd.DataFrame
+    """Mean estimate of every unit (index) by method (columns), over the samples in which the unit was measured if it
+    was. NaN without."""
+    estimate_sizes: pd.Series
+    """Root mean square over samples of the most accurate estimate of every unit (index), by which units are selected;
+    the absolute value of an estimate that was stored as a mean. NaN without."""
+
+    @property
+    def model(self) -> str:
+        """Label of the model."""
+        return str(self.key[self.sweep.keys[0]])
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The keys without the model: the conditions of a `Result`."""
+        return {name: self.key[name] for name in self.sweep.keys[1:]}
+
+    @property
+    def is_exact(self) -> pd.Series:
+        """Which units were measured."""
+        return self.units["method"] == EXACT
+
+    @property
+    def exact(self) -> pd.DataFrame:
+        """The units that were measured."""
+        return self.units[self.is_exact]
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """The units among which the largest is sought: the measured ones, or all if every one was only estimated."""
+        return self.exact if self.is_exact.any() else self.units
+
+    @property
+    def exact_values(self) -> pd.DataFrame:
+        """The rows of `values` of the measured units."""
+        return self.values.loc[self.values.index.isin(unit_index(self.exact, self.sweep))]
+
+    @property
+    def significant_count(self) -> int:
+        """Number of effects that differ from zero at a false discovery rate of 5 %."""
+        return int((self.units["p_adjusted"] < SIGNIFICANCE).sum())
+
+    def by_sample(self, unit: pd.Series) -> dict[str, float]:
+        """The effect of a unit (a row of `units`) in each sample; empty if there are only means."""
+        index = self.unit_key(unit)
+        row = self.values.loc[index].dropna() if index in self.values.index else pd.Series(dtype="float64")
+        return {str(name): float(value) for name, value in row.items()}
+
+    def unit_key(self, unit: pd.Series) -> Any:
+        """The label of a unit in the index of `values` and `estimates`."""
+        names = self.sweep.units
+        return unit[names[0]] if len(names) == 1 else tuple(unit[name] for name in names)
+
+
+def unit_index(units: pd.DataFrame, sweep: Sweep) -> pd.Index:
+    """The units of a table as an index."""
+    names = [*sweep.units]
+    return pd.Index(units[names[0]]) if len(names) == 1 else pd.MultiIndex.from_frame(units[names])
+
+
+def sweep_effects(rows: pd.DataFrame, sweep: Sweep, models: Sequence[str]) -> list[Effects]:
+    """The effects of every sweep in these rows, in the order of `models`, then in the order of the rows.
+
+    A unit counts by its most accurate method. Rows that share a unit, a sample and a method are averaged.
+    """
+    groups: Any = plain_types(rows).groupby([*sweep.keys], sort=False)
+    effects = [_effects_of(block, sweep, dict(zip(sweep.keys, key, strict=True))) for key, block in groups]
+    return sorted(effects, key=lambda one: models.index(one.model))
+
+
+def _effects_of(rows: pd.DataFrame, sweep: Sweep, key: Mapping[str, Any]) -> Effects:
+    """The effects of one sweep, from its rows."""
+    method = rows["method"] if "method" in rows else pd.Series(EXACT, rows.index)
+    tables = {
+        name: rows[method == name].pivot_table(index=[*sweep.units], columns=sweep.sample, values=sweep.value)
+        for name in sweep.methods
+        if (method == name).any()
+    }
+    exact = tables.get(EXACT)
+    chosen: list[pd.DataFrame] = []
+    methods: list[pd.Series] = []
+    for name, table in tables.items():
+        others = table[~table.index.isin([unit for block in chosen for unit in block.index])]
+        chosen.append(others)
+        methods.append(pd.Series(name, others.index))
+    values = pd.concat(chosen).astype("float64").sort_index()
+    estimates = {name: _estimate_means(table, exact) for name, table in tables.items() if name != EXACT}
+    by_method = pd.DataFrame(estimates, index=values.index, columns=[*estimates])
+    sizes = tables[next(iter(estimates))].pow(2).mean(axis=1).pow(0.5) if estimates else pd.Series(dtype="float64")
+    units = _unit_table(values, pd.concat(methods).reindex(values.index))
+    return Effects(sweep, key, units, values, by_method, sizes.reindex(values.index))
+
+
+def _estimate_means(estimates: pd.DataFrame, exact: pd.DataFrame | None) -> pd.Series:
+    """Mean estimate of every unit, over the samples in which the unit was measured if it was."""
+    if exact is not None:
+        is_measured = exact.notna().reindex(index=estimates.index, columns=estimates.columns, fill_value=False)
+        estimates = estimates.where(is_measured | ~estimates.index.isin(exact.index)[:, None])
+    return estimates.mean(axis=1)
+
+
+def _unit_table(values: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
+    """The `Effects.units` of the values by sample."""
+    statistics = mean_statistics(values.to_numpy())
+    statistics.loc[(methods != EXACT).to_numpy(), ["low", "high", "p"]] = np.nan
+    units = values.index.to_frame(index=False).join(statistics).assign(method=methods.to_numpy())
+    return units.assign(p_adjusted=adjust_p_values(units["p"]))
+
+
+def mean_statistics(values: npt.NDArray[np.float64]) -> pd.DataFrame:
+    """Mean of every row [units, samples] with `low`, `high`, `p` and `n`, over the samples that are not NaN."""
+    result = pd.DataFrame(np.nan, range(len(values)), ["effect", "low", "high", "p", "n"])
+    for is_measured in np.unique(~np.isnan(values), axis=0):
+        rows = (~np.isnan(values) == is_measured).all(axis=1)
+        block = values[np.ix_(rows, is_measured)]
+        low, high = confidence_interval(block)
+        means = block.mean(axis=1) if block.shape[1] else np.full(len(block), np.nan)
+        result.loc[rows] = np.column_stack([means, low, high, t_test(block), np.full(len(block), block.shape[1])])
+    return result.astype({"n": int})
+
+
+def with_mean_estimates(effects: Effects | None, sweep: Sweep, key: Mapping[str, Any], means: pd.DataFrame) -> Effects:
+    """Effects with estimates that were stored as means: `means` has `estimate` and `n` by unit (index).
+
+    `effects` holds the measured units; None if there are none. The method of these estimates is the second of the
+    sweep's methods. There may be millions.
+    """
+    method = sweep.methods[1]
+    means = means.sort_index()
+    if effects is None:
+        values, measured = (
+            pd.DataFrame(index=means.index[:0]),
+            pd.DataFrame(columns=["effect", "low", "high", "p", "n"]),
+        )
+    else:
+        values = effects.values
+        measured = effects.units.set_index(values.index)[["effect", "low", "high", "p", "n"]]
+    units = means.rename(columns={"n": "n_estimated"}).join(measured.astype("float64"), how="outer").sort_index()
+    is_exact = units["effect"].notna().to_numpy()
+    estimates = pd.DataFrame({method: units["estimate"]})
+    units["effect"] = units["effect"].fillna(units["estimate"])
+    units["n"] = units["n"].fillna(units["n_estimated"]).astype(int)
+    units["method"] = pd.Categorical.from_codes(is_exact.astype(np.int8), pd.Index([method, EXACT]))
+    units["p_adjusted"] = adjust_p_values(units["p"])
+    units = units.drop(columns=["estimate", "n_estimated"]).rename_axis([*sweep.units]).reset_index()
+    return Effects(sweep, key, units, values, estimates, estimates[method].abs())
+
+
+def effects_table(effects: Sequence[Effects]) -> pd.DataFrame:
+    """The units of several sweeps in one table, each with the keys of its sweep."""
+    blocks = [one.units.assign(**one.key) for one in effects]
+    return pd.concat(blocks, ignore_index=True) if blocks else pd.DataFrame()
+
+
+def rows_of_sweep(rows: pd.DataFrame, key: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows with these values."""
+    for name, value in key.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
+def best_method_rows(rows: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
+    """The rows of every unit by its most accurate method."""
+    rank = rows["method"].map(sweep.methods.index)
+    unit: list[Hashable] = [*sweep.keys, *sweep.units]
+    return rows[rank == rank.groupby([rows[name] for name in unit]).transform("min")]
+
+
+def shared_samples(samples: pd.DataFrame, by: Sequence[str], sample: str) -> pd.DataFrame:
+    """The samples that count in every model, one row each: the columns `by` and `sample`.
+
+    `samples` has one row per model and sample that counts, also with `model`. A model without any sample of a set
+    (`by`) is disregarded.
+    """
+    model_count = samples.groupby([*by])["model"].transform("nunique")
+    is_shared = samples.groupby([*by, sample])["model"].transform("nunique") == model_count
+    return samples.loc[is_shared, [*by, sample]].drop_duplicates(ignore_index=True)

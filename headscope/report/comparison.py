@@ -1,0 +1,184 @@
+"""Comparisons of two runs and outcomes of checks: as lines of the terminal, as tables, and as JSON data."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from rich.text import Text
+
+from headscope.heads import format_head
+from headscope.report.blocks import TextTable
+from headscope.report.terminal import bold, print_line, print_table
+from headscope.results.checks import CheckResult
+from headscope.results.comparison import Change, Comparison, RoleChange
+from headscope.results.questions import questions
+from headscope.results.result import Result
+from headscope.results.table import results_table
+from headscope.results.words import count_nouns, format_value
+
+MAX_CHANGES = 20
+"""Clear changes that the terminal lists unless all are requested."""
+MAX_HEADS = 6
+"""Heads that are listed by name for each role."""
+MARKS = {"passes": "green", "fails": "red", "undecided": "yellow"}
+CHANGE_COLUMNS = ("result", "model", "before", "after", "difference", "samples", "")
+ROLE_COLUMNS = ("role", "model", "heads before", "heads after", "gained", "lost")
+
+
+def print_comparison(before: str, after: str, comparison: Comparison, show_all: bool) -> None:
+    """Print the clear changes, or all results, and the heads that gained or lost a role."""
+    print_line("From ", bold(before), " to ", bold(after))
+    clear = [change for change in comparison.changes if change.is_certain]
+    listed = comparison.changes if show_all else clear[:MAX_CHANGES]
+    if listed:
+        print_table([dict(zip(CHANGE_COLUMNS, change_row(change), strict=True)) for change in listed])
+    unclear = sum(change.direction == "no clear change" for change in comparison.changes)
+    without = sum(change.direction == "unknown" for change in comparison.changes)
+    more = f" ({len(clear) - len(listed)} more with --all)" if len(clear) > len(listed) else ""
+    print_line(
+        f"{count_nouns(len(clear), 'results')} clearly changed{more}, {unclear} did not, {without} have no interval of "
+        "the difference. In brackets: 95 % confidence intervals."
+    )
+    if comparison.roles:
+        print_table([dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles])
+    for results, name in ((comparison.only_before, before), (comparison.only_after, after)):
+        if results:
+            areas = sorted({result.question for result in results})
+            print_line(f"Only in {name}: {', '.join(areas[:8])}{' ...' if len(areas) > 8 else ''}")
+
+
+def comparison_tables(comparison: Comparison) -> list[TextTable]:
+    """The clear changes, all other results, and the roles, as tables of a page."""
+    clear = [change_row(change) for change in comparison.changes if change.is_certain]
+    others = [change_row(change) for change in comparison.changes if not change.is_certain]
+    roles = [role_row(change) for change in comparison.roles]
+    tables = [
+        TextTable("Results that clearly changed; 95 % confidence intervals in brackets", CHANGE_COLUMNS, clear),
+        TextTable("Heads that gained or lost a role", ROLE_COLUMNS, roles),
+        TextTable("Results without a clear change", CHANGE_COLUMNS, others, collapsed=True),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def change_row(change: Change) -> list[str]:
+    """A change as texts by `CHANGE_COLUMNS`."""
+    question = questions()[change.after.question]
+    conditions = ", ".join(f"{name} {value}" for name, value in change.after.where.items())
+    against = f" against {change.after.baseline}" if change.after.baseline else ""
+    unit = f" {question.unit}" if question.unit else ""
+    difference = signed(change.difference, question.number)
+    if math.isfinite(change.low):
+        difference += f" ({signed(change.low, question.number)} to {signed(change.high, question.number)})"
+    pairing = "unpaired" if change.n is None else f"{change.n} paired"
+    return [
+        f"{change.after.question}{f' ({conditions})' if conditions else ''}",
+        f"{change.after.model}{against}",
+        _value(change.before, question.number),
+        f"{_value(change.after, question.number)}{unit}",
+        difference,
+        pairing if math.isfinite(change.low) else "",
+        change.direction,
+    ]
+
+
+def _value(result: Result, number_format: str) -> str:
+    unit = f" ({result.unit})" if result.unit else ""
+    return f"{'' if result.is_exact else '~'}{format_value(result.value, number_format)}{unit}"
+
+
+def signed(value: float, number_format: str) -> str:
+    """A difference with its sign, in the format of the value."""
+    text = format_value(value, number_format)
+    return text if text.startswith(("+", "-", "−")) or value < 0 else f"+{text}"
+
+
+def role_row(change: RoleChange) -> list[str]:
+    """A change of roles as texts by `ROLE_COLUMNS`."""
+    gained, lost = (
+        ", ".join(format_head(*head) for head in heads[:MAX_HEADS])
+        + (f" and {len(heads) - MAX_HEADS} more" if len(heads) > MAX_HEADS else "")
+        for heads in (change.gained, change.lost)
+    )
+    return [change.role, change.model, str(change.before), str(change.after), gained or "–", lost or "–"]
+
+
+def comparison_to_frame(comparison: Comparison) -> pd.DataFrame:
+    """One row per result that both runs have, the surest change first; the roles in `.attrs["roles"]`."""
+    rows = [
+        {
+            **{name: getattr(change.after, name) for name in ("question", "model", "baseline")},
+            "where": ", ".join(f"{name}={value}" for name, value in sorted(change.after.where.items())),
+            "before": change.before.value,
+            "after": change.after.value,
+            "unit_before": change.before.unit,
+            "unit_after": change.after.unit,
+            **{name: getattr(change, name) for name in ("difference", "low", "high")},
+            "paired": change.n,
+            "direction": change.direction,
+        }
+        for change in comparison.changes
+    ]
+    frame = pd.DataFrame(rows).astype({"paired": "Int64"} if rows else {})
+    frame.attrs["roles"] = _role_records(comparison)
+    return frame
+
+
+def _role_records(comparison: Comparison) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": change.role,
+            "model": change.model,
+            "gained": [format_head(*head) for head in change.gained],
+            "lost": [format_head(*head) for head in change.lost],
+        }
+        for change in comparison.roles
+    ]
+
+
+def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON data."""
+
+    def records(results: Sequence[Result]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(results_table(results).to_json(orient="records"))
+        return rows
+
+    changes = [
+        {
+            "before": records([change.before])[0],
+            "after": records([change.after])[0],
+            "difference": change.difference,
+            "low": None if math.isnan(change.low) else change.low,
+            "high": None if math.isnan(change.high) else change.high,
+            "paired": change.n,
+            "direction": change.direction,
+        }
+        for change in comparison.changes
+    ]
+    return {
+        "changes": changes,
+        "roles": _role_records(comparison),
+        "only_before": records(comparison.only_before),
+        "only_after": records(comparison.only_after),
+    }
+
+
+def print_outcomes(outcomes: Sequence[CheckResult]) -> None:
+    """Print one line per outcome, and the numbers of each."""
+    width = max(map(len, MARKS))
+    for outcome in outcomes:
+        mark = Text(outcome.outcome.ljust(width), style=f"bold {MARKS[outcome.outcome]}")
+        print_line(mark, "  ", outcome_text(outcome))
+    counts = [(name, sum(outcome.outcome == name for outcome in outcomes)) for name in MARKS]
+    print_line(f"{count_nouns(len(outcomes), 'checks')}: ", ", ".join(f"{count} {name}" for name, count in counts))
+
+
+def outcome_text(outcome: CheckResult) -> str:
+    """What was compared with which bound, the value with its interval, and what would decide."""
+    interval = f" ({outcome.low:.4g} to {outcome.high:.4g})" if math.isfinite(outcome.low) else ""
+    reason = f": {outcome.reason}" if outcome.reason else ""
+    needed = f"; about {outcome.needed:,} {outcome.samples or 'samples'} would decide" if outcome.needed else ""
+    change = "change " if outcome.is_change else ""
+    name = "" if outcome.name.startswith(outcome.measure) else f"{outcome.name}: "
+    return f"{name}{outcome.subject}, {outcome.bound}: {change}{outcome.value:.4g}{interval}{reason}{needed}"

@@ -1,0 +1,60 @@
+"""Results of a run as texts that the terminal, the report and the app share: warnings, headlines and claims."""
+
+from collections.abc import Iterable
+from typing import get_args
+
+from headscope.estimates import ESTIMATE_MARK
+from headscope.report import assembly
+from headscope.report.blocks import Claim, ClaimTable, TextBlock
+from headscope.results import ranking, words
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
+from headscope.results.result import Result
+from headscope.runs.aggregation import Verdict
+from headscope.runs.run import Run
+
+LEGEND = f"In brackets: {words.INTERVAL}s; {ESTIMATE_MARK} marks an estimate."
+"""What the brackets of headlines and tables are."""
+
+
+def warning_lines(run: Run) -> list[str]:
+    """The results that limit what the run shows, one sentence each."""
+    return [words.sentence(result) for result in all_results(run) if questions()[result.question].level == "warning"]
+
+
+def headline_lines(run: Run) -> list[str]:
+    """The results to read first, one line each."""
+    return [
+        f"{result.model}: {words.headline(result)}" if result.model else words.headline(result)
+        for result in ranking.headlines(all_results(run))
+    ]
+
+
+def claims(results: Iterable[Result]) -> list[Result]:
+    """The verdicts on claims of papers."""
+    return [result for result in results if questions()[result.question].is_claim]
+
+
+def count_verdicts(results: Iterable[Result]) -> str:
+    """The number of claims with each verdict: "2 supported, 4 inconclusive"; "" without claims."""
+    verdicts = [result.verdict for result in claims(results)]
+    return ", ".join(f"{count} {verdict}" for verdict in get_args(Verdict) if (count := verdicts.count(verdict)))
+
+
+def claim_table(results: Iterable[Result]) -> ClaimTable | None:
+    """The claims with verdict and evidence; None without claims."""
+    rows = [Claim(words.statement(result), result.verdict, words.evidence(result)) for result in claims(results)]
+    return ClaimTable(rows) if rows else None
+
+
+def summary_blocks(run: Run) -> list[TextBlock]:
+    """Warnings and headlines as blocks of a page."""
+    warnings, headlines = warning_lines(run), headline_lines(run)
+    blocks = [TextBlock(warnings, "Warnings")] if warnings else []
+    return [*blocks, TextBlock([*headlines, LEGEND])] if headlines else blocks
+
+
+def sentences_by_topic(results: Iterable[Result]) -> dict[str, list[str]]:
+    """The sentences about the results that are not claims, by topic."""
+    others = [result for result in results if not questions()[result.question].is_claim]
+    return {topic: [*map(words.sentence, members)] for topic, members in assembly.group_by_topic(others).items()}

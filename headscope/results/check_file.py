@@ -1,0 +1,214 @@
+"""The file of checks: a YAML list, each a result or a statistic of heads with a bound; and how a check is named."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from headscope.errors import BadInput, CannotWrite, did_you_mean
+from headscope.heads import format_head, parse_head
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
+from headscope.results.result import Scalar
+from headscope.results.words import headline
+from headscope.runs.column_metadata import is_role_measured, roles
+from headscope.runs.run import Run
+from headscope.user_input import quote, read_yaml
+
+BOUNDS = ("at_least", "at_most", "rises_at_most", "falls_at_most")
+OF_HEADS = ("head", "count_above", "count_below", "median")
+
+
+def _share(value: Any) -> Any:
+    """A number, or the share in a text such as "90 %"."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*%\s*", value) if isinstance(value, str) else None
+    return Share(float(match[1]) / 100) if match else value
+
+
+@dataclass(frozen=True)
+class Share:
+    """A bound relative to the value in the run to compare with: 0.9 is written "90 %"."""
+
+    value: float
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+BoundValue = Annotated[Number | Share | None, BeforeValidator(_share)]
+
+
+class Check(BaseModel):
+    """One check: a result or a statistic of heads, and a bound."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    name: str = ""
+    """What the check is for; by default what it compares."""
+    result: str | None = None
+    """A question of `run.findings()`, such as "loss.difference"."""
+    statistic: str | None = None
+    """A column of `run.heads`, such as "retrieval", with one of head, count_above, count_below, median."""
+    model: str | None = None
+    """Label of the model; by default every model that has the value."""
+    where: dict[str, Scalar] = Field(default_factory=dict)
+    """Conditions of the result, such as context_length; by default every result of the question."""
+    head: str | None = None
+    """The value of one head, such as L5H2."""
+    count_above: Number | None = None
+    """The number of heads above this value."""
+    count_below: Number | None = None
+    median: Literal[True] | None = None
+    """The median over heads."""
+    at_least: BoundValue = None
+    """A number, or a share of the value in the run of --against, such as "90 %"."""
+    at_most: BoundValue = None
+    rises_at_most: Number | None = None
+    """How much higher the value may be than in the run of --against."""
+    falls_at_most: Number | None = None
+
+    @field_validator("head")
+    @classmethod
+    def _is_head(cls, text: str | None) -> str | None:
+        return None if text is None else format_head(*parse_head(text))
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "Check":
+        if (self.result is None) == (self.statistic is None):
+            raise ValueError("needs either 'result' or 'statistic'")
+        if sum(getattr(self, name) is not None for name in BOUNDS) != 1:
+            raise ValueError(f"needs one of {', '.join(BOUNDS)}")
+        of_heads = [name for name in OF_HEADS if getattr(self, name) is not None]
+        if self.statistic is not None and len(of_heads) != 1:
+            raise ValueError(f"a check of a statistic needs one of {', '.join(OF_HEADS)}")
+        if self.result is not None and of_heads:
+            raise ValueError(f"'{of_heads[0]}' is for checks of a 'statistic'")
+        if self.statistic is not None and self.where:
+            raise ValueError("'where' is for checks of a 'result'")
+        return self
+
+    @property
+    def title(self) -> str:
+        """The name, or else what is compared and the bound."""
+        return self.name or f"{self.measure} {self.bound_text}"
+
+    @property
+    def measure(self) -> str:
+        """What the check compares: "number of heads with retrieval above 0.1"."""
+        if self.result is not None:
+            return self.result
+        if self.head is not None:
+            return f"{self.statistic} of {self.head}"
+        if self.count_above is not None:
+            return f"number of heads with {self.statistic} above {self.count_above:g}"
+        if self.count_below is not None:
+            return f"number of heads with {self.statistic} below {self.count_below:g}"
+        return f"median {self.statistic}"
+
+    @property
+    def bound_text(self) -> str:
+        """The bound: "at least 3", "at least 90 % of the earlier value"."""
+        bound = getattr(self, self.bound_name)
+        amount = f"{100 * bound.value:g} % of the earlier value" if isinstance(bound, Share) else f"{bound:g}"
+        return f"{self.bound_name.replace('_', ' ')} {amount}"
+
+    @property
+    def bound_name(self) -> str:
+        """The bound that the check has."""
+        return next(name for name in BOUNDS if getattr(self, name) is not None)
+
+    @property
+    def needs_earlier_run(self) -> bool:
+        """Whether the bound is relative to another run."""
+        return self.bound_name in ("rises_at_most", "falls_at_most") or isinstance(
+            getattr(self, self.bound_name), Share
+        )
+
+
+def read_checks(path: Path) -> list[Check]:
+    """The checks of a YAML file: a list. Raises BadInput naming the check and the mistake."""
+    try:
+        content = read_yaml(path, str(path))
+    except FileNotFoundError as error:
+        raise BadInput(f"no file '{path}'. Create one with: headscope check RUN --init {path}") from error
+    return parse_checks(content, str(path))
+
+
+def parse_checks(content: Any, source: str) -> list[Check]:
+    """The checks of a list of mappings. Raises BadInput naming source, check and mistake."""
+    if not isinstance(content, list) or not content:
+        raise BadInput(f"{source} is not a list of checks. Write one check per '- ', see headscope check --help")
+    checks = []
+    for number, entry in enumerate(content, 1):
+        try:
+            checks.append(Check.model_validate(entry))
+        except ValidationError as error:
+            raise BadInput(f"{source}, check {number}: {_describe_mistake(error, entry)}") from error
+    return checks
+
+
+def _describe_mistake(error: ValidationError, entry: Any) -> str:
+    first = error.errors()[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{did_you_mean(key, Check.model_fields)}. Use: {', '.join(Check.model_fields)}"
+    if first["type"] in ("model_type", "dict_type"):
+        return f"{quote(entry)} is not a check. Write keys such as result, model and at_least"
+    if not key:
+        return first["msg"].removeprefix("Value error, ")
+    return f"'{key}' is {quote(first['input'])}. {first['msg'].removesuffix('.')}"
+
+
+def write_checks(run: Run, path: Path) -> int:
+    """Write a file of checks that the run passes, to edit: of its results, and of the number of heads with each role.
+
+    Return their number. Raises CannotWrite if the file exists, BadInput if nothing of the run can be checked.
+    """
+    entries = [*_checks_of_results(run), *_checks_of_roles(run)]
+    if not entries:
+        raise BadInput(f"{run.name} has no result with an interval. Measure at least three documents or trials")
+    text = "".join(f"# {comment}\n{yaml.safe_dump([entry], sort_keys=False)}" for comment, entry in entries)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(f"# Checks of {run.name}. Run them with: headscope check RUN {path.name}\n{text}")
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror}. Choose another file") from error
+    return len(entries)
+
+
+def _checks_of_results(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A bound at the worse end of the interval of every result that has a better direction."""
+    for result in all_results(run):
+        question = questions()[result.question]
+        if not question.better or not (result.has_interval and result.is_exact):
+            continue
+        where = dict(result.where) | ({"baseline": result.baseline} if result.baseline else {})
+        bound = {"at_least": _round_down(result.low)} if question.better == "higher" else {}
+        bound = bound or {"at_most": -_round_down(-result.high)}
+        entry = {"result": result.question, "model": result.model, "where": where, **bound}
+        yield headline(result), {name: value for name, value in entry.items() if value not in ("", {})}
+
+
+def _checks_of_roles(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The number of heads surely above the threshold of each role, for every model."""
+    for name, role in roles().items():
+        threshold = re.search(r"above ([0-9.]+)$", role.meaning)
+        if not threshold or f"{role.order_by}_low" not in run.heads:
+            continue
+        for model in run.models:
+            heads = run.heads[run.heads["model"] == model]
+            count = int((heads[f"{role.order_by}_low"] > float(threshold[1])).sum())
+            if is_role_measured(heads, name) and count:
+                entry = {"statistic": role.order_by, "count_above": float(threshold[1]), "model": model}
+                yield f"{name} heads of {model}", {**entry, "at_least": count}
+
+
+def _round_down(value: float) -> float:
+    """The value with three significant digits, rounded towards minus infinity."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
+    return float(f"{math.floor(value / unit) * unit:.12g}")

@@ -1,0 +1,269 @@
+"""Outcomes of checks: bounds on the results of a run and on statistics of its heads.
+
+A check passes only if the whole 95 % confidence interval is on the allowed side, fails only if it is on the other side,
+and else is undecided.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from headscope.errors import BadInput, did_you_mean
+from headscope.estimates import estimate_mask
+from headscope.heads import parse_head
+from headscope.results.check_file import Check, Share
+from headscope.results.collection import all_results
+from headscope.results.comparison import Change, SameSamples, change, matching_labels
+from headscope.results.questions import questions
+from headscope.results.result import Bound, Result, Scalar
+from headscope.results.verdicts import samples_needed
+from headscope.runs.column_metadata import is_statistic, parse_column, statistic
+from headscope.runs.run import Run
+
+Outcome = Literal["passes", "fails", "undecided"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check for one result or model.
+
+    `value` with `low` and `high` is what the bound is compared with: the value, its change, or the value minus a share
+    of the earlier one. `needed` is the number of samples that would decide an undecided check at the spread seen.
+    """
+
+    name: str
+    subject: str
+    outcome: Outcome
+    value: float
+    low: float
+    high: float
+    bound: str
+    measure: str
+    is_change: bool = False
+    reason: str = ""
+    needed: int | None = None
+    samples: str = ""
+
+
+def run_checks(run: Run, checks: Iterable[Check], earlier: Run | None = None) -> list[CheckResult]:
+    """The outcome of every check, one for each result or model that it matches.
+
+    Raises BadInput for a check that matches nothing, or that needs an earlier run if there is none.
+    """
+    return [outcome for check in checks for outcome in _outcomes(run, check, earlier)]
+
+
+def _outcomes(run: Run, check: Check, earlier: Run | None) -> Iterator[CheckResult]:
+    if check.needs_earlier_run and earlier is None:
+        raise BadInput(f"check '{check.title}' is relative to another run. Give that run with --against")
+    found = _subjects(run, check)
+    if not check.needs_earlier_run or earlier is None:
+        yield from (_judge(check, result, result) for result in found)
+        return
+    labels = matching_labels(earlier, run)
+    same = SameSamples(earlier, run, labels)
+    for result in found:
+        old = _counterpart(earlier, check, result, labels)
+        bound = getattr(check, check.bound_name)
+        yield _judge(check, result, change(old, result, same, bound.value if isinstance(bound, Share) else 1.0))
+
+
+def _judge(check: Check, result: Result, measured: Result | Change) -> CheckResult:
+    """Compare the value, or its change, with the bound of the check."""
+    name, bound = check.bound_name, getattr(check, check.bound_name)
+    value, low, high = (
+        (measured.value, measured.low, measured.high)
+        if isinstance(measured, Result)
+        else (measured.difference, measured.low, measured.high)
+    )
+    threshold = {"rises_at_most": 1.0, "falls_at_most": -1.0}.get(name, 1.0) * (
+        0.0 if isinstance(bound, Share) else float(bound)
+    )
+    is_minimum = name in ("at_least", "falls_at_most")
+    outcome, reason = _compare(result, value, low, high, threshold, is_minimum)
+    needed = None
+    if outcome == "undecided" and math.isfinite(low):
+        side: Literal["above", "below"] = "above" if is_minimum else "below"
+        numbers = {"value": value, "low": low, "high": high, "bound": Bound(side, threshold)}
+        needed = samples_needed(Result(question=result.question, n=result.n, **numbers))  # type: ignore[arg-type]
+    return CheckResult(
+        check.title,
+        _subject(check, result),
+        outcome,
+        value,
+        low,
+        high,
+        check.bound_text,
+        check.measure,
+        is_change=isinstance(measured, Change),
+        reason=reason,
+        needed=needed,
+        samples="documents" if result.question == HEAD_QUESTION else questions()[result.question].samples,
+    )
+
+
+def _compare(
+    result: Result, value: float, low: float, high: float, threshold: float, is_minimum: bool
+) -> tuple[Outcome, str]:
+    """The outcome by the interval, and the reason if it is undecided or if there is no interval."""
+    if math.isnan(value):
+        return "undecided", "there is no value"
+    if not result.is_exact:
+        return "undecided", "an estimate decides nothing"
+    reason = ""
+    if math.isnan(low):
+        if _is_sampled(result):
+            return "undecided", "too few samples for an interval"
+        low, high, reason = value, value, "it has no interval, so the value alone decides"
+    passes, fails = (low >= threshold, high < threshold) if is_minimum else (high <= threshold, low > threshold)
+    if not (passes or fails):
+        return "undecided", "the interval contains the bound"
+    return ("passes" if passes else "fails"), reason
+
+
+def _is_sampled(result: Result) -> bool:
+    """Whether the value has a sampling error: means over documents, pairs or trials have one."""
+    if result.question == HEAD_QUESTION:
+        return bool(result.details["is_sampled"])
+    return bool(questions()[result.question].samples)
+
+
+# What a check is about ----------------------------------------------------------------------------------------------
+
+HEAD_QUESTION = "check.statistic"
+
+
+def _subjects(run: Run, check: Check) -> list[Result]:
+    """The results that the check matches. Raises BadInput if there are none."""
+    if check.model is not None and check.model not in run.models:
+        raise BadInput(
+            f"check '{check.title}': the run has no model '{check.model}'{did_you_mean(check.model, run.models)}. "
+            f"Use one of: {', '.join(run.models)}"
+        )
+    if check.statistic is not None:
+        return [_of_heads(run, check, model) for model in _models_with_statistic(run, check)]
+    return _matching_results(run, check)
+
+
+def _matching_results(run: Run, check: Check) -> list[Result]:
+    results = [result for result in _flat(all_results(run)) if not math.isnan(result.value)]
+    of_question = [result for result in results if result.question == check.result]
+    names = sorted({result.question for result in results})
+    if not of_question:
+        known = check.result in questions()
+        problem = "the run has no result" if known else "there is no result"
+        raise BadInput(
+            f"{problem} '{check.result}'{'' if known else did_you_mean(str(check.result), questions())}. "
+            f"It has: {', '.join(names) or 'none'}"
+        )
+    matching = [
+        result
+        for result in of_question
+        if check.model in {None, result.model} and all(_has(result, *item) for item in check.where.items())
+    ]
+    if not matching:
+        having = "; ".join(dict.fromkeys(_conditions(result) for result in of_question))
+        raise BadInput(f"check '{check.title}' matches no result. The run has {check.result} for: {having}")
+    return matching
+
+
+def _has(result: Result, name: str, value: Scalar) -> bool:
+    actual = result.baseline if name == "baseline" else result.where.get(name)
+    return actual == value or str(actual) == str(value)
+
+
+def _flat(results: Iterable[Result]) -> Iterator[Result]:
+    for result in results:
+        yield result
+        yield from _flat(result.parts)
+
+
+def _models_with_statistic(run: Run, check: Check) -> list[str]:
+    name, heads = str(check.statistic), run.heads
+    if name not in heads or not is_statistic(name):
+        raise BadInput(
+            f"check '{check.title}': no statistic '{name}' in this run{did_you_mean(name, map(str, heads))}. Use a "
+            "column of run.heads"
+        )
+    if check.model is not None:
+        return [check.model]
+    measured = heads.dropna(subset=[name])["model"].astype(str).unique()
+    return [model for model in run.models if model in measured]
+
+
+def _of_heads(run: Run, check: Check, model: str) -> Result:
+    """The statistic of the heads of a model as a result: the value of a head, a count or the median.
+
+    The interval of a count goes from the heads whose whole interval is beyond the threshold to those whose interval
+    reaches beyond it; that of a median is from the median of the lower ends to that of the upper ends. Intervals of
+    single heads are not corrected for the number of heads.
+    """
+    name = str(check.statistic)
+    rows = run.heads[run.heads["model"] == model]
+    measured = rows[rows[name].notna()]
+    has_interval = f"{name}_low" in rows
+    ends = [measured[f"{name}_{end}" if has_interval else name].astype("float64") for end in ("low", "high")]
+    values = measured[name].astype("float64")
+    details = {"is_sampled": has_interval or parse_column(name).length is not None}
+    shared: dict[str, Any] = {"question": HEAD_QUESTION, "model": model, "details": details}
+    is_exact = not estimate_mask(measured, name).any()
+    if check.head is not None:
+        layer, head = parse_head(check.head)
+        mask = (measured["layer"] == layer) & (measured["head"] == head)
+        if not mask.any():
+            raise BadInput(f"check '{check.title}': {model} has no {statistic(name).label} of head {check.head}")
+        value, low, high = (float(numbers[mask].iloc[0]) for numbers in (values, *ends))
+        is_exact = not estimate_mask(measured[mask], name).any()
+        low, high = (low, high) if has_interval else (math.nan, math.nan)
+        return Result(**shared, value=value, low=low, high=high, is_exact=is_exact, layer=layer, head=head)
+    value, low, high = _aggregate(check, values, *ends)
+    if not has_interval or ends[0].isna().any():
+        low = high = math.nan
+    return Result(**shared, value=value, low=low, high=high, is_exact=is_exact)
+
+
+def _aggregate(check: Check, values: pd.Series, lows: pd.Series, highs: pd.Series) -> tuple[float, float, float]:
+    """The count or median of the values, of the lower ends and of the upper ends of their intervals."""
+    if check.count_above is not None:
+        return _three(lambda numbers: float((numbers > check.count_above).sum()), values, lows, highs)
+    if check.count_below is not None:
+        return _three(lambda numbers: float((numbers < check.count_below).sum()), values, highs, lows)
+    return _three(lambda numbers: float(np.median(numbers)) if len(numbers) else math.nan, values, lows, highs)
+
+
+def _three(measure: Callable[[pd.Series], float], *series: pd.Series) -> tuple[float, float, float]:
+    value, low, high = (measure(numbers) for numbers in series)
+    return value, low, high
+
+
+def _counterpart(earlier: Run, check: Check, result: Result, labels: Mapping[str, str]) -> Result:
+    """The same result in the earlier run. Raises BadInput if it has none."""
+    model = labels.get(result.model, result.model)
+    if check.statistic is not None:
+        if model in earlier.models and check.statistic in earlier.heads:
+            return _of_heads(earlier, check, model)
+    else:
+        baseline = labels.get(result.baseline, result.baseline)
+        for old in _flat(all_results(earlier)):
+            if (old.question, old.model, old.baseline) == (result.question, model, baseline) and dict(
+                old.where
+            ) == dict(result.where):
+                return old
+    raise BadInput(
+        f"check '{check.title}': the run of --against has no such value of model '{model}'. Measure it there, too"
+    )
+
+
+def _subject(check: Check, result: Result) -> str:
+    """What was compared: model, conditions and head."""
+    return _conditions(result) if check.statistic is None else f"{result.model}: {check.measure}"
+
+
+def _conditions(result: Result) -> str:
+    parts = [f"{name} {value}" for name, value in result.where.items()]
+    against = f"{result.model} against {result.baseline}" if result.baseline else result.model
+    return ", ".join(part for part in (against, *parts, result.unit) if part)

@@ -1,0 +1,208 @@
+"""Two runs compared: their results with equal keys side by side, and the heads that gained or lost a role."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from headscope.heads import Head
+from headscope.results.collection import all_results
+from headscope.results.questions import questions
+from headscope.results.result import Result
+from headscope.runs.aggregation import confidence_interval
+from headscope.runs.column_metadata import heads_with_role, is_role_measured, roles
+from headscope.runs.run import Run
+
+Direction = Literal["better", "worse", "higher", "lower", "no clear change", "unknown"]
+
+_TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt pairs", "the questions")
+"""Beginnings of the names of inputs that are texts or prompts, in run.json."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A result in two runs: the later value minus the earlier one, with its 95 % confidence interval.
+
+    `n` is the number of equal documents, pairs or trials over which the difference is paired; None if it is unpaired.
+    Without an interval, low and high are NaN.
+    """
+
+    before: Result
+    after: Result
+    difference: float
+    low: float
+    high: float
+    n: int | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval of the difference leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def certainty(self) -> float:
+        """How many half-widths of its interval the difference is away from 0; -1 without an interval."""
+        half = (self.high - self.low) / 2
+        if not math.isfinite(half):
+            return -1.0
+        return abs(self.difference) / half if half > 0 else math.inf if self.difference else 0.0
+
+    @property
+    def direction(self) -> Direction:
+        """Whether the value surely changed, and if the question says which direction is better, whether it improved."""
+        if math.isnan(self.low):
+            return "unknown"
+        if not self.is_certain:
+            return "no clear change"
+        way: Direction = "higher" if self.difference > 0 else "lower"
+        better = questions()[self.after.question].better
+        return way if not better else "better" if way == better else "worse"
+
+
+@dataclass(frozen=True)
+class RoleChange:
+    """The heads of a model that gained or lost a role between two runs."""
+
+    role: str
+    model: str
+    gained: tuple[Head, ...]
+    lost: tuple[Head, ...]
+    before: int
+    """Number of heads with the role in the earlier run."""
+    after: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common and what changed: the surest changes first."""
+
+    changes: tuple[Change, ...]
+    roles: tuple[RoleChange, ...]
+    only_before: tuple[Result, ...]
+    """Results of the earlier run to which the later one has no answer."""
+    only_after: tuple[Result, ...]
+
+
+def compare(before: Run, after: Run) -> Comparison:
+    """Compare the results of two runs with equal keys, and the roles of heads.
+
+    Differences are paired by document, pair or trial where both runs have the same ones (by digest), else unpaired.
+    Models are matched by label; two runs of one model each are compared whatever the labels are.
+    """
+    labels = matching_labels(before, after)
+    earlier = {result.key: result for result in _numbers(all_results(before))}
+    later = {_key_in(result, labels): result for result in _numbers(all_results(after))}
+    same = SameSamples(before, after, labels)
+    changes = [change(earlier[key], later[key], same) for key in later if key in earlier]
+    return Comparison(
+        tuple(sorted(changes, key=lambda item: -item.certainty)),
+        tuple(_role_changes(before, after, labels)),
+        tuple(result for key, result in earlier.items() if key not in later),
+        tuple(result for key, result in later.items() if key not in earlier),
+    )
+
+
+def matching_labels(before: Run, after: Run) -> Mapping[str, str]:
+    """The label in the earlier run by that in the later one, where they differ: two runs of one model each."""
+    (old, *more_old), (new, *more_new) = (before.models or [""]), (after.models or [""])
+    return {} if more_old or more_new or old == new else {new: old}
+
+
+def change(before: Result, after: Result, same: "SameSamples", share: float = 1.0) -> Change:
+    """The later value minus `share` times the earlier one, with its interval."""
+    difference = after.value - share * before.value
+    common = same.names(before, after)
+    if len(common) >= 2 and before.is_exact and after.is_exact:
+        values = np.array([after.by_sample[name] - share * before.by_sample[name] for name in common])
+        (low,), (high,) = confidence_interval(values[None])
+        if math.isfinite(low):
+            return Change(before, after, float(values.mean()), float(low), float(high), len(common))
+    low, high = _unpaired_interval(before, after, difference, share)
+    return Change(before, after, difference, low, high)
+
+
+def _unpaired_interval(before: Result, after: Result, difference: float, share: float) -> tuple[float, float]:
+    """Interval of a difference of two independent values from their own intervals (square-and-add, Zou and Donner
+    2008); NaN if one has none."""
+    if not (before.has_interval and after.has_interval):
+        return math.nan, math.nan
+    old, old_low, old_high = (share * number for number in (before.value, before.low, before.high))
+    low = difference - math.hypot(after.value - after.low, old_high - old)
+    high = difference + math.hypot(after.high - after.value, old - old_low)
+    return low, high
+
+
+class SameSamples:
+    """Which documents, pairs or trials of two runs are the same, by the digests in their run.json."""
+
+    def __init__(self, before: Run, after: Run, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self._documents = tuple(_documents(run) for run in (before, after))
+        self._has_same_prompts = _text_inputs(before, {}) == _text_inputs(after, labels)
+
+    def names(self, before: Result, after: Result) -> list[str]:
+        """The names of the samples of both results that are the same. None if a mean leaves other samples out."""
+        old, new = (
+            documents.get(result.model, {}) for documents, result in zip(self._documents, (before, after), strict=True)
+        )
+        return [
+            name
+            for name in after.by_sample
+            if name in before.by_sample
+            and (old[name] == new[name] if name in old and name in new else self._has_same_prompts)
+        ]
+
+
+def _documents(run: Run) -> dict[str, dict[str, str]]:
+    return {model["label"]: model.get("documents_sha256") or {} for model in run.manifest["models"]}
+
+
+def _text_inputs(run: Run, labels: Mapping[str, str]) -> dict[str, str]:
+    """Digests of the texts and prompts of a run, with the models by their labels in the earlier run."""
+    inputs = {}
+    for part in run.parts:
+        for name, digest in (part.manifest.get("inputs") or {}).items():
+            if name.startswith(_TEXT_INPUTS):
+                renamed = name
+                for new, old in labels.items():
+                    renamed = renamed.replace(f"'{new}'", f"'{old}'")
+                inputs[renamed] = digest
+    return inputs
+
+
+def _numbers(results: Iterable[Result]) -> Iterable[Result]:
+    """The results that have a value, with their parts."""
+    for result in results:
+        if not math.isnan(result.value):
+            yield result
+        yield from _numbers(result.parts)
+
+
+def _key_in(result: Result, labels: Mapping[str, str]) -> tuple[str, ...]:
+    """The key of a result with the models by their labels in the earlier run."""
+    names = {name: labels.get(getattr(result, name), getattr(result, name)) for name in ("model", "baseline")}
+    return replace(result, **names).key
+
+
+def _role_changes(before: Run, after: Run, labels: Mapping[str, str]) -> Iterable[RoleChange]:
+    for model in after.models:
+        old_label = labels.get(model, model)
+        old, new = _heads_of(before, old_label), _heads_of(after, model)
+        for role in roles():
+            if len(old) and len(new) and is_role_measured(old, role) and is_role_measured(new, role):
+                earlier, later = _members(old, role), _members(new, role)
+                if earlier != later:
+                    gained, lost = tuple(sorted(later - earlier)), tuple(sorted(earlier - later))
+                    yield RoleChange(role, model, gained, lost, len(earlier), len(later))
+
+
+def _heads_of(run: Run, model: str) -> pd.DataFrame:
+    return run.heads[run.heads["model"] == model]
+
+
+def _members(heads: pd.DataFrame, role: str) -> set[Head]:
+    rows = heads.loc[heads_with_role(heads, role), ["layer", "head"]]
+    return {(int(layer), int(head)) for layer, head in rows.itertuples(index=False, name=None)}

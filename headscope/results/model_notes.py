@@ -1,0 +1,129 @@
+"""Notes on the models of a run: which are shown, and what makes their results differ from the checkpoint's."""
+
+from collections.abc import Iterator
+
+from headscope.model_identity import INT8, Comparison, ModelIdentity
+from headscope.results.questions import Question
+from headscope.results.result import Result
+from headscope.results.words import join_words
+from headscope.runs.run import Run
+from headscope.runs.summary import (
+    beyond_native_context,
+    default_models,
+    differing_texts,
+    equal_models,
+    latest_checkpoints,
+    model_identity,
+    models_with_same_tokens,
+    training_checkpoints,
+)
+
+TOPIC = "Models"
+MAX_OMITTED = 6
+"""Maximum number of omitted models that are listed."""
+
+_SENTENCES = {
+    "models.omitted": "Sentences and charts show {shown} of {models:n models}; {omitted} omitted. The tables have all "
+    "models; the app can show others",
+    "models.earlier_checkpoints": "Sentences and charts show the last checkpoint of each of {trainings} trainings; "
+    "{omitted} omitted. The tables have all models; the app can show others",
+    "models.versions": "The run was resumed with other versions: {versions}. Numbers may differ slightly between them",
+    "models.tokenizers": "The tokenizer of {others:words} differs from that of {baseline}, so the same number of "
+    "tokens covers a different text. Differences between heads mix the effect of the model with that of the tokens",
+    "models.beyond_native_context": "{model} was measured at {context_length:,} tokens, but was trained for "
+    "{native_context:,}, without a position scheme that extends its context. Its results at {context_length:,} tokens "
+    "are outside its trained range",
+    "models.contexts": "{model} was measured inside {contexts:words}, so its results are those of the changed model",
+    "models.hooks": "{model} ran with {hooks:words}: hooks and functions of the user, which may change its results",
+    "models.int8": "{model} is quantised by LLM.int8, which rounds the activations of a whole pass together: the same "
+    "prompt gives different logits in another pass. Small differences are noise",
+    "models.other_weights": "{model}: {source} belongs to a model with other weights ({origin}), which weights=any "
+    "allows",
+    "models.equal": "{model} and {baseline} are the same weights under the same position scheme[{rounding}]. All that "
+    "differs between them comes from texts, tokenizers or rounding[{limit}][. The run does not record their "
+    "{unknown:words}]",
+    "models.equal_weights": "{model} and {baseline} have the same weights[{rounding}], but differ in "
+    "{differences:words}[. The run does not record their {unknown:words}]",
+    "models.texts": "Measured on different texts from {baseline}, or on another sample of them: {others:words}. "
+    "Differences between these models mix the effect of the model with that of the texts",
+}
+QUESTIONS = tuple(Question(name=name, sentence=sentence, topic=TOPIC) for name, sentence in _SENTENCES.items())
+
+
+def model_notes(run: Run) -> Iterator[Result]:
+    """The notes on all models of a run."""
+    if omitted := _omitted(run):
+        yield omitted
+    if versions := _several_versions(run):
+        yield Result(question="models.versions", details={"versions": versions})
+    first = run.models[0] if run.models else ""
+    same_tokens = models_with_same_tokens(run, first) if first else []
+    if other_tokens := [label for label in run.models if label not in same_tokens]:
+        yield Result(question="models.tokenizers", baseline=first, details={"others": other_tokens})
+    for label, length, native in beyond_native_context(run):
+        lengths = {"context_length": length, "native_context": native}
+        yield Result(question="models.beyond_native_context", model=label, where=lengths)
+    for entry in run.manifest["models"]:
+        label = entry["label"]
+        yield from _identity_notes(label, model_identity(run, label))
+        for source, origin in (entry.get("other_weights") or {}).items():
+            details = {"source": source, "origin": origin[:12]}
+            yield Result(question="models.other_weights", model=label, details=details)
+    for label, other, comparison in equal_models(run):
+        yield _equal_models(label, other, comparison)
+    if other_texts := differing_texts(run):
+        yield Result(question="models.texts", baseline=first, details={"others": other_texts})
+
+
+def _omitted(run: Run) -> Result | None:
+    """Which models sentences and charts leave out; None if they show all."""
+    default_labels, models = default_models(run), run.manifest["models"]
+    omitted = [label for label in run.models if label not in default_labels]
+    if not omitted:
+        return None
+    verb = "is" if len(omitted) == 1 else "are"
+    trainings = training_checkpoints(models)["training"].nunique()
+    if trainings > 1 and not {*omitted} & {*latest_checkpoints(models)}:
+        count = "1 earlier checkpoint" if len(omitted) == 1 else f"{len(omitted)} earlier checkpoints"
+        details = {"trainings": trainings, "omitted": f"{count} {verb}"}
+        return Result(question="models.earlier_checkpoints", details=details)
+    names = join_words(omitted) if len(omitted) <= MAX_OMITTED else f"{len(omitted)} models"
+    details = {"shown": len(default_labels), "models": len(run.models), "omitted": f"{names} {verb}"}
+    return Result(question="models.omitted", details=details)
+
+
+def _several_versions(run: Run) -> str:
+    """The libraries whose version changed while a run was measured, with the number of work items; "" if none did."""
+    sets = [entry for part in run.parts for entry in part.manifest.get("versions_by_cell", ())]
+    names = [name for name in (sets[0]["versions"] if sets else ()) if len({e["versions"].get(name) for e in sets}) > 1]
+    if not names:
+        return ""
+    counts = [
+        f"{len(entry['cells'])} work items with "
+        + join_words([f"{name} {entry['versions'].get(name)}" for name in names])
+        for entry in sets
+    ]
+    return "; ".join(counts)
+
+
+def _identity_notes(label: str, identity: ModelIdentity) -> Iterator[Result]:
+    """What makes the results of a model differ from those of its checkpoint."""
+    if identity.contexts:
+        yield Result(question="models.contexts", model=label, details={"contexts": [*identity.contexts]})
+    if identity.hooks:
+        yield Result(question="models.hooks", model=label, details={"hooks": [*identity.hooks]})
+    if identity.quantization == INT8:
+        yield Result(question="models.int8", model=label)
+
+
+def _equal_models(first: str, second: str, comparison: Comparison) -> Result:
+    """What two models with equal weights and position schemes share, what differs, and what is unknown."""
+    differences = [difference for difference in comparison.differences if not difference.startswith("weights (")]
+    details = {
+        "rounding": comparison.weights.removeprefix("equal").replace(" after", ", equal after"),
+        "limit": ", as far as the run records" if comparison.unknown else "",
+        "differences": differences,
+        "unknown": [*comparison.unknown],
+    }
+    question = "models.equal_weights" if differences else "models.equal"
+    return Result(question=question, model=first, baseline=second, details=details)

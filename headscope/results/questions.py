@@ -1,0 +1,67 @@
+"""Questions that results answer, declared as data by the probes: a sentence with places for the numbers.
+
+A template has places such as {value}, {model}, {unit} (the head), {n}, and every name of the result's `where` and
+`details`. A place may have a format: one of Python's, or one of `words.FORMATS`. A part in square brackets is left out
+if one of its places has no value: "the score is {value}[; without the needle it is {control:.3f}]".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from headscope import plugins
+
+Level = Literal["warning", "headline", "detail"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What results answer, and how a sentence about one reads."""
+
+    name: str
+    """Its key, "area.quantity", such as "loss.difference". It stays the same across versions."""
+    sentence: str
+    """Template of a sentence, without the full stop at its end. For a claim: the evidence."""
+    headline: str = ""
+    """Template of one line of at most 100 characters, by default `sentence`. The model precedes it in the list."""
+    answer: str = ""
+    """Template of a sentence about several models, for a card of the overview: {values} are theirs."""
+    statement: str = ""
+    """Template of the statement that the verdict is about. Only claims of a paper have one."""
+    criterion: str = ""
+    """Template of the threshold that is ours, unless the statement names it."""
+    number: str = "number"
+    """Format of the value and of both ends of its interval."""
+    unit: str = ""
+    """Unit that follows the value, such as "tokens"."""
+    samples: str = ""
+    """What independent samples the interval is over, in the plural: "documents". "" if the value needs no interval."""
+    level: Level = "detail"
+    """A warning is also printed after measuring; headlines are the first to be shown."""
+    topic: str = ""
+    """Heading of the sentence in reports, by default the title of the probe."""
+    better: Literal["", "higher", "lower"] = ""
+    """The direction that is an improvement, for comparisons and checks."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether its results are verdicts on a statement of a paper."""
+        return bool(self.statement)
+
+
+CLAIMS_TOPIC = "Comparison with the paper"
+
+
+@cache
+def questions() -> Mapping[str, Question]:
+    """All questions by name: those of every probe, with their topics, the notes on models, and ranks of heads."""
+    from headscope.results import model_notes, ranks
+
+    shared = (*model_notes.QUESTIONS, *ranks.QUESTIONS)
+    declared = {question.name: question for question in shared}
+    for probe, probe_questions in plugins.load_parts("questions"):
+        for question in probe_questions:
+            topic = question.topic or (CLAIMS_TOPIC if question.is_claim else probe.title)
+            declared[question.name] = replace(question, topic=topic)
+    return declared

@@ -1,0 +1,28 @@
+"""Questions of the detectors probe: the heads with each role, their top scores, and what one head attends to."""
+
+from headscope.results.heads import role_questions
+from headscope.results.questions import Question
+from probes.detectors.analysis import ROLE_AREAS, TARGET_DESCRIPTIONS, role_name
+
+
+def _kind_questions(kind: str) -> tuple[Question, ...]:
+    area, role = ROLE_AREAS[kind], role_name(kind)
+    meaning = f"more than half of the weight on {TARGET_DESCRIPTIONS[kind]}, on a repeated random token sequence"
+    top_head = Question(
+        name=f"{area}.top_head",
+        sentence=f"The top {role} head of {{model}} is {{unit}}, with a score of {{value}}[; chance is {{chance:.3g}}]",
+        samples="sequences",
+    )
+    return (*role_questions(area, role, meaning, "headline" if kind == "induction" else "detail"), top_head)
+
+
+QUESTIONS = (
+    *(question for kind in TARGET_DESCRIPTIONS for question in _kind_questions(kind)),
+    Question(
+        name="detectors.largest_score",
+        sentence="On a repeated random token sequence, {context_length:,} tokens in all, {value} of its weight in "
+        "{model} is on {target}[; chance is {chance:percent1}]",
+        number="percent",
+        samples="sequences",
+    ),
+)

@@ -1,0 +1,88 @@
+"""Results of the detectors probe: the heads with each role, and what one head attends to."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from headscope.results.heads import kept_role_results, role_results, top_head_result
+from headscope.results.result import Result, Scalar
+from headscope.runs.aggregation import confidence_interval, plain_types, rows_at_longest_length
+from headscope.runs.run import Run
+from headscope.runs.summary import default_models
+from probes.detectors.analysis import (
+    KIND_COLUMNS,
+    ROLE_AREAS,
+    ROLE_THRESHOLD,
+    TARGET_DESCRIPTIONS,
+    head_rows,
+    longest_rows,
+)
+
+
+def results(run: Run) -> Iterator[Result]:
+    """For each kind of key: the number of heads with its role, and the head with the highest score.
+
+    For induction heads also how many of the first model keep the role in each other model.
+    """
+    if "detectors" not in run.tables:
+        return
+    models, rows = default_models(run), run.derived(longest_rows)
+    yield from induction_results(run, run.heads, models)
+    for kind, area in ROLE_AREAS.items():
+        if kind != "induction":
+            yield from role_results(area, run.heads, _conditions(run, models), KIND_COLUMNS[kind], ROLE_THRESHOLD)
+        for label in models:
+            block = rows[(rows["kind"] == kind) & (rows["model"] == label)]
+            if len(block):
+                yield _top_head(block)
+
+
+def induction_results(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Result]:
+    """The number of induction heads of each model, and how many of the first keep the role, by the per-head table."""
+    for answer in (role_results, kept_role_results):
+        yield from answer(
+            ROLE_AREAS["induction"], heads, _conditions(run, models), KIND_COLUMNS["induction"], ROLE_THRESHOLD
+        )
+
+
+def _conditions(run: Run, models: Sequence[str]) -> dict[str, dict[str, Scalar]]:
+    """The longest context length of each model, at which its heads have a score."""
+    lengths = run.derived(longest_rows).groupby("model")["context_length"].first()
+    return {label: {"context_length": int(lengths[label])} for label in models if label in lengths}
+
+
+def _top_head(rows: pd.DataFrame) -> Result:
+    """The head with the highest score, from the rows of one model and kind of key."""
+    first = rows.iloc[0]
+    scores = rows.pivot(index=["layer", "head"], columns="sequence", values="score")
+    where = {"context_length": int(first["context_length"])}
+    top = top_head_result(f"{ROLE_AREAS[first['kind']]}.top_head", scores, 0, 1, model=first["model"], where=where)
+    chance = rows.loc[(rows["layer"] == top.layer) & (rows["head"] == top.head), "chance"].mean()
+    return replace(top, details={**top.details, "chance": float(chance)})
+
+
+def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """The kind of key with most of the head's weight, compared with chance."""
+    if "detectors" not in run.tables:
+        return
+    rows = head_rows(run, layer, head)
+    rows = rows_at_longest_length(plain_types(rows[rows["model"] == model]))
+    if rows.empty:
+        return
+    scores = rows.pivot(index="kind", columns="sequence", values="score")
+    kind = str(scores.mean(axis=1).idxmax())
+    low, high = confidence_interval(scores.loc[[kind]].to_numpy(np.float64)).clip(0, 1).ravel().tolist()
+    yield Result(
+        question="detectors.largest_score",
+        value=float(scores.mean(axis=1)[kind]),
+        low=low,
+        high=high,
+        n=scores.shape[1],
+        model=model,
+        layer=layer,
+        head=head,
+        where={"context_length": int(rows["context_length"].iloc[0])},
+        details={"target": TARGET_DESCRIPTIONS[kind], "chance": float(rows[rows["kind"] == kind]["chance"].mean())},
+    )

@@ -1,0 +1,28 @@
+"""Results of imported scores: the measures that rank the heads most like them."""
+
+from collections.abc import Iterator
+
+from headscope.plugin_api import Result, Run
+from headscope.runs.column_metadata import statistic
+from headscope.runs.summary import default_models
+from probes.imported.schema import correlations
+
+LISTED_MEASURES = 3
+
+
+def results(run: Run) -> Iterator[Result]:
+    """The strongest rank correlation with a measure of the run, for each model."""
+    for label in default_models(run):
+        rows = correlations(run.heads, label).head(LISTED_MEASURES)
+        if rows.empty:
+            continue
+        labels = [statistic(name).label for name in rows["name"]]
+        measures = dict(zip(labels, rows["correlation"].tolist(), strict=True))
+        closest = {labels[0]: measures[labels[0]]}
+        yield Result(
+            question="imported.agreement",
+            value=measures[labels[0]],
+            n=int(rows["heads"].iloc[0]),
+            model=label,
+            details={"measures": measures, "closest": closest},
+        )

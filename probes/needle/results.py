@@ -1,0 +1,238 @@
+"""Results of the needle probe: success, retrieval heads, agreement of their scores, ablation, and one head.
+
+The claim of Wu et al. 2024 is about ablated retrieval heads. Its thresholds are ours.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.report.blocks import Overview
+from headscope.report.text import head_mask
+from headscope.results.heads import kept_role_results, role_results, top_head_result
+from headscope.results.ranks import head_ranks
+from headscope.results.result import Bound, Result, Scalar
+from headscope.results.verdicts import judged, verdict_of
+from headscope.runs.column_metadata import exceeds, statistic
+from headscope.runs.run import Run
+from probes.needle import analysis
+from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, TOP_COUNT, VARIANTS
+from probes.needle.heads import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
+from probes.needle.questions import MAX_SUPPORTED_SIZE
+
+
+def results(run: Run) -> Iterator[Result]:
+    """Success and heads of each model, agreement of haystacks, detectors and models, and ablation.
+
+    A run without trials has no results.
+    """
+    if "needles" not in run.tables:
+        return
+    summary = run.derived(analysis.retrieval_summary)
+    for row in summary.to_dict("records"):
+        yield from _success_results(run, row)
+    for row in summary.drop_duplicates("model").to_dict("records"):
+        yield from _control_results(row)
+    if "retrieval" in run.heads:
+        yield from _score_results(run)
+    if "needle_attribution" in run.tables:
+        yield from _attribution_results(run)
+    if "needle_ablation" in run.tables:
+        yield from ablation_results(run)
+
+
+def _success_results(run: Run, row: dict[Any, Any]) -> Iterator[Result]:
+    """The success of a model in the trials of a mode, its top retrieval head, and the shares of heads that copy."""
+    model, mode = row["model"], row["mode"]
+    fields: dict[str, Any] = {"model": model, "where": {"mode": mode}}
+    variant = {"variant": VARIANTS[mode]}
+    trials = run.table("needles")
+    trials = trials[(trials["model"] == model) & (trials["mode"] == mode)]
+    yield Result(
+        question="retrieval.success",
+        value=row["share"],
+        low=row["low"],
+        high=row["high"],
+        n=row["trials"],
+        details=variant,
+        by_sample=dict(zip(analysis.trial_names(trials), trials["success"].astype(float).tolist(), strict=True)),
+        **fields,
+    )
+    if not row["successes"]:
+        yield Result(question="retrieval.no_success", n=row["trials"], details=variant, **fields)
+        return
+    scores = analysis.trial_scores(run, model, mode, run.derived(retrieval_rows), "score")
+    yield top_head_result("retrieval.top_head", scores, 0, 1, details=variant, **fields)
+    for name in ("above", "zero"):
+        published = _published(row[name], name) if mode != "indirect" else {}  # Wu et al. hide literal needles.
+        yield Result(
+            question=f"retrieval.share_{name}", value=row[name], n=len(scores), details=variant | published, **fields
+        )
+
+
+def _published(share: float, name: str) -> dict[str, Any]:
+    """The range of a share of heads over the models of Wu et al. 2024, and the position of a share in it."""
+    low, high = PUBLISHED_SHARES[name]
+    shown = round(share, 3)  # as a sentence shows it, in per cent with one decimal
+    position = "below" if shown < low else "above" if shown > high else "within"
+    return {"position": position, "published_low": low, "published_high": high}
+
+
+def _control_results(row: dict[Any, Any]) -> Iterator[Result]:
+    """Success and largest score of a model without the needle."""
+    if row["control_successes"]:
+        count, trials = row["control_successes"], row["control_trials"]
+        yield Result(question="retrieval.control_success", model=row["model"], value=count, n=trials)
+    if not np.isnan(row["control"]):
+        yield Result(question="retrieval.control_score", model=row["model"], value=row["control"])
+
+
+def _score_results(run: Run) -> Iterator[Result]:
+    """Heads and KV groups with the role, and the agreement of their scores between haystacks, detectors and models."""
+    yield from retrieval_heads(run.heads, run.models)
+    for label, groups in analysis.scores_by_group(run.heads).groupby("model", observed=True):
+        count = int(exceeds(groups["max"], RETRIEVAL_THRESHOLD).sum())
+        yield Result(question="retrieval.kv_groups", model=str(label), value=count, n=len(groups))
+    for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
+        where = {"haystack": row["first"], "other_haystack": row["second"]}
+        yield _agreement("haystack", row, model=row["model"], where=where)
+    for row in analysis.detector_agreement(run.heads).to_dict("records"):
+        labels = {name: statistic(row[name]).label for name in ("first", "second")}
+        where = {"score": row["first"], "other_score": row["second"]}
+        yield _agreement("detector", row, labels, model=row["model"], where=where)
+    for row in analysis.model_agreement(run.heads).to_dict("records"):
+        yield _agreement("model", row, where={"first": row["first"], "second": row["second"]})
+
+
+def retrieval_heads(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Result]:
+    """The number of retrieval heads of each model, and how many of the first keep the role, by the per-head table."""
+    conditions: dict[str, dict[str, Any]] = {label: {"mode": "strict"} for label in models}
+    for answer in (role_results, kept_role_results):
+        yield from answer("retrieval", heads, conditions, "retrieval", RETRIEVAL_THRESHOLD)
+
+
+def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None = None, **fields: Any) -> Result:
+    """The rank correlation of two scores over heads, and the overlap of their top heads."""
+    return Result(
+        question=f"retrieval.{kind}_agreement",
+        value=row["spearman"],
+        low=row["low"],
+        high=row["high"],
+        n=row["heads"],
+        details={"overlap": row["overlap"], "top": TOP_COUNT, **(labels or {})},
+        **fields,
+    )
+
+
+def _attribution_results(run: Run) -> Iterator[Result]:
+    """The head of each model with the largest direct logit attribution through the needle."""
+    rows = run.derived(attribution_rows)
+    for mode in ("strict", "indirect"):
+        for label in run.models:
+            values = analysis.trial_scores(run, label, mode, rows, "net")
+            if len(values):
+                details, where = {"variant": VARIANTS[mode]}, {"mode": mode}
+                yield top_head_result("retrieval.attribution", values, model=label, details=details, where=where)
+
+
+def ablation_results(run: Run) -> Iterator[Result]:
+    """For each model, kind of needle and ablation: success with the top heads and with random heads ablated, their
+    difference, and the claim of Wu et al. 2024."""
+    curves = run.derived(analysis.ablation_curve)
+    for _, curve in curves.groupby(["model", "mode", "ablation"], observed=True):
+        sizes = curve.loc[curve["size"] > 0, "size"]
+        for is_top, name in ((True, "ablated_success"), (False, "random_ablated_success")):
+            row = _at_size(curve, sizes.max(), is_top)
+            value = {"value": row["share"], "low": row["low"], "high": row["high"]}
+            yield _ablation_result(f"retrieval.{name}", curve, sizes.max(), **value)
+        yield _ablation_drop("retrieval.ablation_drop", curve, sizes.max())
+        yield _ablation_claim(curve, sizes)
+
+
+def _ablation_claim(curve: pd.DataFrame, sizes: pd.Series) -> Result:
+    """The claim of Wu et al. 2024: retrieval depends on the top heads more than on random heads.
+
+    It is judged at the largest tested number of heads up to `MAX_SUPPORTED_SIZE`.
+    """
+    allowed = sizes[sizes <= MAX_SUPPORTED_SIZE]
+    size = sizes.min() if allowed.empty else allowed.max()
+    drop, bound, reason = _ablation_drop("retrieval.ablation_claim", curve, size), Bound("above"), ""
+    if allowed.empty:
+        reason = "unmeasured"
+    elif verdict_of(drop, bound) == "inconclusive":
+        can_detect = analysis.can_detect_retrieval_drop(_at_size(curve, size, False), int(curve["trials"].iloc[0]))
+        reason = "" if can_detect else "power"
+    return judged(drop, bound, reason)
+
+
+def _ablation_drop(question: str, curve: pd.DataFrame, size: int) -> Result:
+    """Success with random heads ablated minus that with as many top heads ablated."""
+    top, random = (_at_size(curve, size, is_top) for is_top in (True, False))
+    low, high = analysis.share_difference(random, top)
+    return _ablation_result(question, curve, size, value=random["share"] - top["share"], low=low, high=high)
+
+
+def _ablation_result(question: str, curve: pd.DataFrame, size: int, **value: Any) -> Result:
+    """A result of an ablation curve at one number of heads, with the success there and without ablation."""
+    unchanged = _at_size(curve, 0, True)
+    mode = str(unchanged["mode"])
+    details = {
+        "variant": VARIANTS[mode],
+        "needles": MODE_LABELS[mode],
+        "unchanged": unchanged["share"],
+        "top": _at_size(curve, size, True)["share"],
+        "random": _at_size(curve, size, False)["share"],
+        "unmeasured": f"set of at most {MAX_SUPPORTED_SIZE} heads",
+    }
+    where: dict[str, Scalar] = {"mode": mode, "ablation": str(unchanged["ablation"]), "size": int(size)}
+    model, trials = str(unchanged["model"]), int(unchanged["trials"])
+    return Result(question=question, model=model, n=trials, where=where, details=details, **value)
+
+
+def _at_size(curve: pd.DataFrame, size: int, is_top: bool) -> pd.Series:
+    """The success of the top heads or of random heads at one number of ablated heads; 0 for the unchanged model."""
+    return curve[(curve["top"] == is_top) & (curve["size"] == size)].iloc[0]
+
+
+def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """Retrieval score of a head in `model`, its rank in each model, and its attribution through the needle."""
+    if "needles" not in run.tables:
+        return
+    summary = run.derived(analysis.retrieval_summary)
+    successes = summary[summary["mode"] == "strict"].set_index("model")["successes"]
+    if successes.get(model) == 0:
+        yield Result(question="retrieval.no_score", model=model)
+    rows = run.heads[head_mask(run.heads, layer, head)]
+    for row in rows[rows["model"] == model].to_dict("records"):
+        if not np.isnan(row.get("retrieval", np.nan)):
+            control = {"control": row.get("retrieval_control", np.nan)}
+            yield _head_score("retrieval.head_score", "retrieval", row, int(successes[model]), control)
+        yield from head_ranks(run, "retrieval", layer, head)
+        if not np.isnan(row.get("needle_write", np.nan)):
+            rest = {"rest": row["needle_rest"]}
+            yield _head_score("retrieval.head_attribution", "needle_write", row, int(successes[model]), rest)
+
+
+def _head_score(question: str, column: str, row: dict[Any, Any], n: int, details: dict[str, float]) -> Result:
+    """A score of one head from its row of the per-head table."""
+    return Result(
+        question=question,
+        value=row[column],
+        low=row[f"{column}_low"],
+        high=row[f"{column}_high"],
+        n=n,
+        model=str(row["model"]),
+        layer=int(row["layer"]),
+        head=int(row["head"]),
+        where={"mode": "strict"},
+        details=details,
+    )
+
+
+def overview(run: Run) -> Overview | None:
+    """Success and retrieval heads by model and mode; None for a run without trials."""
+    if "needles" not in run.tables:
+        return None
+    return Overview("needles", run.derived(analysis.retrieval_summary))

@@ -1,0 +1,110 @@
+"""The pairs of a run: their metrics, which of them count, and results about them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.effects.sweep import shared_samples
+from headscope.prompts.answers import ANSWER_CRITERIA, count_exchanged, gives_answer
+from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.results.questions import Question
+from headscope.results.result import Result
+from headscope.results.samples import mean_result
+from headscope.runs.aggregation import plain_types, wilson_interval
+from headscope.runs.run_tables import RunTables
+from probes.patching.schema import MIN_DIFFERENCE, PATCHING
+
+DOUBT = "Answer and wrong answer, or clean and corrupted prompts, may be exchanged"
+
+
+def pair_questions(area: str) -> tuple[Question, ...]:
+    """The questions of `pair_results`, named "<area>.metric" and so on."""
+    return (
+        Question(
+            name=f"{area}.exchanged",
+            sentence="{model}, {prompts}: are clean and corrupted prompts exchanged? In {number:.0f} of {n:n pairs} "
+            "the corrupted prompt favours the answer",
+            number=".0f",
+            level="warning",
+        ),
+        Question(
+            name=f"{area}.metric",
+            sentence="{model}, {prompts}: the mean {label} ({label_unit}) is {value} for clean and {corrupted:.2f} for "
+            "corrupted prompts[. {excluded:n pairs} with a difference below {limit} {label_unit} are left out of "
+            "means][. Means are over the {shared:n pairs} that differ by at least {limit} {label_unit} in every model]",
+            number=".2f",
+            samples="pairs",
+        ),
+        Question(
+            name=f"{area}.answered",
+            sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
+            "Effects of {unanswered:n pairs} without it do not show how the model answers][. {doubt}]",
+            number="percent",
+            samples="pairs",
+            better="higher",
+        ),
+    )
+
+
+def pair_metrics(run: RunTables, table: str = PATCHING.name) -> pd.DataFrame:
+    """One row per pair of every model, set and metric: clean and corrupted metric, and whether it is normalised."""
+    keys = ["model", "prompts", "metric", "pair"]
+    rows = run.table(table)[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]]
+    return plain_types(rows.drop_duplicates(keys, ignore_index=True))
+
+
+def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
+    """The pairs that means are over, one row each: prompts, metric, pair.
+
+    The metric of such a pair differs enough in every model. Models in which it differs enough in no pair of the set
+    are disregarded.
+    """
+    return shared_samples(run.derived(pair_metrics).query("is_normalised"), ["prompts", "metric"], "pair")
+
+
+def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
+    """The metric of the clean and corrupted prompts of each model and set, and how many answers the model gives."""
+    groups: Any = run.derived(pair_metrics, table).groupby(["model", "prompts", "metric"], sort=False)
+    for (model, prompts, metric), pairs in groups:
+        place = {"model": model, "where": {"prompts": prompts, "metric": metric}}
+        clean = pairs.set_index("pair")["metric_clean"].astype("float64")
+        corrupted = pairs["metric_corrupted"].to_numpy(np.float64)
+        exchanged = count_exchanged(metric, clean.to_numpy(), corrupted)
+        if 2 * exchanged > len(pairs):
+            yield Result(question=f"{area}.exchanged", value=exchanged, n=len(pairs), **place)
+        details = {
+            "corrupted": corrupted.mean(),
+            "label": METRIC_LABELS[metric],
+            "label_unit": METRIC_UNITS[metric],
+            "limit": MIN_DIFFERENCE,
+            "excluded": int((~pairs["is_normalised"]).sum()) or None,
+            "shared": _shared_count(run, table, prompts, metric, pairs),
+        }
+        yield mean_result(f"{area}.metric", clean, details=details, **place)
+        if metric in ANSWER_CRITERIA:
+            yield _answered_result(f"{area}.answered", metric, clean, place)
+
+
+def _answered_result(question: str, metric: str, clean: pd.Series, place: dict[str, Any]) -> Result:
+    """The share of pairs whose answer the unchanged model gives, from the metric of the clean prompts by pair."""
+    is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index).astype("float64")
+    details = {
+        "answer_criterion": ANSWER_CRITERIA[metric],
+        "unanswered": int((is_answered == 0).sum()) or None,
+        "doubt": DOUBT if metric == "logit_diff" and is_answered.mean() < 0.5 else "",
+    }
+    low, high = wilson_interval(float(is_answered.mean()), len(clean))
+    result = mean_result(question, is_answered, details=details, **place)
+    return replace(result, low=float(low), high=float(high))
+
+
+def _shared_count(run: RunTables, table: str, prompts: str, metric: str, pairs: pd.DataFrame) -> int | None:
+    """Number of the pairs that count in every model, if that is fewer than count in this one."""
+    if table != PATCHING.name:  # means of paths are over the pairs of one model
+        return None
+    usable = run.derived(pairs_usable_in_all_models)
+    shared = int(((usable["prompts"] == prompts) & (usable["metric"] == metric)).sum())
+    return shared if shared < int(pairs["is_normalised"].sum()) else None

@@ -1,0 +1,35 @@
+"""Questions that results of path patching answer."""
+
+from typing import Any
+
+from headscope.effects.results import sweep_questions
+from headscope.results.questions import Question
+from probes.patching.pairs import pair_questions
+
+_SWEEP = "path patching, {direction}[, norms {other_norms}], {prompts}"
+_SUBJECT = f"{_SWEEP}, in {{model}}"
+_EFFECT: dict[str, Any] = {"number": "+.2f", "samples": "pairs"}
+
+EFFECT = Question(
+    name="paths.between_heads",
+    sentence=f"{_SUBJECT}: the strongest path between heads is {{path}}, {{value}}",
+    **_EFFECT,
+)
+"""The effect of one path."""
+
+QUESTIONS = (
+    *pair_questions("paths"),
+    Question(
+        name="paths.no_effects",
+        sentence="the metric of the two prompts differs too little in every pair, so there are no effects. Use other "
+        "pairs",
+        level="warning",
+    ),
+    *sweep_questions("paths", _SUBJECT, _SWEEP, unit="{path}", **_EFFECT),
+    EFFECT,
+    Question(
+        name="paths.head",
+        sentence=f"{_SUBJECT}: the strongest path {{end}} this head is {{path}}, {{value}}",
+        **_EFFECT,
+    ),
+)

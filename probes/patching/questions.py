@@ -1,0 +1,70 @@
+"""Questions that results of activation patching answer."""
+
+from typing import Any
+
+from headscope.effects.results import sweep_questions
+from headscope.results.questions import Question
+from probes.patching.pairs import pair_questions
+
+TOPIC = "Activation patching"
+_SWEEP = "{direction:capital} of the {activation}, {prompts}"
+_SUBJECT = f"{_SWEEP}, in {{model}}"
+_EFFECT: dict[str, Any] = {"number": "+.2f", "samples": "pairs"}
+
+EFFECT = Question(
+    name="patching.head",
+    sentence=f"{_SUBJECT}: the effect of {{unit}} is {{value}}, rank {{rank:,}} of {{units:,}} {{nouns}} by size",
+    **_EFFECT,
+)
+"""The effect of one head or KV group."""
+
+QUESTIONS = (
+    *pair_questions("patching"),
+    Question(
+        name="patching.no_effects",
+        sentence="no pair differs enough in its metric between the two prompts in every model, so there are no "
+        "effects. Use other pairs, or fewer models",
+        level="warning",
+    ),
+    *sweep_questions("patching", _SUBJECT, "{direction:capital} of {intervention}, {prompts}", **_EFFECT),
+    Question(
+        name="patching.span",
+        sentence=f"{_SUBJECT}, only at the positions of {{span}}: the effect of largest size is that of {{unit}}, "
+        "{value}",
+        **_EFFECT,
+    ),
+    EFFECT,
+    Question(
+        name="patching.models",
+        sentence=f"{_SWEEP}, {{model}} against {{baseline}}, over the same {{pairs:n pairs}}: the rank correlation of "
+        "the effects of {compared:,} {nouns} is {value}[; {estimated:,} of them are estimated in at least one model]",
+        number=".2f",
+    ),
+    Question(
+        name="patching.largest_change",
+        sentence=f"{_SWEEP}, {{model}} against {{baseline}}: the largest change is that of {{unit}}, from "
+        "{before:+.2f} to {after:+.2f}, {value}",
+        **_EFFECT,
+    ),
+    Question(
+        name="patching.kept",
+        topic=TOPIC,
+        statement=f"{_SWEEP}: the {{top:,}} {{nouns}} of largest exact effect in {{baseline}} keep at least "
+        "{share:percent} of their summed effect in {model}",
+        sentence="{heads:words}[: the sum is {before:+.2f} in {baseline} and {after:+.2f} in {model}; {model} minus "
+        "{share:percent} of {baseline} is {value}]",
+        criterion="fixed before the shipped runs were measured",
+        **_EFFECT,
+    ),
+    Question(
+        name="patching.changed",
+        topic=TOPIC,
+        statement=f"{_SWEEP}: from {{baseline}} to {{model}}, the effect of at least one unit changes by more than "
+        "{limit} in either direction",
+        sentence="of {compared:,} {nouns} patched exactly in both models, the absolute change exceeds {limit} in "
+        "{changed:,}, is below {limit} in {stable:,}, and is undecided in {undecided:,}. The largest is that of "
+        "{unit}, from {before:+.2f} to {after:+.2f}, {value}",
+        criterion="decided by intervals that hold for all these {nouns} at once",
+        **_EFFECT,
+    ),
+)

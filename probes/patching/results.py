@@ -1,0 +1,54 @@
+"""Results of activation patching: the pairs, every sweep, named spans, single heads, and comparisons of models."""
+
+from collections.abc import Iterator
+
+from headscope.effects.ranking import largest_unit, rank
+from headscope.effects.results import sweep_results
+from headscope.effects.sweep import Effects
+from headscope.effects.units import unit_nouns, unit_result, units_of_head
+from headscope.report.text import head_mask
+from headscope.results.result import Result
+from headscope.runs.run import Run
+from probes.patching.analysis import span_sweeps, sweeps
+from probes.patching.model_changes import model_results
+from probes.patching.pairs import pair_results
+from probes.patching.schema import ACTIVATION_LABELS, PATCHING
+
+
+def results(run: Run) -> Iterator[Result]:
+    """Results about the pairs, every sweep, every span, and the changes from the first model to the others."""
+    if PATCHING.name not in run.tables:
+        return
+    yield from pair_results(run, PATCHING.name, "patching")
+    if not run.derived(sweeps):
+        yield Result(question="patching.no_effects")
+    for effects in run.derived(sweeps):
+        yield from unit_results(effects)
+    for effects in run.derived(span_sweeps):
+        largest = largest_unit(effects, by_size=True)
+        yield unit_result(effects, largest, "patching.span", details=sweep_details(effects))
+    yield from model_results(run)
+
+
+def unit_results(effects: Effects) -> Iterator[Result]:
+    """Results about the units of one sweep."""
+    yield from sweep_results(effects, "patching", unit_nouns(effects.units), sweep_details(effects))
+
+
+def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """The effect of a head or its KV group on every prompt set, with its rank."""
+    if PATCHING.name not in run.tables:
+        return
+    groups = run.heads.loc[head_mask(run.heads, layer, head), "kv_group"]
+    for effects in run.derived(sweeps):
+        if effects.model != model or groups.empty:
+            continue
+        sizes = effects.units["effect"].abs()
+        for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows():
+            place = {"rank": rank(sizes, abs(unit["effect"])), "units": len(sizes), "nouns": unit_nouns(effects.units)}
+            yield unit_result(effects, unit, "patching.head", details={**sweep_details(effects), **place})
+
+
+def sweep_details(effects: Effects) -> dict[str, str]:
+    """What names a sweep in sentences besides its keys."""
+    return {"activation": ACTIVATION_LABELS[effects.key["intervention"]]}

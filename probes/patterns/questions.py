@@ -1,0 +1,29 @@
+"""Questions that the results of the probe `patterns` answer."""
+
+from headscope.results.questions import Question
+
+QUESTIONS = (
+    Question(
+        name="patterns.far_weight",
+        sentence="In {model}, {unit} attends most to single tokens far back: its top far weight is {value}; that of "
+        "the median head is {median:number}",
+        headline="{unit} attends most to single tokens far back: top far weight {value}",
+        samples="documents",
+        level="headline",
+    ),
+    Question(
+        name="patterns.example",
+        sentence="In {doc}, {unit} in {model} attends from “{query}” to “{key}”, {distance:,} tokens back, with weight "
+        "{value}",
+    ),
+    Question(
+        name="patterns.maps",
+        sentence="In {model}, {value} heads have an attention map",
+        number=",.0f",
+    ),
+    Question(
+        name="patterns.no_far_keys",
+        sentence="No key is 32 or more tokens back. See the table top_keys for the attended tokens",
+        level="warning",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Results of attention patterns: the head that attends most to single tokens far back, with an example."""
+
+from collections.abc import Iterator
+
+from headscope.report.text import head_mask, heads_by_model
+from headscope.report.token_spans import mark_token
+from headscope.results.result import Result
+from headscope.results.samples import extreme_head_result
+from headscope.runs.run import Run
+from headscope.runs.summary import default_models
+from probes.patterns import maps
+from probes.patterns.analysis import document_text, top_far_rows
+
+
+def results(run: Run) -> Iterator[Result]:
+    """The head of each model with the largest top far weight, and an example; the number of stored maps."""
+    has_far_keys = "far_weight" in run.heads and run.heads["far_weight"].notna().any()
+    if "top_keys" in run.tables and not has_far_keys:
+        yield Result(question="patterns.no_far_keys")
+    for label in default_models(run) if has_far_keys else ():
+        for _, heads in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
+            rows = run.table("far_keys")
+            rows = rows[rows["model"] == label]
+            best = extreme_head_result(
+                "patterns.far_weight",
+                heads,
+                "far_weight",
+                rows["doc"].nunique(),
+                (0.0, 1.0),
+                where={"context_length": int(rows["context_length"].max())},
+                details={"median": float(heads["far_weight"].median())},
+            )
+            yield best
+            if best.layer is not None and best.head is not None:
+                yield from _example(run, label, best.layer, best.head)
+    for label, count in maps.count_maps(run).items():
+        yield Result(question="patterns.maps", value=count, model=label)
+
+
+def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """The head's top far row in words."""
+    if "far_weight" in run.heads and run.heads[head_mask(run.heads, layer, head)]["far_weight"].notna().any():
+        yield from _example(run, model, layer, head)
+
+
+def _example(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """The head's top far row, if it has one."""
+    for row in top_far_rows(run, model, layer, head)[:1].to_dict("records"):
+        text = document_text(run, model, row["doc"])
+        yield Result(
+            question="patterns.example",
+            value=float(row["weight"]),
+            model=model,
+            layer=layer,
+            head=head,
+            details={
+                "doc": row["doc"],
+                "query": mark_token(text, row["query"], 6, 0),
+                "key": mark_token(text, row["key"]),
+                "distance": row["distance"],
+            },
+        )

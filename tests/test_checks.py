@@ -1,0 +1,277 @@
+"""Checks of a run: outcomes by the interval, statistics of heads, relative bounds, mistakes, files."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_comparison import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
+
+import headscope as hs
+from headscope.errors import BadInput, CannotWrite
+from headscope.report.comparison import outcome_text
+from headscope.report.junit import write_junit
+from headscope.results.check_file import Check, read_checks
+from headscope.results.checks import CheckResult, run_checks
+from headscope.results.result import Result
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "nights" in request.fixturenames:  # on real runs
+        return
+    for module in ("comparison", "checks"):
+        monkeypatch.setattr(f"headscope.results.{module}.all_results", lambda run: run.results)
+        monkeypatch.setattr(f"headscope.results.{module}.questions", lambda: QUESTIONS)
+
+
+def outcomes(results: list[Result], earlier: list[Result] | None = None, /, **check: Any) -> list[CheckResult]:
+    models = list(dict.fromkeys(result.model for result in results))
+    old = None if earlier is None else fake_run(earlier, models)
+    return run_checks(fake_run(results, models), [Check.model_validate(check)], old)
+
+
+def loss(low: float, high: float, n: int | None = 8, **changes: Any) -> Result:
+    values = {"question": "x.loss", "model": "base", "value": (low + high) / 2, "low": low, "high": high, "n": n}
+    return Result(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("bound", "outcome"),
+    [
+        ({"at_most": 0.5}, "passes"),
+        ({"at_most": 0.35}, "undecided"),
+        ({"at_most": 0.2}, "fails"),
+        ({"at_least": 0.3}, "passes"),
+        ({"at_least": 0.35}, "undecided"),
+        ({"at_least": 0.6}, "fails"),
+    ],
+)
+def test_outcome_follows_the_whole_interval(bound: dict[str, float], outcome: str) -> None:
+    (found,) = outcomes([loss(0.3, 0.5)], result="x.loss", **bound)
+    assert found.outcome == outcome
+
+
+def test_undecided_says_how_many_documents_would_decide() -> None:
+    (found,) = outcomes([loss(0.3, 0.5)], result="x.loss", at_most=0.45)
+    assert found.needed == 32, "half width 0.1 at distance 0.05, 8 documents"
+    assert outcome_text(found).endswith(
+        "(0.3 to 0.5): the interval contains the bound; about 32 documents would decide"
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (loss(math.nan, math.nan, 2, value=0.1), "too few samples for an interval"),
+        (loss(0.1, 0.2, is_exact=False), "an estimate decides nothing"),
+    ],
+)
+def test_values_without_interval_and_estimates_decide_nothing(result: Result, reason: str) -> None:
+    (found,) = outcomes([result], result="x.loss", at_most=1)
+    assert (found.outcome, found.reason) == ("undecided", reason)
+
+
+def test_a_check_covers_every_matching_result() -> None:
+    results = [loss(0, 1), loss(4, 5, where={"context_length": 512}), loss(9, 10, model="yarn")]
+    assert [found.outcome for found in outcomes(results, result="x.loss", at_most=2)] == ["passes", "fails", "fails"]
+    (found,) = outcomes(results, result="x.loss", at_most=5, where={"context_length": 512})
+    assert found.subject == "base, context_length 512"
+    assert len(outcomes(results, result="x.loss", at_most=5, model="base")) == 2
+
+
+def test_bounds_relative_to_an_earlier_run_are_paired() -> None:
+    new, old = [mean_of(AFTER)], [mean_of(BEFORE)]
+    (rise,) = outcomes(new, old, result="x.loss", rises_at_most=0.2)
+    assert (rise.outcome, rise.is_change) == ("undecided" if rise.high > 0.2 else "passes", True)
+    assert rise.value == pytest.approx(0.15)
+    (share,) = outcomes(new, old, result="x.loss", at_least="90 %")
+    expected = np.array(AFTER) - 0.9 * np.array(BEFORE)
+    assert share.value == pytest.approx(expected.mean())
+    assert share.outcome == "passes"
+    with pytest.raises(BadInput, match="is relative to another run"):
+        outcomes(new, None, result="x.loss", at_least="90 %")
+
+
+# Statistics of heads ------------------------------------------------------------------------------------------------
+
+
+def heads(**columns: list[float]) -> pd.DataFrame:
+    count = len(next(iter(columns.values())))
+    return pd.DataFrame({"model": "base", "layer": 0, "head": range(count), **columns})
+
+
+def check_heads(table: pd.DataFrame, **check: Any) -> CheckResult:
+    run = fake_run([], ["base"], heads=table)
+    (found,) = run_checks(run, [Check.model_validate({"statistic": "induction_token", **check})])
+    return found
+
+
+INDUCTION = {
+    "induction_token": [0.9, 0.6, 0.55, 0.1],
+    "induction_token_low": [0.8, 0.52, 0.45, 0.0],
+    "induction_token_high": [1.0, 0.68, 0.65, 0.2],
+}
+
+
+@pytest.mark.parametrize(("at_least", "outcome"), [(2, "passes"), (3, "undecided"), (4, "fails")])
+def test_count_of_heads_is_bounded_by_those_surely_and_possibly_above(at_least: int, outcome: str) -> None:
+    found = check_heads(heads(**INDUCTION), count_above=0.5, at_least=at_least)
+    assert (found.outcome, found.value, found.low, found.high) == (outcome, 3, 2, 3)
+
+
+def test_count_below_and_median_and_head() -> None:
+    table = heads(**INDUCTION)
+    below = check_heads(table, count_below=0.5, at_least=1)
+    assert (below.value, below.low, below.high) == (1, 1, 2)
+    median = check_heads(table, median=True, at_least=0.4)
+    assert (median.value, median.low, median.high) == pytest.approx((0.575, 0.485, 0.665))
+    head = check_heads(table, head="0.1", at_most=0.7)
+    assert (head.outcome, head.subject) == ("passes", "base: induction_token of L0H1")
+
+
+def test_statistic_of_the_weights_is_decided_by_its_value() -> None:
+    run = fake_run([], ["base"], heads=heads(ov_copying=[0.9, 0.1]))
+    check = Check.model_validate({"statistic": "ov_copying", "count_above": 0.5, "at_least": 1})
+    assert run_checks(run, [check])[0].outcome == "passes"
+
+
+def test_too_few_documents_leave_a_statistic_undecided() -> None:
+    missing = dict.fromkeys(("induction_token_low", "induction_token_high"), [math.nan] * 4)
+    found = check_heads(heads(**INDUCTION | missing), median=True, at_least=0)
+    assert found.outcome == "undecided"
+
+
+# Mistakes and files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "is not a list of checks"),
+        ("- 3", "check 1: 3 is not a check. Write keys such as result, model and at_least"),
+        ("- {result: x.loss}", "check 1: needs one of at_least, at_most, rises_at_most, falls_at_most"),
+        ("- {at_least: 1}", "check 1: needs either 'result' or 'statistic'"),
+        ("- {result: x, at_least: 1, at_most: 2}", "check 1: needs one of"),
+        ("- {statistic: induction, at_least: 1}", "a check of a statistic needs one of head, count_above"),
+        ("- {result: x, median: true, at_least: 1}", "'median' is for checks of a 'statistic'"),
+        ("- {result: x, at_last: 1}", r"unknown key 'at_last' \(did you mean 'at_least'\?\)"),
+        ("- {result: x, at_least: much}", "'at_least' is 'much'"),
+        ("- {statistic: induction, head: top, at_least: 1}", "'top' is not a head. Write layer and head as in L18H6"),
+        ("- {result: x, at_least: .nan}", "'at_least' is nan"),
+    ],
+)
+def test_mistakes_in_a_file_of_checks_are_one_line(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "checks.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=message) as error:
+        read_checks(file)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="Create one with: headscope check RUN"):
+        read_checks(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        ({"result": "x.los", "at_least": 1}, r"there is no result 'x.los' \(did you mean 'x.loss'\?\)"),
+        ({"result": "x.share", "at_least": 1}, "the run has no result 'x.share'. It has: x.loss"),
+        ({"result": "x.loss", "model": "bse", "at_least": 1}, r"no model 'bse' \(did you mean 'base'\?\)"),
+        ({"result": "x.loss", "where": {"a": 1}, "at_least": 1}, "matches no result. The run has x.loss for: base"),
+        ({"statistic": "inductoin_token", "median": True, "at_least": 1}, "no statistic .inductoin_token. in this run"),
+    ],
+)
+def test_a_check_that_matches_nothing_is_refused_by_name(check: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        outcomes([loss(0, 1)], **check)
+
+
+def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
+    results = [loss(0, 1), loss(4, 5, model="bad"), loss(1, 3, model="unsure")]
+    write_junit(outcomes(results, result="x.loss", at_most=2), "night", tmp_path / "junit.xml")
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "1"]
+    assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["error"]]
+    with pytest.raises(CannotWrite, match="--junit"):
+        write_junit([], "night", tmp_path)
+
+
+# Commands -----------------------------------------------------------------------------------------------------------
+
+NIGHT = ("measure", "detectors", "positions")
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of one model on the same documents."""
+    folder = tmp_path_factory.mktemp("nights")
+    return [
+        synthetic_run(folder / name, models=(name,), lengths=(256,), docs=5, seed=seed, probes=NIGHT).path
+        for seed, name in enumerate(("monday", "tuesday"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bound", "code", "line"),
+    [
+        ("at_most: 9", 0, "1 check: 1 passes, 0 fails, 0 undecided"),
+        ("at_least: 9", 5, "1 check: 0 passes, 1 fails, 0 undecided"),
+        ("at_most: {value}", 6, "1 check: 0 passes, 0 fails, 1 undecided"),
+        ("rises_at_most: 9", 0, "1 check: 1 passes, 0 fails, 0 undecided"),
+    ],
+)
+def test_exit_code_says_whether_checks_fail_or_are_undecided(
+    bound: str, code: int, line: str, headscope: Command, nights: list[Path], tmp_path: Path
+) -> None:
+    findings = Run.open(nights[1]).findings()
+    value = findings.loc[findings["question"] == "loss.mean", "value"].iloc[0]
+    file, junit = tmp_path / "checks.yaml", tmp_path / "junit.xml"
+    file.write_text(f"- {{result: loss.mean, {bound.format(value=value)}}}", encoding="utf-8")
+    exit_code, out, err = headscope("check", nights[1], file, "--against", nights[0], "--junit", junit)
+    assert (exit_code, err) == (code, "")
+    assert out.splitlines()[-1] == line
+    assert junit.is_file()
+    exit_code, out, _ = headscope("check", nights[1], file, "--against", nights[0], "--json")
+    assert exit_code == code
+    assert json.loads(out)[0]["outcome"] in ("passes", "fails", "undecided")
+
+
+def test_written_checks_pass_on_their_run(headscope: Command, nights: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "checks.yaml"
+    code, out, _ = headscope("check", nights[0], file, "--init")
+    assert (code, "Checks: " in out) == (0, True)
+    assert headscope("check", nights[0], file)[0] == 0
+    code, _, err = headscope("check", nights[0], file, "--init")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "exists" in err
+
+
+def test_compare_prints_what_changed(headscope: Command, nights: list[Path]) -> None:
+    code, out, _ = headscope("compare", *nights, "--all")
+    assert code == 0
+    assert "loss.mean" in out
+    code, out, _ = headscope("compare", *nights, "--json")
+    content = json.loads(out)
+    (loss,) = [change for change in content["changes"] if change["after"]["question"] == "loss.mean"]
+    assert loss["low"] <= loss["difference"] <= loss["high"]
+    assert {"changes", "roles", "only_before", "only_after"} == {*content}
+    frame = hs.compare(*nights)
+    assert [*frame["question"]] == [change["after"]["question"] for change in content["changes"]]
+
+
+def test_checks_in_python_take_mappings(nights: list[Path]) -> None:
+    frame = hs.check(nights[0], [{"result": "loss.mean", "at_most": 9}], against=Run.open(nights[1]))
+    assert [*frame["outcome"]] == ["passes"]
+    with pytest.raises(BadInput, match=r"checks, check 1: unknown key 'atmost'"):
+        hs.check(nights[0], [{"result": "loss.mean", "atmost": 9}])

@@ -1,0 +1,149 @@
+"""Comparison of two runs: which results are compared, how differences get intervals, and heads that change roles."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headscope.results.comparison import Change, SameSamples, change, compare
+from headscope.results.questions import Question
+from headscope.results.result import Result
+from headscope.runs.aggregation import confidence_interval
+from headscope.runs.column_metadata import Role
+
+DOCUMENTS = [f"doc{index}" for index in range(6)]
+QUESTIONS = {
+    question.name: question
+    for question in (
+        Question(name="x.loss", sentence="the loss is {value}", samples="documents", better="lower", topic="X"),
+        Question(name="x.share", sentence="the share is {value}", samples="trials", topic="X"),
+    )
+}
+
+
+def fake_run(results: list[Result], models: list[str], digest: str = "same", heads: pd.DataFrame | None = None) -> Any:
+    """A run with these results, as far as a comparison looks at it."""
+    manifest = {
+        "models": [{"label": label, "documents_sha256": dict.fromkeys(DOCUMENTS, digest)} for label in models],
+        "inputs": {f"the prompt pairs 'ioi' of '{label}'": digest for label in models},
+    }
+    table = pd.DataFrame(columns=["model", "layer", "head"]) if heads is None else heads
+    run = SimpleNamespace(name="run", models=models, manifest=manifest, heads=table, results=results)
+    run.parts = [run]
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headscope.results.comparison.all_results", lambda run: run.results)
+    monkeypatch.setattr("headscope.results.comparison.questions", lambda: QUESTIONS)
+
+
+def mean_of(values: list[float], question: str = "x.loss", names: list[str] = DOCUMENTS, **changes: Any) -> Result:
+    (low,), (high,) = confidence_interval(np.array(values)[None])
+    by_sample = dict(zip(names, values, strict=True))
+    numbers = {"value": float(np.mean(values)), "low": float(low), "high": float(high), "n": len(values)}
+    return Result(**{"question": question, "model": "base", "by_sample": by_sample, **numbers, **changes})
+
+
+BEFORE, AFTER = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.2, 2.1, 3.2, 4.1, 5.2, 6.1]
+
+
+def test_difference_is_paired_by_equal_documents() -> None:
+    first, second = fake_run([mean_of(BEFORE)], ["base"]), fake_run([mean_of(AFTER)], ["base"])
+    (found,) = compare(first, second).changes
+    differences = np.array(AFTER) - np.array(BEFORE)
+    half = 2.5705818366147395 * differences.std(ddof=1) / math.sqrt(6)  # t(0.975, 5)
+    assert found.n == 6
+    assert found.difference == pytest.approx(0.15)
+    assert (found.low, found.high) == pytest.approx((0.15 - half, 0.15 + half))
+    assert found.direction == "worse", "a higher loss"
+
+
+def test_difference_of_other_documents_of_the_same_name_is_unpaired() -> None:
+    first, second = mean_of(BEFORE), mean_of(AFTER)
+    (found,) = compare(fake_run([first], ["base"]), fake_run([second], ["base"], digest="other")).changes
+    assert found.n is None
+    half = math.hypot(first.half_width, second.half_width)
+    assert (found.low, found.high) == pytest.approx((0.15 - half, 0.15 + half))
+    assert found.direction == "no clear change"
+
+
+def test_only_documents_that_both_runs_have_are_paired() -> None:
+    later = mean_of(AFTER[:4], names=DOCUMENTS[:4])
+    (found,) = compare(fake_run([mean_of(BEFORE)], ["base"]), fake_run([later], ["base"])).changes
+    assert found.n == 4
+    assert found.difference == pytest.approx(np.mean(AFTER[:4]) - np.mean(BEFORE[:4]))
+
+
+def test_pairs_and_trials_are_paired_if_the_prompts_are_the_same() -> None:
+    names = [f"ioi-{index}" for index in range(6)]
+    results = [mean_of(values, "x.share", names) for values in (BEFORE, AFTER)]
+    same = compare(fake_run([results[0]], ["base"]), fake_run([results[1]], ["base"])).changes[0]
+    other = compare(fake_run([results[0]], ["base"]), fake_run([results[1]], ["base"], digest="other")).changes[0]
+    assert (same.n, other.n) == (6, None)
+    assert same.direction == "higher", "the question does not say what is better"
+
+
+def test_estimates_and_values_without_interval_have_no_interval_of_the_difference() -> None:
+    estimate = mean_of(AFTER, is_exact=False)
+    (found,) = compare(fake_run([mean_of(BEFORE)], ["base"]), fake_run([estimate], ["base"])).changes
+    assert found.direction == "no clear change" or math.isnan(found.low)
+    few = Result(question="x.loss", model="base", value=1.0, n=2)
+    (found,) = compare(fake_run([few], ["base"]), fake_run([few], ["base"])).changes
+    assert found.direction == "unknown"
+
+
+def test_the_surest_change_comes_first_and_unequal_keys_are_listed() -> None:
+    sure, unsure = mean_of(AFTER), mean_of([1.0, 2.5, 2.5, 4.0, 5.0, 6.2], where={"context_length": 512})
+    old = [mean_of(BEFORE, where={"context_length": 512}), mean_of(BEFORE), mean_of(BEFORE, model="gone")]
+    new = [unsure, sure, mean_of(BEFORE, where={"context_length": 1024})]
+    comparison = compare(fake_run(old, ["base", "gone"]), fake_run(new, ["base", "gone"]))
+    assert [found.after for found in comparison.changes] == [sure, unsure]
+    assert [result.model for result in comparison.only_before] == ["gone"]
+    assert [result.where for result in comparison.only_after] == [{"context_length": 1024}]
+
+
+def test_runs_of_one_model_each_are_compared_whatever_the_labels_are() -> None:
+    first = fake_run([mean_of(BEFORE, model="step 1")], ["step 1"])
+    second = fake_run([mean_of(AFTER, model="step 2")], ["step 2"])
+    assert compare(first, second).changes[0].n == 6
+    two = fake_run([mean_of(AFTER, model="step 2")], ["step 2", "step 3"])
+    assert not compare(first, two).changes
+
+
+def test_heads_that_gained_or_lost_a_role_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Role("score above 0.5", lambda heads: heads["score"] > 0.5, "score")
+    for module in ("comparison", "comparison"):
+        monkeypatch.setattr(f"headscope.results.{module}.roles", lambda: {"copying": role})
+    monkeypatch.setattr("headscope.runs.column_metadata.roles", lambda: {"copying": role})
+
+    def heads(*scores: float) -> pd.DataFrame:
+        return pd.DataFrame({"model": "base", "layer": 3, "head": range(len(scores)), "score": scores})
+
+    first = fake_run([], ["base"], heads=heads(0.9, 0.1, 0.7))
+    second = fake_run([], ["base"], heads=heads(0.9, 0.6, 0.2))
+    (found,) = compare(first, second).roles
+    assert (found.gained, found.lost, found.before, found.after) == (((3, 1),), ((3, 2),), 2, 2)
+
+
+numbers = st.floats(-100, 100).map(lambda value: round(value, 3))
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=6, max_size=6))
+def test_swapping_the_runs_changes_the_sign_only(values: list[tuple[float, float]]) -> None:
+    old, new = (mean_of([pair[side] for pair in values]) for side in (0, 1))
+    for digest in ("same", "other"):
+        runs = fake_run([old], ["base"]), fake_run([new], ["base"], digest)
+        forward, backward = (
+            change(first, second, SameSamples(*pair, {}))
+            for (first, second), pair in (((old, new), runs), ((new, old), runs[::-1]))
+        )
+        assert isinstance(forward, Change)
+        assert forward.difference == pytest.approx(-backward.difference, abs=1e-9)
+        assert forward.low == pytest.approx(-backward.high, abs=1e-9)

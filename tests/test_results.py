@@ -1,0 +1,251 @@
+"""Results: wording, verdicts and what would decide them, ranking, and the table of all results."""
+
+import math
+
+import pytest
+
+from headscope.results import questions as registry
+from headscope.results import words
+from headscope.results.questions import Question
+from headscope.results.ranking import headlines
+from headscope.results.result import Bound, Result
+from headscope.results.table import results_table
+from headscope.results.verdicts import judged, judged_by_agreement, judged_by_parts, samples_needed
+from headscope.runs.aggregation import wilson_interval
+
+QUESTIONS = {
+    question.name: question
+    for question in (
+        Question(
+            name="x.loss",
+            sentence="In {model}, the loss rises by {value}[ without {unit}][; the control is {control:.1f}]",
+            answer="The loss rises by {values}",
+            number="+.2f",
+            unit="nats/token",
+            samples="documents",
+            level="headline",
+            topic="X",
+        ),
+        Question(name="x.share", sentence="the share is {value}", number="percent", level="headline", topic="X"),
+        Question(
+            name="x.claim",
+            statement="the loss of {model} rises",
+            sentence="it rises by {value}",
+            criterion="by more than {limit}",
+            number="+.2f",
+            samples="documents",
+            topic="X",
+        ),
+        Question(name="x.heads", sentence="the median of {model} is {value}", samples="heads", topic="X"),
+        Question(name="x.trials", sentence="{value} succeed", number="percent", samples="trials", topic="X"),
+        Question(name="x.parts", statement="both hold", sentence="{parts}", topic="X"),
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def _questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("words", "ranking", "table"):
+        monkeypatch.setattr(f"headscope.results.{module}.questions", lambda: QUESTIONS)
+
+
+def _loss(**changes: object) -> Result:
+    values = {"question": "x.loss", "model": "base", "value": 0.45, "low": 0.4, "high": 0.5, "n": 60}
+    return Result(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_sentence_names_value_unit_interval_and_documents() -> None:
+    text = "In base, the loss rises by +0.45 nats/token (95 % confidence interval +0.40 to +0.50, 60 documents)."
+    assert words.sentence(_loss()) == text
+    brief = "In base, the loss rises by +0.45 nats/token (+0.40 to +0.50, 60 documents) without L3H1"
+    assert words.headline(_loss(layer=3, head=1)) == brief
+
+
+def test_cell_of_a_table_has_the_interval_without_unit() -> None:
+    assert words.cell(_loss()) == "+0.45 (+0.40 to +0.50)"
+    assert words.cell(_loss(is_exact=False)) == "~+0.45"
+    assert words.cell(_loss(low=0.45, high=0.45)) == "+0.45 (the same in all 60 documents)"
+
+
+def test_sentence_says_that_an_interval_is_corrected_for_a_choice_and_the_headline_does_not() -> None:
+    chosen = _loss(selected_from=20)
+    assert words.sentence(chosen).endswith("interval +0.40 to +0.50, corrected for the choice among 20, 60 documents).")
+    assert words.headline(chosen).endswith("(+0.40 to +0.50, 60 documents)")
+
+
+def test_parts_in_brackets_are_left_out_without_a_value() -> None:
+    assert "control" not in words.sentence(_loss(details={"control": math.nan}))
+    assert words.sentence(_loss(details={"control": 0.25})).endswith("; the control is 0.2.")
+    assert "L3 KV group 1" in words.sentence(_loss(layer=3, kv_group=1))
+
+
+def test_place_without_value_is_an_error() -> None:
+    with pytest.raises(KeyError, match="limit"):
+        words.criterion(Result(question="x.claim", model="base", value=1.0))
+
+
+def test_estimate_has_a_mark_and_no_interval() -> None:
+    estimate = _loss(is_exact=False)
+    assert words.sentence(estimate) == "In base, the loss rises by +0.45 nats/token (an estimate, 60 documents)."
+    assert words.headline(estimate).startswith("In base, the loss rises by ~+0.45 nats/token")
+
+
+def test_one_document_gives_no_interval() -> None:
+    text = words.sentence(_loss(low=math.nan, high=math.nan, n=1))
+    assert text == "In base, the loss rises by +0.45 nats/token (1 document gives no interval)."
+
+
+def test_answer_lists_up_to_four_models_and_else_the_extremes() -> None:
+    results = [_loss(model=name, value=value) for name, value in (("a", 0.1), ("b", 0.2))]
+    assert words.answer(results) == "The loss rises by +0.10 in a and +0.20 in b (nats/token)."
+    many = [_loss(model=f"m{index}", value=index / 10) for index in (3, 1, 5, 2, 4)]
+    assert words.answer(many) == "The loss rises by from +0.10 in m1 to +0.50 in m5 (nats/token)."
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "side", "verdict"),
+    [
+        (0.4, 0.5, "above", "supported"),
+        (0.4, 0.5, "below", "not supported"),
+        (-0.5, -0.4, "above", "not supported"),
+        (-0.1, 0.1, "above", "inconclusive"),
+        (math.nan, math.nan, "above", "inconclusive"),
+    ],
+)
+def test_verdict_needs_the_whole_interval_on_one_side(low: float, high: float, side: str, verdict: str) -> None:
+    assert judged(_loss(low=low, high=high), Bound(side)).verdict == verdict  # type: ignore[arg-type]
+
+
+def test_inconclusive_says_how_many_documents_would_decide() -> None:
+    claim = Result(question="x.claim", model="base", value=0.1, low=-0.1, high=0.3, n=8, details={"limit": 0})
+    undecided = judged(claim, Bound("above"))
+    assert samples_needed(undecided) == 32, "half width 0.2 at distance 0.1: four times as many"
+    assert words.evidence(undecided) == (
+        "It rises by +0.10 (95 % confidence interval -0.10 to +0.30, 8 documents); about 32 documents would decide at "
+        "the spread seen"
+    )
+    assert words.sentence(undecided).endswith("at the spread seen. Our criterion: by more than 0.")
+    assert samples_needed(judged(_loss(is_exact=False, low=math.nan, high=math.nan), Bound("above"))) is None
+
+
+@pytest.mark.parametrize(("share", "threshold", "trials"), [(0.7, 0.5, 10), (1.0, 0.9, 10), (0.3, 0.5, 10)])
+def test_trials_needed_are_those_at_which_the_interval_of_wilson_leaves_the_threshold(
+    share: float, threshold: float, trials: int
+) -> None:
+    low, high = wilson_interval(share, trials)
+    claim = judged(Result(question="x.trials", value=share, low=low, high=high, n=trials), Bound("above", threshold))
+    needed = samples_needed(claim)
+    assert claim.verdict == "inconclusive"
+    assert needed is not None
+
+    def is_decided(count: int) -> bool:
+        low, high = wilson_interval(share, count)
+        return not low <= threshold <= high
+
+    assert (is_decided(needed), is_decided(needed - 1)) == (True, False)
+    assert words.evidence(claim).endswith(f"; about {needed} trials would decide at the spread seen")
+
+
+def test_asymmetric_interval_counts_the_half_that_faces_the_threshold() -> None:
+    ratio = Result(question="x.loss", value=2.0, low=1.0, high=6.0, n=10)
+    assert samples_needed(judged(ratio, Bound("above", 1.5))) == 40
+    assert samples_needed(judged(ratio, Bound("below", 4.0))) == 40
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "between", "outside"),
+    [
+        (-0.05, 0.05, "supported", "not supported"),
+        (0.2, 0.3, "not supported", "supported"),
+        (-0.3, -0.2, "not supported", "supported"),
+        (0.05, 0.3, "inconclusive", "inconclusive"),
+        (-0.2, 0.2, "inconclusive", "inconclusive"),
+    ],
+)
+def test_verdicts_between_two_thresholds(low: float, high: float, between: str, outside: str) -> None:
+    change = _loss(value=(low + high) / 2, low=low, high=high)
+    assert judged(change, Bound("between", -0.1, 0.1)).verdict == between
+    assert judged(change, Bound("outside", -0.1, 0.1)).verdict == outside
+
+
+def _part(value: float, half_width: float, side: str = "above", **changes: object) -> Result:
+    interval = {"value": value, "low": value - half_width, "high": value + half_width, "n": 10}
+    return judged(_loss(**{**interval, **changes}), Bound(side))  # type: ignore[arg-type]
+
+
+def test_all_undecided_parts_must_be_decided_unless_one_would_refute_the_claim() -> None:
+    claim = Result(question="x.parts")
+    agreeing = [_part(0.1, 0.2), _part(0.1, 0.3), _part(0.1, 0.05)]
+    text = words.evidence(judged_by_parts(claim, agreeing))
+    assert text.endswith("; about 90 documents would decide at the spread seen"), "the part that needs most"
+    refuting = [*agreeing, _part(-0.1, 0.11)]
+    text = words.evidence(judged_by_parts(claim, refuting))
+    assert text.endswith("; about 13 documents would decide at the spread seen"), "one part that fails is enough"
+    assert "would decide" not in words.evidence(judged_by_parts(claim, [_part(-0.1, 0.05), *agreeing]))
+
+
+def test_more_documents_do_not_decide_a_claim_over_the_heads_of_one_model() -> None:
+    claim = _part(0.1, 0.2, question="x.heads")
+    expected = (
+        "; more documents do not narrow this interval over the heads of one model, but another trained model or seed "
+        "may decide (about 40 heads would decide at the spread seen)"
+    )
+    assert words.evidence(claim).endswith(expected)
+    assert words.evidence(judged_by_parts(Result(question="x.parts"), [claim])).endswith(expected)
+
+
+def test_other_reasons_say_what_would_decide() -> None:
+    few = judged(_loss(low=math.nan, high=math.nan, n=2), Bound("above"))
+    assert words.sentence(few).endswith("; at least 3 documents are needed.")
+    assert words.evidence(judged_by_parts(Result(question="x.parts"), [few, few])).count("at least 3") == 1
+    lengths = {"context_length": 1024, "native_context": 8192, "half_context": 4096}
+    short = judged(_loss(details=lengths), Bound("above"), "short")
+    assert short.verdict == "inconclusive"
+    assert words.sentence(short).endswith(
+        "; 1,024 tokens are not beyond half of the native context of 8,192. A context of more than 4,096 tokens would "
+        "decide."
+    )
+    estimate = judged(_loss(is_exact=False), Bound("above"))
+    assert estimate.verdict == "inconclusive", "an estimate decides nothing, whatever its interval"
+    assert words.sentence(estimate).endswith("; estimates decide no claim: it must be exact.")
+    assert words.sentence(_part(0.0, 0.2)).endswith(
+        "; the value is on the threshold, where no number of samples decides."
+    )
+
+
+def test_seeds_must_agree() -> None:
+    supported, refuted, undecided = _part(0.4, 0.1), _part(-0.4, 0.1), _part(0.1, 0.2)
+    claim = Result(question="x.parts")
+    assert judged_by_agreement(claim, [supported, supported]).verdict == "supported"
+    assert judged_by_agreement(claim, [refuted, refuted]).verdict == "not supported"
+    for parts in ([supported, refuted], [supported, undecided]):
+        text = words.sentence(judged_by_agreement(claim, parts))
+        assert text.startswith("Both hold: inconclusive. ")
+        assert text.endswith("; a verdict needs the same verdict from every seed.")
+    assert "about 40 documents" in words.sentence(judged_by_agreement(claim, [undecided]))
+
+
+def test_claim_of_parts_is_refuted_by_one_part() -> None:
+    parts = [judged(_loss(), Bound("above")), judged(_loss(), Bound("below"))]
+    assert judged_by_parts(_loss(), parts).verdict == "not supported"
+    assert judged_by_parts(_loss(), parts[:1]).verdict == "supported"
+
+
+def test_headlines_begin_with_the_surest_result_of_every_question() -> None:
+    sure, unsure = _loss(model="sure"), _loss(model="unsure", low=0.0, high=0.9)
+    share = Result(question="x.share", value=0.5)
+    assert headlines([unsure, sure, share], 3) == [sure, share, unsure]
+    assert len(headlines([_loss(n=count) for count in range(3, 23)])) == 8
+
+
+def test_table_has_the_parts_of_a_result_and_a_stable_key() -> None:
+    table = results_table([judged_by_parts(_loss(where={"b": 2, "a": "x"}), [_loss(model="part")])])
+    assert [*table["model"]] == ["base", "part"]
+    assert table["where"][0] == "a=x, b=2"
+    assert _loss(layer=1, head=2).key == _loss(layer=3, head=4).key, "the answer is not part of the question"
+
+
+def test_registry_names_every_question_once() -> None:
+    names = [question.name for question in registry.questions().values()]
+    assert len(names) == len({*names})
+    assert all(question.topic for question in registry.questions().values())
