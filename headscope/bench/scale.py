@@ -24,8 +24,8 @@ MAX_TIME_RATIO, MAX_MEMORY_RATIO = 2.3, 1.2
 """Bounds of the ratios at twice the size."""
 LAYERS, HEADS, GROUPS, PAIRS, LENGTH = 16, 16, 4, 32, 8192
 DISTANCES = np.unique(np.concatenate([[0], np.round(2 ** np.arange(0, np.log2(LENGTH), 0.5))])).astype(int)
-FREE_MEGABYTES = 32.0
-"""Memory that is added to both sides of a ratio: what a process takes for small things is noise."""
+FREE_MEGABYTES = 64.0
+"""Memory that is added to both sides of a ratio: about a block of rows, up to which the memory of a merge may grow."""
 
 
 def compare_growth() -> Iterator[list[dict[str, Any]]]:

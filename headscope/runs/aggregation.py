@@ -124,7 +124,7 @@ def rank_correlations(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 def plain_types(frame: pd.DataFrame) -> pd.DataFrame:
     """Labels as strings, so that no empty groups appear, and floats as float64 for sums."""
     floats = {name: "float64" for name in frame if frame[name].dtype == "float32"}
-    labels = {name: _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"}
+    labels = {str(name): _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"}
     return frame.astype(floats).assign(**labels)
 
 
