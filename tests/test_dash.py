@@ -531,7 +531,7 @@ def test_findings_of_a_model_exclude_models_whose_name_starts_the_same(tmp_path:
     synthetic_run(tmp_path, models=("yarn", "yarn without factor"), **TINY)
     with create_app(tmp_path).server.app_context():
         _, _, _, content = resolve_url("/influence", {"model": "yarn"})
-    (text,) = content.sections["Findings"]
+    (text,) = content.sections["In words"]
     assert text.sentences
     assert not any(sentence.startswith("yarn without") for sentence in text.sentences)
 
@@ -567,7 +567,7 @@ def test_a_run_without_models_is_shown_on_the_page_of_its_probe(tmp_path: Path):
         overview = resolve_url("/", {})[3]
         assert overview.title == "Probes"
         filled = [name for name, blocks in overview.sections.items() if blocks]
-        assert filled == ["Findings", "Runs in this folder", "Run details"]
+        assert filled == ["In short", "In words", "Runs in this folder", "Run details"]
         for path in PATHS:
             assert export.render_page_html(resolve_url(path, {})[3], run, view).count("<h1>") == 1
 
@@ -644,9 +644,9 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     controls = ("models", "layers", "role", "set")
     assert ([page.NAME for page in all_pages()][-3], page.controls(resolve_url("/", {})[1])) == ("Foreign", controls)
     assert (content.title, content.introduction) == ("Foreign matters", "What is foreign here.")
-    assert list(content.sections) == ["At home", "Findings", "Abroad"]
-    assert [(text.heading, *text.sentences) for text in content.sections["Findings"]] == [
-        ("", "There are 3 models."),
+    assert list(content.sections) == ["At home", "Abroad", "Claims of the paper", "In words"]
+    assert [(text.heading, *text.sentences) for text in content.sections["In words"]] == [
+        ("Foreign matters", "There are 3 models."),
         ("Loss", "Foreign losses are like ours."),
     ]
     (chart,) = content.sections["At home"]
@@ -660,7 +660,7 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     (words,) = head.sections["In words"]
     assert words.collapsed
     assert "Foreign to yarn: 1.2." in words.sentences
-    assert resolve_url("/", {})[3].sections["Findings"][-1].heading == "Foreign matters"
+    assert resolve_url("/", {})[3].sections["In words"][-1].heading == "Foreign matters"
 
 
 def test_a_probe_may_have_its_own_page_or_none(install: Callable[..., None], fresh: None):
@@ -687,7 +687,7 @@ def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], t
         install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="support.example_probes:failing"))
         with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
             resolve_url("/broken-matters", {})
-        assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home", "Findings"]
+        assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home", "Claims of the paper", "In words"]
         for path, titles in before.items():
             assert set(titles) <= set(chart_titles(path))
 

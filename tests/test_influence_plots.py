@@ -214,17 +214,17 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     assert page.title == "Head influence: learned"
     assert [*page.sections] == [
         "Frequencies reset to the start of training, 1,024 tokens",
-        "Findings",
         "Temperature reset to the start of training, 1,024 tokens",
         "Frequencies and temperature reset to the start of training, 1,024 tokens",
+        "In words",
     ]
-    (summary,) = page.sections["Findings"]
+    (summary,) = page.sections["In words"]
     assert summary.sentences == [words.sentence(one) for one in influence_results(run) if one.model == "learned"]
     assert len(summary.sentences) == 3 * 6, "six results of each component"
     titles = [
         chart.figure.layout.title.text
         for name, charts in page.sections.items()
-        if name != "Findings"
+        if name != "In words"
         for chart in charts
     ]
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
@@ -420,7 +420,7 @@ def test_bands_have_one_result_per_kind_of_ablation(band_run: Run) -> None:
     ]
     assert [*report.page(assembly.render_context(band_run, selected_model="learned")).sections] == [
         "Rotary pairs by band, 1,024 tokens",
-        "Findings",
+        "In words",
     ]
 
 

@@ -30,6 +30,7 @@ QUESTIONS = {
             topic="X",
         ),
         Question(name="x.share", sentence="the share is {value}", number="percent", level="headline", topic="X"),
+        Question(name="x.optional", statement="it rises", sentence="the change is[ {value}]", topic="X"),
         Question(
             name="x.claim",
             statement="the loss of {model} rises",
@@ -228,6 +229,14 @@ def test_seeds_must_agree() -> None:
     assert "about 40 documents" in words.sentence(judged_by_agreement(claim, [undecided]))
 
 
+def test_a_claim_without_a_value_is_not_on_its_threshold() -> None:
+    details = {"estimated": 1, "units": 5, "unit_nouns": "heads"}
+    claim = Result(question="x.optional", model="base", n=8, details=details)
+    text = words.sentence(judged(claim, Bound("above"), "estimated"))
+    assert "1 of 5 heads were only estimated" in text
+    assert "on the threshold" not in text
+
+
 def test_claim_of_parts_is_refuted_by_one_part() -> None:
     parts = [judged(_loss(), Bound("above")), judged(_loss(), Bound("below"))]
     assert judged_by_parts(_loss(), parts).verdict == "not supported"
@@ -256,8 +265,8 @@ def test_registry_names_every_question_once() -> None:
 
 def test_lists_of_heads_use_the_format_of_their_numbers_and_answers_follow_each_other() -> None:
     assert words.format_value({"L3H1": 0.45, "L5H2": 0.333}, "percent") == "L3H1 (45 %), L5H2 (33 %)"
-    texts = words.answers([_loss(model="a", value=0.1), _loss(model="b", value=0.2)])
-    assert texts == "The loss rises by +0.10 nats/token in a and +0.20 nats/token in b."
+    rises, shares = _loss(model="a", value=0.1), [_loss(model="b", value=0.2)]
+    assert words.answers([rises, *shares]) == words.answer([rises, *shares])
 
 
 def test_top_head_has_an_interval_for_the_choice_among_all_heads() -> None:
