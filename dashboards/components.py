@@ -34,6 +34,8 @@ VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
 """A text of more than `MAX_SENTENCES` is folded after `VISIBLE_SENTENCES`, so that charts come early."""
 PLAYGROUND_BLOCK = "playground"
 """Id of the charts of the playground."""
+PAGE_ROWS = 50
+"""Rows of a page of a table of records."""
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
@@ -258,10 +260,16 @@ def _records_component(block: RecordTable, view: ViewState, block_id: str) -> ht
         defaultColDef={"sortable": True, "resizable": True, "minWidth": 90, "maxWidth": 360},
         columnSize="autoSize",
         eventListeners={"cellClicked": ["openRecord(params)"], "cellKeyDown": ["openRecord(params)"]},
-        dashGridOptions={"animateRows": False, "tooltipShowDelay": 200},
+        dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, **_pagination(len(block.rows))},
         style={"height": _table_height(len(block.rows), 116)},
     )
     return html.Div([html.Div(html.Span(f"{block.caption}."), className="toolbar"), table])
+
+
+def _pagination(row_count: int) -> dict[str, Any]:
+    """AG Grid's options for pages of PAGE_ROWS rows; none for a table that fits on one page."""
+    is_long = row_count > PAGE_ROWS
+    return {"pagination": True, "paginationPageSize": PAGE_ROWS, "paginationPageSizeSelector": False} if is_long else {}
 
 
 def _table_height(row_count: int, header_height: int) -> str:

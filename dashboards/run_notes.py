@@ -92,4 +92,5 @@ def save_notes(run_name: str, note: str, tags: str) -> str:
     if not isinstance(run := current_store().list_runs().get(run_name), Run):
         raise BadInput(f"there is no run '{run_name[:200]}' in this folder. Load the page again")
     write_notes(folder / run_name, RunNotes.parse(note, tags))
+    current_store().forget_scan()
     return f"Saved in {run.path.name}/notes.json."

@@ -1,6 +1,13 @@
-"""The runs of one folder, opened by name. A name is looked up in the folder's listing, never joined to a path."""
+"""The runs of one folder, opened by name. A name is looked up in the folder's listing, never joined to a path.
 
-from collections.abc import Iterator, Mapping, Sequence
+A listing reads run.json only. The tables of a run are checked when it is opened.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -8,18 +15,33 @@ from flask import current_app
 
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs.notes import NOTES_FILE
-from headscope.runs.run import Run, RunProgress, combine_runs, list_runs, run_progress, unfinished_runs
+from headscope.runs.run import Run, RunProgress, combine_runs, run_progress
 
 READ_ONLY_REASON = (
     "this app writes nothing, because it shows the shipped runs or was started with --read-only. Start it on a folder "
     "of your own: headscope dash RUNS_DIR"
 )
 CACHED_SELECTIONS = 8
-"""Combinations of runs whose tables are kept in memory."""
-
+"""Combinations of runs that stay open; `MAX_CACHED_BYTES` limits what they keep in memory together."""
+LISTED_RUNS = 4096
+"""Entries of a listing that stay in memory, each with the content of one run.json."""
+SCAN_SECONDS = 2.0
+"""Time for which a scan of the folder is reused, unless a run is added, removed or renamed."""
 
 FileStamp = tuple[str, int, int]
 """Path, modification time and size of a file."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What lies in the folder: the stamp of run.json of every run by name, newest first, the stamps of all notes, the
+    unfinished runs, and when the folder was looked at."""
+
+    runs: Mapping[str, FileStamp]
+    notes: tuple[FileStamp, ...]
+    unfinished: Sequence[RunProgress]
+    folder_changed: int
+    time: float
 
 
 class RunStore:
@@ -34,7 +56,9 @@ class RunStore:
         is_run = (path / "run.json").is_file()
         self.folder = path.parent if is_run else path
         self.default_runs = [path.name, *combined_with] if is_run else []
-        self.initial_names = {*self.list_runs()}
+        self._scan: Scan | None = None
+        self._damaged: dict[FileStamp, BadRun] = {}
+        self.initial_names = {*self._current_scan().runs}
 
     def writable_folder(self) -> Path:
         """The folder, for the app to write to. Raises CannotWrite if it is read-only."""
@@ -42,14 +66,23 @@ class RunStore:
             raise CannotWrite(READ_ONLY_REASON)
         return self.folder
 
+    def forget_scan(self) -> None:
+        """Look at the folder again on next use: the app has written to it."""
+        self._scan = None
+
     def list_runs(self) -> dict[str, Run | BadRun]:
-        """Every finished run by name, newest first; an error for a run that cannot be read or lacks part of a table."""
-        files = sorted(file for file in self.folder.glob("[!.]*/*") if file.suffix in (".json", ".parquet"))
-        return _list_checked(self.folder, tuple(_file_stamp(file) for file in files))
+        """Every finished run by name, newest first; an error for a run.json that cannot be read, and for a run whose
+        tables were damaged when it was last opened."""
+        return {
+            name: self._damaged.get(stamp) or _read_manifest(self.folder / name, stamp)
+            for name, stamp in self._current_scan().runs.items()
+        }
 
     def newest_since_start(self) -> str | None:
         """The newest readable run that has finished since the app was started."""
-        return next((name for name in self.readable_names() if name not in self.initial_names), None)
+        scan = self._current_scan().runs
+        newer = (name for name in scan if name not in self.initial_names)
+        return next((name for name in newer if isinstance(_read_manifest(self.folder / name, scan[name]), Run)), None)
 
     def readable_names(self) -> list[str]:
         """The names of the runs that can be read, newest first."""
@@ -57,33 +90,66 @@ class RunStore:
 
     def unfinished_jobs(self) -> dict[str, int]:
         """Number of stored cells of each unfinished run."""
-        return unfinished_runs(self.folder)
+        return {run.name: run.stored_jobs for run in self.progress()}
 
-    def progress(self) -> list[RunProgress]:
+    def progress(self) -> Sequence[RunProgress]:
         """The progress of each unfinished run."""
-        return run_progress(self.folder)
+        return self._current_scan().unfinished
 
     def fingerprint(self) -> tuple[object, ...]:
         """A value that changes when a run is added, replaced, removed or annotated, or stores a cell."""
-        finished = (_file_stamp(file) for name in ("run.json", NOTES_FILE) for file in self.folder.glob(f"*/{name}"))
-        return *sorted(finished), *self.unfinished_jobs().items()
+        scan = self._current_scan()
+        return *scan.runs.values(), *scan.notes, *self.unfinished_jobs().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:
-        """These runs combined; without names the default runs, or the newest readable one.
+        """These runs combined; without names the default runs, or the newest one whose tables are complete.
 
         Raises BadInput for a name that is not in the folder, for an empty folder, and for runs that contradict each
         other; BadRun for a damaged run, and for a folder that holds no other.
         """
-        listing = self.list_runs()
-        names = list(names) or self.default_runs or [*_readable_names(listing), *listing][:1]
+        stamps = self._current_scan().runs
+        names = list(names) or self.default_runs or self._newest_complete()
         if not names:
             raise BadInput("no finished run in this folder yet. Create a first run: headscope demo")
-        if unknown := [name for name in names if name not in listing]:
+        if unknown := [name for name in names if name not in stamps]:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder. Open / for the newest run")
-        if damaged := [run for name in names if isinstance(run := listing[name], BadRun)]:
-            raise damaged[0]
-        stamps = tuple(_file_stamp(self.folder / name / "run.json") for name in names)
-        return _open_checked(self.folder, tuple(names), stamps)
+        for name in names:
+            self._check(name, Run.check)
+        return _open_combined(self.folder, tuple(names), tuple(stamps[name] for name in names))
+
+    def _newest_complete(self) -> list[str]:
+        """The newest run without a missing or incomplete table, or the newest at all; empty for an empty folder."""
+        names = [*self._current_scan().runs]
+        for name in names:
+            with suppress(BadRun):
+                self._check(name, Run.check_footers)
+                return [name]
+        return names[:1]
+
+    def _check(self, name: str, check: Callable[[Run], None]) -> None:
+        """Check a run, and remember if it is damaged. Raises BadRun in that case."""
+        stamp = self._current_scan().runs[name]
+        self._damaged.pop(stamp, None)
+        run = _read_manifest(self.folder / name, stamp)
+        try:
+            if isinstance(run, BadRun):
+                raise run
+            check(run)
+        except BadRun as reason:
+            self._damaged[stamp] = reason
+            raise
+
+    def _current_scan(self) -> Scan:
+        """What lies in the folder, at most SCAN_SECONDS ago."""
+        scan, now = self._scan, time.monotonic()
+        changed = _file_stamp(self.folder)[1]
+        if scan is None or scan.folder_changed != changed or now - scan.time > SCAN_SECONDS:
+            folders = sorted((entry for entry in _entries(self.folder) if not entry.startswith(".")), reverse=True)
+            stamps = {name: _file_stamp(self.folder / name / "run.json") for name in folders}
+            runs = {name: stamp for name, stamp in stamps.items() if stamp[1]}
+            notes = tuple(stamp for name in runs if (stamp := _file_stamp(self.folder / name / NOTES_FILE))[1])
+            scan = self._scan = Scan(runs, notes, run_progress(self.folder), changed, now)
+        return scan
 
 
 def _readable_names(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
@@ -96,33 +162,32 @@ def current_store() -> RunStore:
     return store
 
 
+def _entries(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
 def _file_stamp(file: Path) -> FileStamp:
     """A value that changes when the file is replaced or removed."""
     try:
-        status = file.stat()
+        status = os.stat(file)
     except OSError:
         return str(file), 0, 0
     return str(file), status.st_mtime_ns, status.st_size
 
 
-@lru_cache(2)
-def _list_checked(folder: Path, stamps: tuple[FileStamp, ...]) -> dict[str, Run | BadRun]:
-    """The runs of the folder, damaged ones as errors; `stamps` invalidate the cache when a file changes."""
-    return {path.name: _check_footers(run) for path, run in list_runs(folder)}
-
-
-def _check_footers(run: Run | BadRun) -> Run | BadRun:
+@lru_cache(LISTED_RUNS)
+def _read_manifest(folder: Path, stamp: FileStamp) -> Run | BadRun:
+    """The run, or why its run.json cannot be read; `stamp` invalidates the cache when the file changes."""
     try:
-        if isinstance(run, Run):
-            run.check_footers()
+        return Run.open(folder)
     except BadRun as reason:
         return reason
-    return run
 
 
 @lru_cache(CACHED_SELECTIONS)
-def _open_checked(folder: Path, names: tuple[str, ...], stamps: tuple[FileStamp, ...]) -> Run:
-    """The combined runs, every table checked; `stamps` invalidate the cache when a run is replaced."""
-    run = combine_runs([Run.open(folder / name) for name in names])
-    run.check()
-    return run
+def _open_combined(folder: Path, names: tuple[str, ...], stamps: tuple[FileStamp, ...]) -> Run:
+    """The combined runs; `stamps` invalidate the cache when a run is replaced."""
+    return combine_runs([Run.open(folder / name) for name in names])

@@ -18,7 +18,7 @@ Names are imported on first use: importing this module loads neither torch nor p
 - Statistics: `Statistic` and `Role` describe columns of the per-head table, HEAD_KEYS are its index; `plain_types`,
   `rows_at_longest_length`, `mean_with_interval`, `confidence_interval` and `mean_losses` aggregate table rows.
 - Stored runs: `Run`, and `RunTables`, its tables without the derived ones.
-- Report and app: `Chart`, `ChartGroup`, `Finding`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
+- Report and app: `Chart`, `ChartGroup`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
   `TextBlock`, `TextTable`, `HeadTable`, `RecordTable` or `Links` of `Link`; charts are drawn from a `RenderContext`.
 - Results: a `Result` answers a declared `Question` and is worded by its template; `judged` adds the verdict on a claim,
   that the value is on one side of a `Bound`.
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         Block,
         Chart,
         ChartGroup,
-        Finding,
         HeadTable,
         Link,
         Links,
@@ -100,7 +99,7 @@ if TYPE_CHECKING:
     from headscope.study.config import Lengths, Options
     from headscope.study.context import StudyContext
 
-API_VERSION = 2
+API_VERSION = 3
 
 _NAMES_BY_MODULE = {
     "attention.record": "AttentionRecord",
@@ -112,7 +111,7 @@ _NAMES_BY_MODULE = {
     "positions.attach": "attached",
     "positions.model": "Model",
     "prompts.texts": "TokenDocument",
-    "report.blocks": "Block Chart ChartGroup Finding HeadTable Link Links Overview PageContent RecordTable "
+    "report.blocks": "Block Chart ChartGroup HeadTable Link Links Overview PageContent RecordTable "
     "RenderContext Term TextBlock TextTable",
     "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model",
     "results.questions": "Question",
@@ -160,7 +159,6 @@ __all__ = [
     "Chart",
     "ChartGroup",
     "Column",
-    "Finding",
     "FinishedPass",
     "HeadTable",
     "Lengths",

@@ -20,6 +20,9 @@ GROUP = "headscope.probes"
 
 log = logging.getLogger("headscope")
 
+_OLD_PARTS = {"findings": "results", "head_findings": "head_results"}
+"""Parts of earlier versions of the declaration, and what replaces them."""
+
 Kind = Literal[
     "options",
     "runner",
@@ -32,12 +35,10 @@ Kind = Literal[
     "overview_cards",
     "questions",
     "results",
-    "findings",
     "head_charts",
     "head_card",
     "similar_heads",
     "head_results",
-    "head_findings",
     "row_charts",
     "glossary",
     "overview",
@@ -88,8 +89,6 @@ class Probe:
     """The questions that its results answer: a sequence of `Question`."""
     results: str = ""
     """(Run) -> iterator of `Result`."""
-    findings: str = ""
-    """(Run) -> iterator of `Finding`."""
     head_charts: str = ""
     """(Run, model, layer, head) -> iterator of `Block` about one head."""
     head_card: str = ""
@@ -98,19 +97,17 @@ class Probe:
     """(Run, model, layer, head) -> iterator of `Block` that list the heads most similar to one."""
     head_results: str = ""
     """(Run, model, layer, head) -> iterator of `Result` about one head."""
-    head_findings: str = ""
-    """(Run, model, layer, head) -> iterator of sentences about one head."""
     row_charts: str = ""
     """(Run, model, context length, document, layer, head, query position) -> iterator of `Block`: why a head has these
     weights in one row."""
     glossary: str = ""
     """Terms that a reader of its chapter needs: a sequence of `Term`."""
     overview: str = ""
-    """(Run) -> `Overview` or None: its summary on the terminal, with warnings."""
+    """(Run) -> `Overview` or None: its data for `--json`."""
     next_steps: str = ""
     """(Run) -> lines that say what to do with the results."""
     page: str = ""
-    """(RenderContext) -> `PageContent`: its page in the app, if charts and findings in order are not enough."""
+    """(RenderContext) -> `PageContent`: its page in the app, if charts and results in order are not enough."""
     explorer: str = ""
     """(RenderContext, query parameters by name) -> `PageContent`: an interactive page built from
     `headscope.report.explorer_blocks`."""
@@ -274,4 +271,8 @@ def _load_declaration(entry: EntryPoint) -> Probe | None:
 
 def _broken_probe(name: str, part: str, error: Exception) -> BrokenProbe:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
+    if old_part := next((name for name in _OLD_PARTS if f"'{name}'" in reason), ""):
+        reason = (
+            f"'{old_part}', which is '{_OLD_PARTS[old_part]}' since API_VERSION 3: it yields results, not sentences"
+        )
     return BrokenProbe(f"probe '{name}': part '{part}' fails with {reason[:300]}. Fix or uninstall its package")

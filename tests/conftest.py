@@ -7,6 +7,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # the value that headscope sets
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores share the tests: those that they start, too
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts compiles all libraries again
 
+import copy
 import gc
 import logging
 import shutil
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -27,6 +29,9 @@ import headscope
 from headscope import plugins
 from headscope.__main__ import GC_THRESHOLD
 from headscope.cli import app as cli
+from headscope.model_spec import ModelSpec
+from headscope.models.checkpoint import Checkpoint, open_checkpoint
+from headscope.models.loading import load_tokenizer
 from headscope.positions.model import Model
 from headscope.prompts import texts
 
@@ -137,6 +142,25 @@ def refused(headscope: Callable[..., tuple[int, str, str]], tmp_path: Path) -> C
 def smollm2() -> Model:
     """The real SmolLM2-135M-Instruct in float32. Shared by the whole session: restore every change."""
     return headscope.load("smollm2-135m", device="cpu")
+
+
+@pytest.fixture
+def opened_once(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands and functions that open SmolLM2 get the session's, instead of the same weights and tokenizer again."""
+
+    def open_shared(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
+        if spec.name != smollm2.name:
+            return open_checkpoint(spec, device, dtype, tokenizer)
+        shared = copy.copy(smollm2.checkpoint)
+        shared.tokenizer = tokenizer or smollm2.tokenizer
+        return shared
+
+    def load_shared(checkpoint: str) -> Any:
+        return smollm2.tokenizer if checkpoint == smollm2.name else load_tokenizer(checkpoint)
+
+    for module in ("positions.model", "study.context"):
+        monkeypatch.setattr(f"headscope.{module}.open_checkpoint", open_shared)
+    monkeypatch.setattr("headscope.models.loading.load_tokenizer", load_shared)
 
 
 @pytest.fixture(scope="session")

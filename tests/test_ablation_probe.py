@@ -19,6 +19,7 @@ from headscope.heads import HeadSet
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.report import assembly
+from headscope.results.words import count_nouns, sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
@@ -26,6 +27,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.ablation import report
+from probes.ablation.results import head_results, results
 
 PROMPT, ANSWER, WRONG = "w1 w5 w9 w5", " w7", " w8"
 STREAMING = ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "streaming")
@@ -188,20 +190,23 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     head = run.heads[(run.heads["layer"] == 1) & (run.heads["head"] == 2)].iloc[0]
     change = (row["metric_after"].astype(float) - row["metric_before"].astype(float)).mean()
     assert head["ablation_resample"] == pytest.approx(change, abs=1e-6)
-    texts = [finding.text for finding in report.findings(run)]
-    assert "does not give the answer in 1 of 3 prompts" in texts[0]
-    start = (
-        "Resample ablation in base, prompts (3 prompts, 1 not answered; 16 heads, one at a time): the logit difference"
+    answered, top, lowest, *_ = results(run)
+    assert (answered.question, answered.n, answered.details["unanswered"]) == ("ablation.answered", 3, 1)
+    subject = "Resample ablation in base, prompts, one head at a time, change of the logit difference (logits)"
+    assert sentence(top).startswith(
+        f"{subject}: the most positive effect is that of {top.unit}, {top.value:+.3g} (95 %"
     )
-    assert texts[1].startswith(f"{start} falls most when layer ")
-    assert ", and rises most when layer " in texts[1]
-    for sign, lower, higher in ((1, "rises least", "rises most"), (-1, "falls most", "falls least")):
+    changes = run.heads["ablation_resample"]
+    assert (top.value, lowest.value) == pytest.approx((changes.max(), changes.min()))
+    assert top.selected_from == lowest.selected_from == 16
+    assert top.low < run.heads.loc[changes.idxmax(), "ablation_resample_low"]
+    for sign in (1, -1):
         one_sided = Run.open(run.path)
         effect = (rows["metric_after"] - rows["metric_before"]).abs()
         one_sided._frames["ablation"] = rows.assign(metric_after=rows["metric_before"] + sign * effect)
-        text = [finding.text for finding in report.findings(one_sided)][1]
-        assert text.startswith(f"{start} {lower} when layer ")
-        assert f", and {higher} when layer " in text
+        _, top, lowest, *_ = results(one_sided)
+        assert sign * top.value >= 0
+        assert sign * lowest.value >= 0
 
 
 def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Path, tmp_path: Path) -> None:
@@ -313,8 +318,16 @@ def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> 
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
     (group,) = report.charts(assembly.render_context(run))
     assert len([*group.charts]) == 4
-    assert len([*report.head_findings(run, "base", 1, 2)]) == 4
-    assert len([*report.findings(run)]) == 2 * 4
+    of_head = [*head_results(run, "base", 1, 2)]
+    row = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 2)].iloc[0]
+    assert [result.value for result in of_head] == pytest.approx(
+        [row[f"ablation_{result.where['intervention']}"] for result in of_head]
+    )
+    assert len(of_head) == 4
+    every_result = [*results(run)]
+    assert len({result.key for result in every_result}) == len(every_result)
+    assert sum(result.question in {"ablation.top", "ablation.lowest"} for result in every_result) == 2 * 2 * 4
+    assert all(sentence(result) for result in every_result)
 
 
 def test_options_of_generated_sets_are_refused_for_files(
@@ -339,10 +352,10 @@ def test_prompts_that_the_model_does_not_answer_are_counted_before_the_effects(f
         file.write_text("\n".join(map(json.dumps, lines)))
         run = run_study(folder, tmp_path / name, pairs=[str(file)], heads=["L0H1"], metric="logit_diff")
         values = run.table("ablation").drop_duplicates(["model", "pair"]).query("model == 'base'")["metric_before"]
-        texts = [finding.text for finding in report.findings(run) if finding.model == "base"]
+        (answered,) = (one for one in results(run) if (one.model, one.question) == ("base", "ablation.answered"))
         missing = int((values <= 0).sum())
         shares.append(missing / 4)
+        assert (answered.value, answered.n) == (1 - missing / 4, 4)
         if missing:
-            assert f"does not give the answer in {missing} of 4 prompts" in texts[0]
-            assert f"4 prompts, {missing} not answered" in texts[-2]
+            assert count_nouns(missing, "prompts") + " without it" in sentence(answered)
     assert sum(shares) == 1

@@ -93,7 +93,7 @@ def test_a_position_scheme_changes_the_terms() -> None:
 
 @pytest.mark.model
 def test_terms_of_smollm2_equal_an_explicit_sum_and_add_up(smollm2: Model, tokens: Tensor) -> None:
-    ids = tokens[0, :512]
+    ids = tokens[0, :128]
     terms = attribute_logits(smollm2, ids)
     logit = centred(smollm2, ids)
     scale = float(logit.abs().max())
@@ -105,7 +105,7 @@ def test_terms_of_smollm2_equal_an_explicit_sum_and_add_up(smollm2: Model, token
 @pytest.mark.model
 def test_terms_of_smollm2_equal_those_of_transformer_lens(smollm2: Model, tokens: Tensor) -> None:
     """TransformerLens folds the final norm's gain into a centred unembedding, which is the same direction."""
-    ids = tokens[0, :256]
+    ids = tokens[0, :64]
     fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
     lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
     lens.enable_compatibility_mode()

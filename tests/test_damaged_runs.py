@@ -290,7 +290,7 @@ def test_ls_reads_the_ends_of_tables_only_and_lists_an_incomplete_one_as_damaged
     copy: Path, headscope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_tables: list[Path] = []
-    monkeypatch.setattr(run_tables, "read_bytes", lambda file, *_: read_tables.append(file))
+    monkeypatch.setattr(run_tables, "check_digest", lambda file, *_: read_tables.append(file))
     assert headscope("ls", copy.parent)[1].startswith(f"{copy.name}  base, yarn")
     table = next(copy.glob("*.parquet"))
     table.write_bytes(table.read_bytes()[:-5])

@@ -254,6 +254,12 @@ CACHED_FUNCTIONS = (
     (similar_heads, "plot_components", lambda run, components, model, marked=None: (run.name, model, marked)),
     (compare, "box_chart", lambda context, name: (name, *context.models)),
     (compare, "_layer_chart", lambda context, name: (name, *context.models)),
+    (compare, "comparison_chart", lambda heads, *arguments: (*heads["model"].unique(), *arguments)),
+    (
+        compare,
+        "rank_chart",
+        lambda heads, name, baseline, selected, lines: (*heads["model"].unique(), name, baseline, *selected, lines),
+    ),
 )
 """Slow functions that depend on part of the view only: called once per key."""
 
@@ -667,20 +673,23 @@ def test_a_probe_may_have_its_own_page_or_none(install: Callable[..., None], fre
 
 
 @pytest.mark.slow
-def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], fresh: None, run: Run):
+def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], tmp_path: Path):
+    run = synthetic_run(tmp_path, **TINY)
+
     def chart_titles(path: str) -> list[str]:
         blocks = all_blocks(resolve_url(path, {})[3])
         return [block.figure.layout.title.text for block in blocks if isinstance(block, Chart)]
 
     paths = ("/", "/heads", "/head", "/compare", "/retrieval", "/checkpoints", "/runs")  # one of each kind
-    before = {path: chart_titles(path) for path in paths}
-    (run.path / "run.json").touch()  # so that it is not cached
-    install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="support.example_probes:failing"))
-    with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
-        resolve_url("/broken-matters", {})
-    assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home", "Claims of the paper", "In words"]
-    for path, titles in before.items():
-        assert set(titles) <= set(chart_titles(path))
+    with create_app(tmp_path).server.app_context():
+        before = {path: chart_titles(path) for path in paths}
+        (run.path / "run.json").touch()  # so that it is not cached
+        install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="support.example_probes:failing"))
+        with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
+            resolve_url("/broken-matters", {})
+        assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home", "Claims of the paper", "In words"]
+        for path, titles in before.items():
+            assert set(titles) <= set(chart_titles(path))
 
 
 @pytest.mark.parametrize("path", ["nothing/x.js", "dash/nothing.js", "dash/../../x", "dash_mantine_components/x.js"])

@@ -12,6 +12,7 @@ from dashboards.app import MAX_REQUEST_BYTES, create_app
 from dashboards.controls import build_controls
 from dashboards.layout import resolve_url
 from dashboards.view_state import ViewState
+from headscope.errors import BadRun
 from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart
 from headscope.runs.column_metadata import format_number, is_role_measured
@@ -72,6 +73,8 @@ def test_a_damaged_run_is_marked_in_the_selector(tmp_path: Path) -> None:
     whole, broken = (synthetic_run(tmp_path, **TINY, seed=seed, probes=["measure"]) for seed in (0, 1))
     (broken.path / "attention.parquet").write_bytes(b"PAR1")
     with create_app(tmp_path).server.app_context():
+        with pytest.raises(BadRun):  # tables are checked when their run is opened
+            resolve_url("/heads", {"run": broken.path.name})
         page, run, view, _ = resolve_url("/heads", {"run": whole.path.name})
         selector = build_controls(page, run, view)[0]
     labels = {option["value"]: option["label"] for option in selector.data}

@@ -155,13 +155,14 @@ def test_random_tiny_models_score_near_chance() -> None:
 
 @pytest.mark.model
 def test_scores_of_smollm2_equal_those_of_eager_weights(smollm2: Model) -> None:
-    ids, opening = repeated_random_tokens(smollm2.tokenizer, 256, (0,))
-    assert (len(ids), opening) == (512, 0)
-    columns = detector_scores(smollm2, torch.from_numpy(ids), opening, 256)
+    period = 80
+    ids, opening = repeated_random_tokens(smollm2.tokenizer, period, (0,))
+    assert (len(ids), opening) == (2 * period, 0)
+    columns = detector_scores(smollm2, torch.from_numpy(ids), opening, period)
     _, layers = eager_reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
-    visible = eager_reference.visible(512)
+    visible = eager_reference.visible(2 * period)
     errors = [
-        assert_eager(columns, layer, eager_reference.weights(record.q, record.k, record.scaling), 0, 256, visible)
+        assert_eager(columns, layer, eager_reference.weights(record.q, record.k, record.scaling), 0, period, visible)
         for layer, record in enumerate(layers)
     ]
     assert max(errors) <= 1e-5

@@ -1,22 +1,24 @@
-"""Charts, findings, claims and per-head columns of head influence have the numbers of their tables."""
-
-import re
-from collections.abc import Callable
+"""Charts, results, claims and per-head columns of head influence have the numbers of their tables."""
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
 
+from headscope.effects.agreement import agreements
+from headscope.effects.sweep import Effects, effects_table
+from headscope.effects.units import unit_nouns
 from headscope.plots.learned_frequencies import plot_learned_frequencies
 from headscope.report import assembly
-from headscope.report.blocks import PaperClaim
+from headscope.results import words
+from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic, statistics
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.influence import band_plots, findings, plots, report
-from probes.influence.analysis import best_unit_effects, estimate_agreement, set_effects
-from probes.influence.labels import describe_methods, unit_noun, unit_nouns
+from probes.influence import band_plots, plots, report
+from probes.influence.analysis import all_sweeps, ranked_sets, set_sweeps, unit_sweeps
+from probes.influence.claims import claims
+from probes.influence.labels import describe_methods, unit_noun
+from probes.influence.results import head_results, influence_results, results
 
 
 @pytest.fixture(scope="module")
@@ -24,59 +26,74 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "learned"), pairs=4, lengths=(1024,))
 
 
+def sweep_of(sweeps: list[Effects], model: str = "learned", intervention: str = "freq") -> Effects:
+    """The sweep of a model and component."""
+    (effects,) = (one for one in sweeps if (one.model, one.key["intervention"]) == (model, intervention))
+    return effects
+
+
+def partly_estimated(run: Run) -> Effects:
+    """The frequency sweep of a run in which only layer 0 was evaluated."""
+    rows = run.influence
+    return sweep_of(unit_sweeps(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)], run.models))
+
+
+def answers(run: Run, name: str) -> list[Result]:
+    """Results that answer this question about the loss of documents or answers."""
+    return [result for result in influence_results(run) if result.question.endswith(f"influence.{name}")]
+
+
 @pytest.fixture(scope="module")
-def frequency_units(run: Run) -> pd.DataFrame:
-    units = best_unit_effects(run.influence)
-    return units[(units["model"] == "learned") & (units["component"] == "freq")]
+def frequencies(run: Run) -> Effects:
+    return sweep_of(all_sweeps(run))
+
+
+@pytest.fixture(scope="module")
+def frequency_units(frequencies: Effects) -> pd.DataFrame:
+    return frequencies.units
 
 
 @pytest.mark.slow
 def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
-    assert set(best_unit_effects(run.influence)["method"]) == {"exact"}
-    rows = run.influence
-    partly = best_unit_effects(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
-    assert ((partly["method"] == "exact") == (partly["layer"] == 0)).all()
-    units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
-    assert len(units) == 8
-    subtitle = plots.plot_matrix(units).layout.title.subtitle.text.replace("<br>", " ")
+    assert set(effects_table(all_sweeps(run))["method"]) == {"exact"}
+    partly = partly_estimated(run)
+    assert (partly.is_exact == (partly.units["layer"] == 0)).all()
+    assert len(partly.units) == 8
+    subtitle = plots.plot_matrix(partly).layout.title.subtitle.text.replace("<br>", " ")
     assert subtitle.endswith("2 of 8 KV groups were evaluated exactly, the others estimated (first-order)")
 
 
-def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(
-    run: Run, frequency_units: pd.DataFrame
-) -> None:
+def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(run: Run, frequencies: Effects) -> None:
+    frequency_units = frequencies.units
     head = run.heads.query("model == 'learned' and layer == 1 and head == 4").iloc[0]
-    figure = plots.plot_histogram(frequency_units, {"best head": head})
+    figure = plots.plot_histogram(frequencies, {"best head": head})
     assert int(np.nansum(figure.data[0].y)) == len(frequency_units) == 8
     unit = frequency_units.query("layer == 1 and kv_group == 1").iloc[0]
-    assert any(shape.x0 == pytest.approx(unit["delta"]) for shape in figure.layout.shapes)
-    assert figure.layout.annotations[-1].text.startswith("best head: layer 1, KV group 1, Δ ")
+    assert any(shape.x0 == pytest.approx(unit["effect"]) for shape in figure.layout.shapes)
+    assert figure.layout.annotations[-1].text.startswith("best head: L1 KV group 1, Δ ")
     assert figure.layout.title.text == "Influence: learned"
     assert figure.layout.title.subtitle.text == "frequencies reset to the start of training: all changes are exact"
 
 
-def test_the_matrix_has_the_mean_of_each_unit(frequency_units: pd.DataFrame) -> None:
-    heatmap = plots.plot_matrix(frequency_units).data[0]
-    for _, unit in frequency_units.iterrows():
-        assert heatmap.z[unit["layer"]][unit["kv_group"]] == pytest.approx(unit["delta"])
+def test_the_matrix_has_the_mean_of_each_unit(frequencies: Effects) -> None:
+    heatmap = plots.plot_matrix(frequencies).data[0]
+    for _, unit in frequencies.units.iterrows():
+        assert heatmap.z[unit["layer"]][unit["kv_group"]] == pytest.approx(unit["effect"])
     assert heatmap.zmax == -heatmap.zmin > 0
 
 
 def test_the_forest_plot_has_one_dot_per_document_and_distinguishes_exact_from_estimated(run: Run) -> None:
-    rows = run.influence
-    partly = best_unit_effects(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
-    units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
-    document_rows = rows.query("model == 'learned' and component == 'freq' and method == 'exact'")
-    dots, filled, hollow = plots.plot_forest(units, document_rows).data
-    order = units.sort_values("delta", ascending=False).reset_index(drop=True)
+    partly = partly_estimated(run)
+    dots, filled, hollow = plots.plot_forest(partly).data
+    order = partly.units.sort_values("effect", ascending=False).reset_index(drop=True)
     assert len(filled.x) == 2
     assert len(hollow.x) == 6
     assert {filled.marker.symbol, hollow.marker.symbol} == {"circle", "circle-open"}
     for trace in (filled, hollow):
         for x, y, head_id in zip(trace.x, trace.y, trace.customdata, strict=True):
-            assert x == order.loc[y, "delta"]
+            assert x == order.loc[y, "effect"]
             assert head_id[:2] == [order.loc[y, "layer"], -1]
-    assert len(dots.x) == 8 * document_rows["doc"].nunique()
+    assert len(dots.x) == 8 * run.influence["doc"].nunique()
     rank = order.index[(order["layer"] == 0) & (order["kv_group"] == 0)][0]
     point = list(filled.y).index(rank)
     assert filled.x[point] + filled.error_x.array[point] == pytest.approx(order.loc[rank, "high"])
@@ -93,72 +110,75 @@ def test_learned_frequencies_are_plotted_with_those_at_the_start_of_training(run
     )
 
 
-def test_influence_is_plotted_against_the_mean_over_the_heads_of_a_kv_group(
-    run: Run, frequency_units: pd.DataFrame
-) -> None:
+def test_influence_is_plotted_against_the_mean_over_the_heads_of_a_kv_group(run: Run, frequencies: Effects) -> None:
     heads = run.heads[run.heads["model"] == "learned"]
-    trace = plots.plot_against_statistic(frequency_units, heads, "sink_mass", "sink mass").data[0]
+    trace = plots.plot_against_statistic(frequencies, heads, "sink_mass", "sink mass").data[0]
     group_mean = heads[(heads["layer"] == 0) & (heads["kv_group"] == 0)]["sink_mass"].mean()
     assert trace.x[0] == pytest.approx(group_mean)
-    assert list(trace.y) == pytest.approx(list(frequency_units["delta"]))
+    assert list(trace.y) == pytest.approx(list(frequencies.units["effect"]))
 
 
 def test_the_cumulative_effect_has_lines_for_top_and_random_units(run: Run) -> None:
-    sets = run.influence_sets[(run.influence_sets["model"] == "learned") & (run.influence_sets["component"] == "scale")]
-    lines = {
-        trace.name: trace
-        for trace in plots.plot_cumulative_effect(set_effects(sets)).data
-        if trace.mode == "lines+markers"
-    }
-    means = set_effects(sets).set_index(["choice", "size"])["mean"]
+    sets = ranked_sets(run, {"model": "learned", "intervention": "scale"})
+    lines = {trace.name: trace for trace in plots.plot_cumulative_effect(sets).data if trace.mode == "lines+markers"}
+    means = sweep_of(set_sweeps(run), intervention="scale").units.set_index(["choice", "size"])["effect"]
     assert list(lines["top by influence"].x) == [1, 2, 4, 24]
     assert lines["top by influence"].y[1] == pytest.approx(means["top", 2])
     assert lines["random, same layers"].y[0] == pytest.approx(means["random", 1])
-
-
-@pytest.mark.parametrize("plot", [plots.plot_histogram, plots.plot_matrix, plots.plot_cumulative_effect])
-def test_an_empty_table_gives_a_figure_with_a_reason(plot: Callable[[pd.DataFrame], go.Figure], run: Run) -> None:
-    table = (
-        set_effects(run.influence_sets) if plot is plots.plot_cumulative_effect else best_unit_effects(run.influence)
-    )
-    assert "no data to plot" in plot(table.head(0)).to_json()
+    assert "no data to plot" in plots.plot_cumulative_effect(sets.head(0)).to_json()
 
 
 def test_the_per_head_table_has_the_influence_of_each_heads_unit(run: Run, frequency_units: pd.DataFrame) -> None:
     heads = run.heads[run.heads["model"] == "learned"].set_index(["layer", "head"])
     unit = frequency_units.query("layer == 3 and kv_group == 1").iloc[0]
     for head in (3, 4, 5):
-        for suffix, column in (("", "delta"), ("_low", "low"), ("_high", "high")):
+        for suffix, column in (("", "effect"), ("_low", "low"), ("_high", "high")):
             assert heads.loc[(3, head), f"influence_freq{suffix}"] == pytest.approx(unit[column])
-    units = best_unit_effects(run.influence)
-    scale = units[(units["model"] == "learned") & (units["component"] == "scale")].set_index(["layer", "head"])
-    assert heads.loc[(2, 5), "influence_scale"] == pytest.approx(scale.loc[(2, 5), "delta"])
+    scale = sweep_of(all_sweeps(run), intervention="scale").units.set_index(["layer", "head"])
+    assert heads.loc[(2, 5), "influence_scale"] == pytest.approx(scale.loc[(2, 5), "effect"])
 
 
-def test_findings_report_concentration_agreement_and_the_effect_of_all_units(run: Run) -> None:
-    sentences = [finding.text for finding in findings.sweep_findings(run)]
-    best = estimate_agreement(run.influence).iloc[0]
-    assert any(f"{best['spearman']:.2f} (first-order" in sentence for sentence in sentences)
-    assert any("Gini" in sentence and "KV group" in sentence for sentence in sentences)
-    assert any("with all 8 KV groups changed" in sentence for sentence in sentences)
+def test_results_have_concentration_agreement_and_the_effect_of_all_units(run: Run, frequencies: Effects) -> None:
+    every_result = [*results(run)]
+    assert len({result.key for result in every_result}) == len(every_result)
+    (best,) = agreements(frequencies)
+    values = {result.where["intervention"]: result for result in answers(run, "agreement") if result.model == "learned"}
+    assert (values["freq"].value, values["freq"].n) == (best.spearman, 8)
+    texts = [words.sentence(result) for result in every_result]
+    assert any("the top 5 % of 8 KV groups contribute" in text and "Gini" in text for text in texts)
+    assert any("with all 8 KV groups changed" in text for text in texts)
+    sets = ranked_sets(run, {**frequencies.key}).query("choice == 'top'").set_index("size")["effect"]
+    (whole,) = (
+        one for one in answers(run, "all_units") if (one.model, one.where["intervention"]) == ("learned", "freq")
+    )
+    assert (whole.value, whole.details["first"]) == (sets[8], sets[1])
 
 
-def test_a_fall_of_the_loss_for_all_units_is_not_a_rise(run: Run, band_run: Run, answer_run: Run) -> None:
+def test_the_largest_effect_has_an_interval_that_allows_for_the_choice(run: Run, frequencies: Effects) -> None:
+    (top,) = (one for one in answers(run, "top") if (one.model, one.where["intervention"]) == ("learned", "freq"))
+    units = frequencies.units.set_index(["layer", "kv_group"])
+    unit = units.loc[top.layer, top.kv_group]
+    assert (top.value, top.selected_from) == (units["effect"].max(), 8)
+    assert top.low < unit["low"] < unit["high"] < top.high
+    assert top.by_sample == frequencies.by_sample(frequencies.units.loc[frequencies.units["effect"].idxmax()])
+
+
+def test_a_fall_of_the_loss_for_all_units_has_a_sign(run: Run, band_run: Run, answer_run: Run) -> None:
     def falling(run: Run, table: str) -> Run:
         rows = run.table(table)
         return with_tables(run, **run._frames | {table: rows.assign(delta_nll=-rows["delta_nll"].abs() - 0.001)})
 
     runs = [falling(run, "influence"), falling(band_run, "influence"), falling(answer_run, "influence_answers")]
-    for changed_run in runs:
+    for changed_run, name in zip(runs, ("top", "band", "top"), strict=True):
+        about_answers = "influence_answers" in changed_run.tables
+        largest = [one for one in answers(changed_run, name) if one.question.startswith("answer") == about_answers]
+        assert largest
+        for result in largest:
+            assert result.value < 0
+            assert f", {result.value:+.2g} nats/token" in words.sentence(result)
         context = assembly.render_context(changed_run)
         charts = [chart for group in report.charts(context) for chart in group.charts]
-        texts = [finding.text for finding in findings.sweep_findings(changed_run)]
-        texts += [card.caption for card in report.overview_cards(context)]
-        assert not any("rises most" in text for text in texts if "answer" in text or changed_run is not runs[2])
-        assert any("falls least for " in text for text in texts)
-        assert any(chart.summary.startswith("Smallest fall: ") for chart in charts)
-    text = next(finding.text for finding in findings.sweep_findings(runs[0]))
-    assert re.search(r"falls least for layer \d, KV group \d, by 0\.\d+ nats/token .* It falls most for ", text)
+        assert any(words.sentence(largest[0]) in chart.summary for chart in charts)
 
 
 def test_the_methods_of_a_sweep_are_a_clause(frequency_units: pd.DataFrame) -> None:
@@ -183,7 +203,7 @@ def test_named_top_heads_are_marked_and_their_statistics_plotted(run: Run) -> No
     )
     _, histogram, *later_figures = [chart.figure for chart in group.charts]
     best = heads.loc[heads["retrieval"].idxmax()]
-    start = f"top retrieval head: layer {best['layer']}, head {best['head']}, "
+    start = f"top retrieval head: L{best['layer']}H{best['head']}, "
     assert any(annotation.text.startswith(start) for annotation in histogram.layout.annotations)
     titles = [figure.layout.title.text for figure in later_figures]
     assert "Influence against retrieval score: base" in titles
@@ -199,8 +219,8 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
         "In words",
     ]
     (summary,) = page.sections["In words"]
-    assert len(summary.sentences) == 9
-    assert all("learned" in sentence for sentence in summary.sentences)
+    assert summary.sentences == [words.sentence(one) for one in influence_results(run) if one.model == "learned"]
+    assert len(summary.sentences) == 3 * 6, "six results of each component"
     titles = [
         chart.figure.layout.title.text
         for name, charts in page.sections.items()
@@ -214,16 +234,18 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     assert "headscope influence --model" in advice.sentences[1]
 
 
-def test_head_findings_report_the_influence_and_rank_of_the_heads_unit(run: Run, frequency_units: pd.DataFrame) -> None:
+def test_head_results_have_the_influence_and_rank_of_the_heads_unit(run: Run, frequency_units: pd.DataFrame) -> None:
     unit = frequency_units.query("layer == 2 and kv_group == 1").iloc[0]
-    rank = int((frequency_units["delta"] > unit["delta"]).sum()) + 1
-    sentences = [*findings.head_findings(run, "learned", 2, 4)]
-    assert len(sentences) == 3
-    assert sentences[0].startswith(
-        f"Influence in learned, frequencies reset to the start of training: {unit['delta']:+#.2g} nats/token"
+    rank = int((frequency_units["effect"] > unit["effect"]).sum()) + 1
+    first, *others = head_results(run, "learned", 2, 4)
+    assert len(others) == 2
+    assert (first.value, first.low, first.high) == (unit["effect"], unit["low"], unit["high"])
+    text = words.sentence(first)
+    assert text.startswith(
+        f"Influence in learned, frequencies reset to the start of training (1,024 tokens): {first.value:+.2g} nats"
     )
-    assert sentences[0].endswith(f"for layer 2, KV group 1, rank {rank} of 8.")
-    assert [*findings.head_findings(run, "learned", 99, 0)] == []
+    assert text.endswith(f"for L2 KV group 1, rank {rank} of 8.")
+    assert [*head_results(run, "learned", 99, 0)] == []
 
 
 def test_every_component_of_a_sweep_is_a_statistic() -> None:
@@ -299,18 +321,18 @@ def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None
     assert int(np.nansum(histogram.figure.data[0].y)) == 24
 
 
-def test_the_finding_about_answers_reports_answered_trials_separately(answer_run: Run) -> None:
-    (sentence,) = [
-        finding.text for finding in findings.sweep_findings(answer_run) if "loss of the answer" in finding.text
-    ]
-    assert "the loss of the answer rises most for layer 1, head 4, by +1.5 nats/token" in sentence
-    assert "The top retrieval head, layer " in sentence
-    assert "Without ablation, learned answers 4 of 8 trials correctly" in sentence
-    assert "over these trials the loss rises most for layer 1, head 4, by +2.0 nats/token (95 % confidence" in sentence
-    head_sentences = [*findings.head_findings(answer_run, "learned", 1, 4)]
-    assert any(
-        text.startswith("Influence in learned, zero ablation (loss of the answer): +1.5") for text in head_sentences
-    )
+def test_results_about_answers_have_the_answered_trials_separately(answer_run: Run) -> None:
+    (top,) = answers(answer_run, "top")[-1:]
+    assert (top.question, top.unit, top.value, top.n) == ("answer_influence.top", "L1H4", 1.5, 8)
+    (answered,) = answers(answer_run, "answered")
+    assert (answered.value, answered.details["answered"], answered.n) == (0.5, 4, 8)
+    (of_answered,) = answers(answer_run, "answered_top")
+    assert (of_answered.unit, of_answered.value, of_answered.n) == ("L1H4", 2, 4)
+    (head,) = answers(answer_run, "top_head")
+    assert "the effect of the top retrieval head, " in words.sentence(head)
+    texts = [words.sentence(result) for result in head_results(answer_run, "learned", 1, 4)]
+    start = "Influence in learned, zero ablation (loss of the answer, up to 1,024 tokens): +1.5"
+    assert any(text.startswith(start) for text in texts)
 
 
 def run_with_top_head(run: Run, answers: pd.DataFrame, layer: int, head: int) -> Run:
@@ -321,10 +343,13 @@ def run_with_top_head(run: Run, answers: pd.DataFrame, layer: int, head: int) ->
     return changed_run
 
 
-def retrieval_claim(run: Run) -> PaperClaim:
+def retrieval_claim(run: Run) -> Result:
     """The claim that the top retrieval head has the largest influence on answers."""
-    statement = "top retrieval head has the largest influence on answers"
-    (claim,) = [claim for claim in findings.paper_claims(run) if statement in claim.statement]
+    (claim,) = [
+        claim
+        for claim in claims(run)
+        if (claim.question, claim.where.get("statistic")) == ("answer_influence.largest_head", "retrieval")
+    ]
     return claim
 
 
@@ -334,21 +359,24 @@ def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
 ) -> None:
     claim = retrieval_claim(run_with_top_head(answer_run, answer_run.influence_answers, layer, head))
     assert claim.verdict == verdict
-    assert claim.statement.startswith("Under zero ablation, one head at a time, the top retrieval head")
-    effects = best_unit_effects(answer_run.influence_answers).set_index(["layer", "head"])["delta"]
+    assert words.statement(claim).startswith(
+        "Zero ablation, one head at a time: the top retrieval head has the largest"
+    )
+    (sweep,) = unit_sweeps(answer_run.influence_answers, ["learned"])
+    effects = sweep.units.set_index(["layer", "head"])["effect"]
     rank = int((effects > effects[layer, head]).sum()) + 1
-    assert f"layer {layer}, head {head} (" in claim.evidence
-    assert f"has rank {rank} of 24" in claim.evidence
-    assert "Its influence minus the largest other influence is " in claim.evidence
+    assert f"L{layer}H{head} (" in words.evidence(claim)
+    assert f"has rank {rank} of 24" in words.evidence(claim)
+    assert "Its influence minus the largest other influence is " in words.evidence(claim)
 
 
 def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run: Run) -> None:
     answers = answer_run.influence_answers
     is_estimated = (answers["layer"] == 0) & (answers["head"] == 0)
-    partly_estimated = answers.assign(method=answers["method"].where(~is_estimated, "estimate"))
-    claim = retrieval_claim(run_with_top_head(answer_run, partly_estimated, 1, 4))
+    partly = answers.assign(method=answers["method"].where(~is_estimated, "estimate"))
+    claim = retrieval_claim(run_with_top_head(answer_run, partly, 1, 4))
     assert claim.verdict == "inconclusive"
-    assert "1 of 24 heads was only estimated" in claim.evidence
+    assert "1 of 24 heads were only estimated" in words.evidence(claim)
 
 
 def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_run: Run) -> None:
@@ -362,7 +390,7 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
     assert list(heatmap.customdata[1][1 * 6 + 4][:2]) == [1, 4]
     assert ablated.figure.layout.title.subtitle.text == "contribution to the logits removed: all changes are exact"
     assert np.shape(unrotated.figure.data[0].z) == (1, 24)
-    assert "Largest rise: pairs 2-3 of layer 3, head 5, +0.024" in ablated.summary
+    assert "the most positive effect is that of pairs 2-3 of L3H5, +0.024" in ablated.summary
     bars = {
         trace.name: {band.partition("<br>")[0]: loss for band, loss in zip(trace.x, trace.y, strict=True)}
         for trace in all_heads.figure.data
@@ -374,22 +402,21 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
     assert list(all_heads.figure.layout.xaxis.categoryarray) == ["0-1<br>6<br>to 63", "2-3<br>628<br>to 6,283", "long"]
 
 
-def test_bands_have_one_finding_per_kind_of_ablation(band_run: Run) -> None:
-    ablated, unrotated = [finding.text for finding in findings.sweep_findings(band_run)]
-    assert (
-        "Rotary pairs of learned by band, contribution to the logits removed in one head at a time (1,024 tokens)"
-        in ablated
+def test_bands_have_one_result_per_kind_of_ablation(band_run: Run) -> None:
+    ablated, unrotated = influence_results(band_run)
+    assert (ablated.unit, ablated.value) == ("L3H5", pytest.approx(0.024))
+    assert words.sentence(ablated) == (
+        "Rotary pairs of learned by band, contribution to the logits removed in one head at a time (1,024 tokens): the "
+        "most positive effect is that of pairs 2-3 of L3H5, +0.024 nats/token (1 document gives no interval). Changes "
+        "with a band ablated in all heads at once, nats/token: pairs 0-1 (+1.5), pairs 2-3 (+3), pairs of long "
+        "wavelength (+0.6)."
     )
-    assert "the loss rises most for pairs 2-3 of layer 3, head 5, by +0.024 nats/token (one document)" in ablated
-    assert ablated.endswith(
-        "all heads at once, nats/token: pairs 0-1: +1.5, pairs 2-3: +3.0, pairs of long wavelength: +0.60."
-    )
-    assert unrotated.endswith("ablated in all heads at once, nats/token: pairs 0-1: +0.30.")
-    assert [*findings.head_findings(band_run, "learned", 1, 4)] == [
-        "Influence in learned, largest of 3 bands, pairs 2-3, contribution to the logits removed: +0.010 nats/token "
-        "(one document) for layer 1, head 4.",
-        "Influence in learned, largest of 1 band, pairs 0-1, rotation removed: +0.0010 nats/token "
-        "(one document) for layer 1, head 4.",
+    assert unrotated.details["together"] == {"pairs 0-1": pytest.approx(0.3)}
+    assert [words.sentence(result) for result in head_results(band_run, "learned", 1, 4)] == [
+        "Influence in learned, largest of 3 bands, pairs 2-3, contribution to the logits removed (1,024 tokens): +0.01 "
+        "nats/token (1 document gives no interval) for L1H4.",
+        "Influence in learned, largest of 1 band, pairs 0-1, rotation removed (1,024 tokens): +0.001 nats/token "
+        "(1 document gives no interval) for L1H4.",
     ]
     assert [*report.page(assembly.render_context(band_run, selected_model="learned")).sections] == [
         "Rotary pairs by band, 1,024 tokens",
@@ -397,11 +424,5 @@ def test_bands_have_one_finding_per_kind_of_ablation(band_run: Run) -> None:
     ]
 
 
-def test_band_plots_without_rows_give_a_reason(band_run: Run) -> None:
-    assert (
-        "no data to plot" in band_plots.plot_influence_by_band(best_unit_effects(band_run.influence).head(0)).to_json()
-    )
-    assert (
-        "no data to plot"
-        in band_plots.plot_joint_effects_by_band(set_effects(band_run.influence_sets).head(0)).to_json()
-    )
+def test_band_plot_without_rows_gives_a_reason() -> None:
+    assert "not measured" in band_plots.plot_joint_effects_by_band(pd.DataFrame()).to_json()

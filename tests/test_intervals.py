@@ -4,8 +4,10 @@
 """
 
 import re
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,8 @@ from scipy import stats
 from scipy.special import ndtr, ndtri
 
 from headscope.effects.selection import select_units
-from headscope.runs.aggregation import confidence_interval, wilson_interval
+from headscope.runs import aggregation
+from headscope.runs.aggregation import confidence_interval, statistic_interval, wilson_interval
 from probes.scaling.results import mean_with_interval as ratio_with_interval
 
 PAGE = (Path(__file__).parents[1] / "docs" / "intervals.md").read_text(encoding="utf-8")
@@ -185,6 +188,30 @@ def test_one_or_two_documents_give_no_interval(documents: int) -> None:
 
 def test_equal_values_have_an_interval_of_width_zero() -> None:
     assert confidence_interval(np.ones((2, 40))).tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("statistic", [lambda a, b: np.median(a, -1) - b.mean(-1), lambda a, b: a.std(-1) / b.std(-1)])
+def test_a_bootstrap_in_blocks_gives_the_same_interval(monkeypatch: pytest.MonkeyPatch, statistic: Any) -> None:
+    rng = np.random.default_rng(1)
+    samples = rng.normal(size=301), rng.normal(2, 1, size=98)
+    draws = np.random.default_rng(0)
+    resampled = [s[draws.integers(len(s), size=(aggregation.BOOTSTRAP_DRAWS, len(s)))] for s in samples]
+    at_once = np.nanquantile(statistic(*resampled), [0.025, 0.975])
+    for values in (300, 5000, 2**40):
+        monkeypatch.setattr(aggregation, "MAX_RESAMPLED_VALUES", values)
+        assert statistic_interval(statistic, *samples) == tuple(at_once)
+
+
+def test_memory_of_a_bootstrap_does_not_grow_with_the_number_of_units() -> None:
+    def peak(units: int) -> int:
+        values = np.random.default_rng(0).normal(size=units)
+        tracemalloc.start()
+        statistic_interval(lambda resampled: resampled.mean(-1), values)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(8000) < 1.2 * peak(2000)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def by_key(run: Run) -> dict[tuple[str, ...], Result]:
 
 
 def test_every_result_of_a_run_has_a_key_of_its_own(run: Run) -> None:
-    keys = [result.key for result in all_results(run) if not result.question.startswith("legacy.")]
+    keys = [result.key for result in all_results(run)]
     assert len(keys) == len({*keys})
 
 

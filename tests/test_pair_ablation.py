@@ -96,7 +96,7 @@ def test_pairs_of_a_learned_schedule_are_unrotated_with_their_own_group_frequenc
 
 @pytest.mark.model
 def test_pair_ablation_of_the_real_model_equals_an_edited_eager_attention(smollm2: Model, tokens: Tensor) -> None:
-    ids, shape = tokens[:, :512], families.Family("llama", {}, head_dim=64, rotary_dims=64)
+    ids, shape = tokens[:, :128], families.Family("llama", {}, head_dim=64, rotary_dims=64)
     head, group = Unit(22, 1, 4), Unit(25, 2)
     interventions = pair_interventions(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
     schedule, geometry = resolve_schedule(smollm2, "base"), smollm2.geometry

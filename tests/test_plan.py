@@ -14,13 +14,13 @@ from headscope.cli.flags import EXAMPLE
 from headscope.errors import BadInput
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
-from headscope.study import planning, runner
+from headscope.study import planning, runner, stored_size
 from headscope.study.cells import Cell, Job
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor, JobResult
 from headscope.study.planning import makespan
-from headscope.study.stored_size import StoredSize
+from headscope.study.stored_size import StoredSize, TableCost
 
 
 def cost(job: Job) -> float:
@@ -87,7 +87,8 @@ def test_plan_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest
     estimate = planning.plan_study(study, workers=1, gpus=0)
     cells = [job for job in JobExecutor(StudyContext(study)).plan() if job.probe == "measure"]
     expected = sum((2 if job.model == "yarn" else 1) * (0.5 + job.cost / 1000) for job in cells)
-    assert estimate["seconds_alone"] == pytest.approx(expected + 4.0, abs=0.1)
+    assert estimate["seconds_alone"] == pytest.approx(expected + 4.0 + estimate["seconds_commit"], abs=0.1)
+    assert 0 <= estimate["seconds_commit"] < 5
     assert estimate["cells"] == len(cells) + 2
     (row,) = estimate["checkpoints"]
     assert (row["checkpoint"], row["models"], row["cells"]) == (str(folder / "tiny"), 2, len(cells) + 2)
@@ -118,11 +119,22 @@ def test_predicted_disk_space_of_the_example_is_that_of_its_tables() -> None:
     assert predicted == pytest.approx(stored, rel=0.05)
 
 
+def test_a_commit_writes_each_key_once_and_merges_the_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_size, "_measure_table", lambda table, rows: TableCost(100, 1000, 2.0, 0.5))
+    jobs = [measure_job(Cell(f"m{n % 2}: {n}", f"m{n % 2}", 5.0)) for n in range(6)]
+    size = StoredSize()
+    size.add(jobs[0], {"distance": {}})
+    assert size.commit_seconds(jobs) == 2 * (2.0 + 2 * 0.5)  # per model: one document written, two added to it
+    size.add(jobs[0], {"attention": {}})
+    assert size.commit_seconds(jobs) == 6 * 2.0
+
+
 def test_plan_estimate_from_a_stored_run_equals_its_time(folder: Path, tmp_path: Path) -> None:
     run = runner.run_study(build_study(content(folder)), tmp_path)
     timings = run.manifest["timings"]
     seconds = sum(row["seconds"] for row in timings["by_probe"]) + timings["opening_seconds"]
     assert 0 < seconds <= run.manifest["timings"]["seconds"] + 0.1
+    seconds += timings["commit_seconds"]
     estimate = planning.plan_study(build_study(content(folder)), 1, 0, run)
     assert estimate["seconds_alone"] == pytest.approx(seconds, abs=0.1)
     stored = sum(file.stat().st_size for file in run.path.iterdir())

@@ -1,6 +1,7 @@
 """The playground: what its tasks compute, the worker process, who may reach it, and the page in a browser."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -42,6 +43,16 @@ from headscope.runs.synthetic import synthetic_run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
 HEADS = [(0, 1), (1, 2)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """Start workers from a process that has imported torch, so that not every one of them imports it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["headscope.playground.tasks", "transformers.models.llama.modeling_llama"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dashboards.playground.worker.multiprocessing.get_context", lambda method: context)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -563,7 +574,8 @@ def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -
         expect(message).to_contain_text(sentence)
     process = app.config["PLAYGROUND_WORKER"].process_id
     os.kill(process, signal.SIGKILL)
-    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    while Path(f"/proc/{process}").exists():
+        time.sleep(0.01)
     run_prompt(page, PROMPT)
     expect(page.locator("#playground-tokens .token")).to_have_count(9)
     expect(message).to_be_empty()

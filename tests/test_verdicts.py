@@ -1,13 +1,13 @@
 """A verdict needs an interval on one side of the threshold; everything else is inconclusive."""
 
 import math
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from headscope.effects.statistics import top_share_interval, top_unit_count
 from headscope.runs.aggregation import verdict_above, verdict_of_parts
+from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
 
@@ -40,8 +40,12 @@ def test_two_documents_give_no_interval_of_the_top_share() -> None:
     assert all(map(math.isnan, top_share_interval(pd.DataFrame({"a": [1.0, 0.0], "b": [1.0, 0.0]}))))
 
 
-def test_findings_state_their_number_with_interval_and_n(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", "yarn:factor=8", "adarope:adapter=x"))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn:factor=8", "adarope:adapter=x"))
+
+
+def test_findings_state_their_number_with_interval_and_n(run: Run) -> None:
     findings = run.findings()
     assert [*findings] == ["model", "topic", "text", "value", "low", "high", "n", "layer", "head"]
     difference = findings[findings["text"].str.contains("the loss of yarn:factor=8 minus")].iloc[0]
@@ -56,8 +60,8 @@ def test_findings_state_their_number_with_interval_and_n(tmp_path: Path) -> None
     assert len(claims)
 
 
-def test_every_finding_about_needles_and_influence_states_its_number(tmp_path: Path) -> None:
-    findings = synthetic_run(tmp_path, models=("base", "yarn:factor=8", "adarope:adapter=x")).findings()
+def test_every_finding_about_needles_and_influence_states_its_number(run: Run) -> None:
+    findings = run.findings()
     probed = findings[findings["topic"].isin(["Needle in a haystack", "Head influence"])]
     assert len(probed) > 10
     assert probed.loc[probed["value"].isna(), "text"].tolist() == []

@@ -103,7 +103,7 @@ def probe_pages() -> list[ProbePage | ExplorerPage]:
     """The pages and explorers of all probes, in order."""
     pages: list[ProbePage | ExplorerPage] = []
     for probe in plugins.probes().values():
-        if (probe.charts or probe.results or probe.findings or probe.page) and probe.tab is not None:
+        if (probe.charts or probe.results or probe.page) and probe.tab is not None:
             pages.append(ProbePage(probe))
         if probe.explorer:
             pages.append(ExplorerPage(probe))
@@ -111,7 +111,7 @@ def probe_pages() -> list[ProbePage | ExplorerPage]:
 
 
 def _describes_heads(probe: Probe) -> bool:
-    return bool(probe.head_columns or probe.head_charts or probe.head_results or probe.head_findings)
+    return bool(probe.head_columns or probe.head_charts or probe.head_results)
 
 
 def has_tables(probe: Probe, run: Run) -> bool:

@@ -121,7 +121,7 @@ def run_records() -> Iterator[dict[str, Any]]:
                 "probes": ", ".join(_probe_names(manifest)),
                 "tables": ", ".join(run.tables),
                 "rows": sum(table["rows"] for table in manifest["tables"].values()),
-                "MB": round(sum(file.stat().st_size for file in run.path.glob("*.parquet")) / 1e6, 2),
+                "MB": run.derived(_megabytes),
                 "minutes": round(manifest.get("timings", {}).get("seconds", 0) / 60, 1),
                 "state": "finished",
                 "href": build_url("/", {"run": name}),
@@ -130,6 +130,11 @@ def run_records() -> Iterator[dict[str, Any]]:
             yield _incomplete_record(name, f"cannot be read: {run}")
     for progress in current_store().progress():
         yield _incomplete_record(progress.name, "unfinished")
+
+
+def _megabytes(run: RunTables) -> float:
+    """Size of the tables of a run, computed once as long as run.json stays the same."""
+    return round(sum(file.stat().st_size for file in run.path.glob("*.parquet")) / 1e6, 2)
 
 
 def _incomplete_record(name: str, state: str) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def _print_costs(costs: Mapping[str, Any]) -> None:
     if len(rows) > MAX_CHECKPOINTS:
         print_line(f"and {len(rows) - MAX_CHECKPOINTS} more")
     processors = f"{costs['gpus']} GPUs" if costs["gpus"] else "the cores of this machine"
-    print_line(f"{costs['cells']:,} work items: about {_format_time(costs['seconds_alone'])} in one process")
+    print_line(
+        f"{costs['cells']:,} work items: about {_format_time(costs['seconds_alone'])} in one process, "
+        f"{_format_time(costs['seconds_commit'])} of them to merge the tables at the end"
+    )
     print_line(
         f"{costs['workers']} workers on {processors}: about {_format_time(costs['seconds_shared'])} "
         f"({costs['speedup']:g} times as fast), {_format_bytes(costs['bytes_of_a_worker'])} of memory each"

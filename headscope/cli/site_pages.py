@@ -16,16 +16,15 @@ from flask import Flask
 from dashboards import layout, navigation
 from dashboards.pages import Page, checkpoints, head, overview, runs
 from dashboards.pages.probe import ProbePage, has_tables
-from dashboards.run_store import RunStore
+from dashboards.run_store import RunStore, Scan
 from dashboards.view_state import describe_statistic, parse_head
-from headscope.errors import BadRun
 from headscope.heads import Head
 from headscope.report import assembly
 from headscope.report.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.static_site import SitePage, SortableTable
 from headscope.report.text import statistics_table
 from headscope.runs.column_metadata import statistic
-from headscope.runs.run import Run, RunProgress
+from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
 
 SUPPORTED_PARAMETERS = {"run", "models", "sets", "model", "stat"}
@@ -39,14 +38,8 @@ class SingleRunStore(RunStore):
         super().__init__(Path(), is_read_only=True)
         self.run = run
 
-    def list_runs(self) -> dict[str, Run | BadRun]:
-        return {}
-
-    def unfinished_jobs(self) -> dict[str, int]:
-        return {}
-
-    def progress(self) -> list[RunProgress]:
-        return []
+    def _current_scan(self) -> Scan:
+        return Scan({}, (), [], 0, 0.0)
 
     def open_combined(self, names: Sequence[str]) -> Run:
         return self.run

@@ -158,7 +158,7 @@ def group_by_topic(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The results by the heading under which they are shown."""
     by_topic: dict[str, list[Result]] = {}
     for result in results:
-        topic = result.details.get("legacy_topic") or questions()[result.question].topic
+        topic = questions()[result.question].topic
         by_topic.setdefault(topic, []).append(result)
     return by_topic
 
@@ -248,8 +248,6 @@ def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[st
         probe.name: [sentence(result) for result in head_results]
         for probe, head_results in plugins.call_parts("head_results", run, model, layer, head)
     }
-    for probe, finding_texts in plugins.call_parts("head_findings", run, model, layer, head):
-        by_probe.setdefault(probe.name, []).extend(finding_texts)
     sentences = [by_probe[name] for name in plugins.probes() if name in by_probe]
     return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
 
@@ -302,7 +300,7 @@ def collect_glossary(run: Run) -> list[Term]:
 
 
 def collect_overviews(run: Run) -> list[Overview]:
-    """Overviews of the run for the terminal, one per probe."""
+    """The data of the probes for `--json`, one per probe that has some."""
     return [overview for _, overview in plugins.call_parts("overview", run) if overview is not None]
 
 

@@ -3,7 +3,6 @@
 Probes create blocks; report and app render them as HTML, Dash components or terminal text.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,63 +71,6 @@ class Card(Chart):
 
 
 @dataclass(frozen=True)
-class FindingData:
-    """A number with its 95 % confidence interval `low` to `high` over `n` documents, trials, heads or KV groups.
-
-    `layer` and `head` are set if it belongs to one head. NaN and None: there is no such number.
-    """
-
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    n: int | None = None
-    layer: int | None = None
-    head: int | None = None
-
-    @classmethod
-    def of_head(cls, row: pd.Series, column: str, n: int) -> "FindingData":
-        """A statistic of one row of the per-head table, with its interval over n documents."""
-        low, high = row.get(f"{column}_low", math.nan), row.get(f"{column}_high", math.nan)
-        return cls(float(row[column]), float(low), float(high), n, int(row["layer"]), int(row["head"]))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A result of a run in one sentence, its topic, and the label of the model that it is about ("" for several).
-
-    `data` is the number that the sentence states, if it states one main number.
-    """
-
-    topic: str
-    text: str
-    model: str = ""
-    data: FindingData = field(default_factory=FindingData, kw_only=True)
-
-
-@dataclass(frozen=True)
-class PaperClaim(Finding):
-    """A statement of the paper, the verdict for the run, and the evidence; `text` joins the three.
-
-    `verdict` is "supported", "partly supported", "not supported" or "inconclusive", the last one with the reason. The
-    evidence ends with `criterion`, the threshold that is ours, unless the statement names it.
-    """
-
-    topic: str = field(default="Comparison with the paper", init=False)
-    text: str = field(default="", init=False)
-    model: str = field(default="", kw_only=True)
-    statement: str
-    verdict: str
-    evidence: str
-    criterion: str = field(default="", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.criterion:
-            object.__setattr__(self, "evidence", f"{self.evidence}. Our criterion: {self.criterion}")
-            object.__setattr__(self, "criterion", "")
-        object.__setattr__(self, "text", f"{self.statement}: {self.verdict}. {self.evidence}.")
-
-
-@dataclass(frozen=True)
 class Term:
     """A glossary term, for runs with one of `tables`, or for all runs with models if `tables` is empty."""
 
@@ -176,13 +118,10 @@ class RenderContext:
 
 @dataclass(frozen=True)
 class Overview:
-    """Terminal overview of a probe: `rows` as text, `data` for JSON under the key `name`, and warnings."""
+    """The data of a probe for `--json`, under the key `name`."""
 
     name: str
-    title: str
     data: pd.DataFrame
-    rows: Sequence[Mapping[str, object]]
-    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

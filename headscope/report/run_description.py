@@ -39,7 +39,7 @@ def _describe_lengths(run: Run) -> str:
         length
         for table in declared_tables(run)
         if "context_length" in table.keys
-        for length in run.table(table.name)["context_length"].unique()
+        for length in run.distinct(table.name, ["context_length"])["context_length"]
         if length > 0
     }
     listed = join_words([f"{length:,}" for length in sorted(lengths)]) if lengths else ""
@@ -60,7 +60,7 @@ def document_sets(run: Run) -> list[set[str]]:
     for table in declared_tables(run):
         if "doc" in table.keys:
             columns = [name for name in ("context_length", "doc") if name in table.keys]
-            rows = run.table(table.name)[columns].astype({"doc": "str"}).drop_duplicates()
+            rows = run.distinct(table.name, columns)
             parts = rows.groupby("context_length")["doc"] if "context_length" in columns else [("", rows["doc"])]
             sets += [{*names} for _, names in parts]
     return sets

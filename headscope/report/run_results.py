@@ -19,10 +19,7 @@ LEGEND = f"In brackets: {words.INTERVAL}s; {ESTIMATE_MARK} marks an estimate."
 
 def warning_lines(run: Run) -> list[str]:
     """The results that limit what the run shows, one sentence each."""
-    warnings = [
-        words.sentence(result) for result in all_results(run) if questions()[result.question].level == "warning"
-    ]
-    return [*warnings, *(line for overview in assembly.collect_overviews(run) for line in overview.warnings)]
+    return [words.sentence(result) for result in all_results(run) if questions()[result.question].level == "warning"]
 
 
 def headline_lines(run: Run) -> list[str]:

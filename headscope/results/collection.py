@@ -3,7 +3,6 @@
 from itertools import chain
 
 from headscope import plugins
-from headscope.report.legacy_findings import result_of_finding
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
 from headscope.runs.run import Run
@@ -24,7 +23,4 @@ def _model_notes(run: Run) -> list[Result]:
 
 
 def _compute_results(run: Run) -> dict[str, list[Result]]:
-    by_probe = {probe.name: [*results] for probe, results in plugins.call_parts("results", run)}
-    for probe, findings in plugins.call_parts("findings", run):
-        by_probe.setdefault(probe.name, []).extend(result_of_finding(finding) for finding in findings)
-    return {name: by_probe[name] for name in plugins.probes() if name in by_probe}
+    return {probe.name: [*results] for probe, results in plugins.call_parts("results", run)}

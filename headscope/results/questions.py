@@ -56,10 +56,9 @@ CLAIMS_TOPIC = "Comparison with the paper"
 @cache
 def questions() -> Mapping[str, Question]:
     """All questions by name: those of every probe, with their topics, the notes on models, and ranks of heads."""
-    from headscope.report import legacy_findings
     from headscope.results import model_notes, ranks
 
-    shared = (*model_notes.QUESTIONS, *ranks.QUESTIONS, *legacy_findings.QUESTIONS)
+    shared = (*model_notes.QUESTIONS, *ranks.QUESTIONS)
     declared = {question.name: question for question in shared}
     for probe, probe_questions in plugins.load_parts("questions"):
         for question in probe_questions:

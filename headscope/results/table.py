@@ -52,7 +52,7 @@ def _rows(result: Result) -> Iterable[dict[str, object]]:
         "samples": question.samples,
         "method": EXACT if result.is_exact else "estimate",
         "level": question.level,
-        "topic": result.details.get("legacy_topic") or question.topic,
+        "topic": question.topic,
         "text": sentence(result),
     }
     for part in result.parts:

@@ -5,6 +5,7 @@ and effective lengths are averaged as logarithms. `docs/intervals.md` has the me
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """Key columns of the per-head table."""
 
 BOOTSTRAP_DRAWS = 2000
+MAX_RESAMPLED_VALUES = 2**20
+"""Values of a sample that a bootstrap resamples at once."""
 MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
 NORMAL_QUANTILE = 1.959963984540054
@@ -80,10 +83,32 @@ def statistic_interval(
     """
     if min(map(len, samples)) < MIN_DOCUMENTS:
         return np.nan, np.nan
-    rng = np.random.default_rng(0)
-    resampled = [sample[rng.integers(len(sample), size=(BOOTSTRAP_DRAWS, len(sample)))] for sample in samples]
-    low, high = np.nanquantile(statistic(*resampled), [0.025, 0.975])
+    generators = _generators_by_sample([len(sample) for sample in samples])
+    draws_at_once = max(1, MAX_RESAMPLED_VALUES // max(map(len, samples)))
+    results = []
+    for start in range(0, BOOTSTRAP_DRAWS, draws_at_once):
+        draws = min(draws_at_once, BOOTSTRAP_DRAWS - start)
+        resampled = [
+            sample[rng.integers(len(sample), size=(draws, len(sample)))]
+            for sample, rng in zip(samples, generators, strict=True)
+        ]
+        results.append(statistic(*resampled))
+    low, high = np.nanquantile(np.concatenate(results), [0.025, 0.975])
     return float(low), float(high)
+
+
+def _generators_by_sample(sizes: Sequence[int]) -> list[np.random.Generator]:
+    """A generator for each sample of a bootstrap, which continues after the draws of the samples before it.
+
+    The resampled values are so the same however many draws are made at once.
+    """
+    rng = np.random.default_rng(0)
+    generators = []
+    for size in sizes:
+        generators.append(deepcopy(rng))
+        for _ in range(BOOTSTRAP_DRAWS if len(sizes) > 1 else 0):
+            rng.integers(size, size=size)
+    return generators
 
 
 def rank_correlations(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,7 +1,6 @@
-"""Stored tables: rows to arrow in the declared schema, to parquet and back, merged, checked. Knows nothing of runs."""
+"""Stored tables: rows to arrow in the declared schema, and back from parquet, checked. Knows nothing of runs."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headscope.errors import BadRun
-from headscope.runs.columns import ARROW_TYPES, FORMAT_VERSION, Column, Table
+from headscope.runs.columns import ARROW_TYPES, Column, Table
 from headscope.runs.io import REPAIR_ADVICE, read_bytes
+from headscope.runs.table_checks import ColumnRange
 
 Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
 """The columns of a table by name; a scalar is repeated for every row."""
-
-ROUNDING_TOLERANCE = 1e-5
-"""Tolerance for a stored float32 mean outside its bounds."""
-
-ROW_GROUP_ROWS = 2**20
-"""Rows of a parquet row group, pyarrow's default: tables with fewer rows are held in memory as a whole."""
 
 
 def to_arrow(table: Table, rows: Rows) -> pa.Table:
@@ -38,7 +32,9 @@ def to_arrow(table: Table, rows: Rows) -> pa.Table:
             array = _column_array(column, columns[column.name], *lengths)
         except pa.ArrowException as error:
             raise ValueError(f"{table.name}.{column.name}: {error}") from error
-        if fault := _column_problem(column, array, 0 if column.key else None):
+        values_range = ColumnRange()
+        values_range.add(column, array)
+        if fault := values_range.problem(column, 0 if column.key else None):
             raise ValueError(f"{table.name}.{column.name}: {fault}")
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=table.arrow)
@@ -68,15 +64,19 @@ def _column_array(column: Column, values: Any, rows: int) -> pa.Array:
     return pa.array(np.full(rows, values) if is_scalar else values, ARROW_TYPES[column.kind])
 
 
-def check_footer(file: Path, rows: int) -> None:
-    """Raise BadRun unless the file is a parquet file of so many rows. It reads only the end of the file."""
+def stored_rows(file: Path) -> int:
+    """The number of rows of a parquet file, from its end. Raises BadRun when it is missing or not complete."""
     try:
         with file.open("rb") as stream:  # pyarrow itself opens no path that is not UTF-8
-            stored = pq.read_metadata(stream).num_rows
+            return int(pq.read_metadata(stream).num_rows)
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or "it is not a complete parquet file"
         raise BadRun(f"{file} is damaged: {reason}. {REPAIR_ADVICE}") from error
-    if stored != rows:
+
+
+def check_footer(file: Path, rows: int) -> None:
+    """Raise BadRun unless the file is a parquet file of so many rows. It reads only the end of the file."""
+    if (stored := stored_rows(file)) != rows:
         raise BadRun(f"{file} is damaged: it has {stored:,} rows instead of {rows:,}. {REPAIR_ADVICE}")
 
 
@@ -93,63 +93,6 @@ def to_bytes(table: pa.Table) -> bytes:
 def from_bytes(data: bytes) -> pa.Table:
     """The table that `to_bytes` wrote."""
     return pa.ipc.open_stream(data).read_all()
-
-
-def write_merged(file: Path, table: Table, cells: Iterable[pa.Table]) -> int:
-    """Write the tables of several cells one after the other and return the number of rows.
-
-    Where `table` says so, rows of equal key become their weighted mean. Memory holds one row group and one job, so it
-    does not grow with the number of cells.
-    """
-    batches = _row_groups(cells) if table.mean_over_cells is None else [_mean_over_cells(table, cells)]
-    rows = 0
-    with _open_writer(file, table.arrow) as writer:
-        for batch in batches:
-            writer.write_table(batch)
-            rows += batch.num_rows
-    return rows
-
-
-def _open_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    measured = [field.name for field in schema if pa.types.is_floating(field.type)]
-    keys = [name for name in schema.names if name not in measured]
-    # Splitting floats into their bytes makes the whole file about a third smaller.
-    return pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
-
-
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of the tables in order, in tables of ROW_GROUP_ROWS rows; only the last is shorter, or empty."""
-    pending: list[pa.Table] = []
-    rows = 0
-    for table in tables:
-        pending.append(table)
-        rows += table.num_rows
-        while rows > ROW_GROUP_ROWS:
-            joined = _concatenate(pending)
-            yield joined.slice(0, ROW_GROUP_ROWS)
-            pending = [joined.slice(ROW_GROUP_ROWS)]
-            rows -= ROW_GROUP_ROWS
-    yield _concatenate(pending)
-
-
-def _mean_over_cells(table: Table, cells: Iterable[pa.Table]) -> pa.Table:
-    """Rows of equal key as their mean, weighted by the count column."""
-    count = table.mean_over_cells
-    means = [name for name in table.values if name != count]
-    sums = pd.DataFrame()
-    for group in _row_groups(cells):
-        frame = group.to_pandas()
-        labels = frame.select_dtypes("category").columns
-        frame[labels] = frame[labels].astype(object)  # the categories of two groups may differ
-        frame[means] = frame[means].astype("float64").mul(frame[count], axis=0)
-        frame = pd.concat([sums, frame], ignore_index=True) if len(sums) else frame
-        sums = frame.groupby(table.keys, sort=False, observed=True)[table.values].sum().reset_index()
-    sums[means] = sums[means].div(sums[count], axis=0)
-    return to_arrow(table, sums)
-
-
-def _concatenate(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
 def read(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVICE) -> pa.Table:
@@ -175,32 +118,10 @@ def select_declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
     return stored.select(table.arrow.names)
 
 
-def table_problems(table: Table, stored: pa.Table) -> list[str]:
-    """What is wrong with a stored table, one line each: its schema, NaN, values out of bounds, repeated keys."""
-    if not stored.schema.equals(table.arrow):
-        return [f"{table.name}: its schema differs from that of format {FORMAT_VERSION}"]
-    checked = [(column, _column_problem(column, stored[column.name], ROUNDING_TOLERANCE)) for column in table.columns]
-    problems = [f"{table.name}.{column.name}: {fault}" for column, fault in checked if fault]
-    if repeated := int(stored.select(table.keys).to_pandas().duplicated().sum()):
-        problems.append(f"{table.name}: {repeated} rows have the key of another row")
-    return problems
-
-
-def _column_problem(column: Column, values: pa.Array | pa.ChunkedArray, tolerance: float | None) -> str:
-    """What is wrong with the values of a column, or "". Bounds are checked unless `tolerance` is None."""
-    is_bounded = tolerance is not None and (column.low is not None or column.high is not None)
-    if values.null_count:
-        return "contains NaN"
-    if len(values) == 0 or not (is_bounded or column.kind == "value"):
-        return ""
-    numbers = values.to_numpy()
-    least, most = numbers.min().item(), numbers.max().item()
-    if math.isnan(least):
-        return "contains NaN"
-    if tolerance is None:
-        return ""
-    if column.low is not None and least < column.low - tolerance:
-        return f"{least} is below {column.low}"
-    if column.high is not None and most > column.high + tolerance:
-        return f"{most} is above {column.high}"
-    return ""
+def stored_schema(file: Path) -> pa.Schema:
+    """The schema of the file. Raises BadRun when it is missing or damaged."""
+    try:
+        with file.open("rb") as stream:
+            return pq.read_schema(stream)
+    except (pa.ArrowException, OSError) as error:
+        raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {REPAIR_ADVICE}") from error

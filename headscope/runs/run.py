@@ -23,7 +23,8 @@ from headscope.model_identity import ModelIdentity, recorded_configuration
 from headscope.runs import hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
-from headscope.runs.run_tables import RunTables
+from headscope.runs.row_reader import Values
+from headscope.runs.run_tables import NO_VALUES, RunTables
 
 log = logging.getLogger("headscope")
 
@@ -154,15 +155,27 @@ class CombinedRun(Run):
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 
-    def arrow_table(self, name: str) -> pa.Table:
+    def arrow_table(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of all runs, one run after the other, with the labels of the combined models."""
-        parts = zip(self.parts, self._labels, strict=True)
-        tables = [_relabel(run.arrow_table(name), new_labels) for run, new_labels in parts if name in run.tables]
+        parts = [part for part in zip(self.parts, self._labels, strict=True) if name in part[0].tables]
+        tables = [
+            _relabel(run.arrow_table(name, _own_values(values, new_labels), columns), new_labels)
+            for run, new_labels in parts
+        ]
         return pa.concat_tables(tables).unify_dictionaries()
 
-    def _read(self, name: str) -> pd.DataFrame:
-        frame = super()._read(name)
-        return frame.drop_duplicates(all_tables()[name].keys, ignore_index=True) if self._may_repeat(name) else frame
+    def _read(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        if not self._may_repeat(name):
+            return super()._read(name, values, columns)
+        frame = super()._read(name, values).drop_duplicates(all_tables()[name].keys, ignore_index=True)
+        return frame if columns is None else frame[[*columns]]
+
+    def _layer_range(self, name: str) -> tuple[int, int] | None:
+        bounds = [run._layer_range(name) for run in self.parts if name in run.tables]
+        complete = [own for own in bounds if own is not None]
+        if len(complete) < len(bounds):
+            return None
+        return min(first for first, _ in complete), max(last for _, last in complete)
 
     @cached_property
     def conflicting_row_counts(self) -> dict[str, int]:
@@ -248,13 +261,20 @@ def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     return is_same and has_same_texts and len(measured) == len(set(measured))
 
 
+def _own_values(values: Values, new_labels: Mapping[str, str]) -> Values:
+    """The values to look for in a run whose models have new labels."""
+    if "model" not in values:
+        return values
+    return {**values, "model": [label for label, new_label in new_labels.items() if new_label in values["model"]]}
+
+
 def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:
     index = table.schema.get_field_index("model")
     if index < 0 or all(old == new for old, new in new_labels.items()):
         return table
     chunks = [
         pa.DictionaryArray.from_arrays(
-            chunk.indices, pa.array([new_labels.get(x, x) for x in chunk.dictionary.to_pylist()])
+            chunk.indices, pa.array([new_labels.get(x, x) for x in chunk.dictionary.to_pylist()], pa.string())
         )
         for chunk in table["model"].chunks
     ]

@@ -1,7 +1,8 @@
 """The tables of a finished run, read from disk as pandas frames, and checks of its files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar, TypeVarTuple
 
 import pandas as pd
@@ -10,13 +11,20 @@ import pyarrow as pa
 from headscope import user_input
 from headscope.errors import BadRun
 from headscope.runs import arrow
-from headscope.runs.columns import FORMAT_VERSION, all_tables
-from headscope.runs.io import printable_name, read_bytes, sha256
+from headscope.runs.columns import FORMAT_VERSION, LAYER, all_tables
+from headscope.runs.io import printable_name, sha256
 from headscope.runs.manifest import read_manifest
+from headscope.runs.memory_cache import CACHE, CachedValues
 from headscope.runs.old_names import add_missing_columns, translate_table
+from headscope.runs.row_reader import Values, check_digest, column_range, read_row_groups, read_rows, select_rows
+from headscope.runs.table_checks import table_problems
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
+
+MAX_WHOLE_ROWS = 2**20
+"""Rows up to which a table is read as a whole and cached, whatever part of it is needed."""
+NO_VALUES: Values = MappingProxyType({})
 
 
 class RunTables:
@@ -33,8 +41,7 @@ class RunTables:
         self.models: list[str] = [model["label"] for model in manifest["models"]]
         self.tables: list[str] = list(manifest["tables"])
         self.parts: list[RunTables] = [self]
-        self._frames: dict[str, pd.DataFrame] = {}
-        self._derived: dict[tuple[Callable[..., Any], tuple[Any, ...]], Any] = {}
+        self._frames, self._derived = CachedValues(), CachedValues()
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -47,48 +54,102 @@ class RunTables:
 
         Raises BadRun if the run has no such table, or its file is damaged or has another schema.
         """
-        if name not in self.tables:
-            raise BadRun(f"{self.name} has no table '{name}'. Use one of: {', '.join(self.tables)}")
-        if name not in self._frames:
-            self._frames[name] = self._read(name)
-        return self._frames[name]
+        self._require(name)
+        return CACHE.get(self._frames, name, lambda: self._read(name))
+
+    def rows(self, name: str, columns: Sequence[str] | None = None, /, **values: Any) -> pd.DataFrame:
+        """The rows of a table whose columns have these values, such as `run.rows("distance", layer=3, head=[1, 2])`.
+
+        Of a large table only the parts with such rows are read, and only these columns. Raises BadRun like `table`.
+        """
+        self._require(name)
+        wanted = {key: [value] if isinstance(value, str | int) else [*value] for key, value in values.items()}
+        if self.manifest["tables"][name]["rows"] > MAX_WHOLE_ROWS and name not in self._frames:
+            return self._read(name, wanted, columns)
+        frame = self.table(name)
+        for key, allowed in wanted.items():
+            frame = frame[frame[key].isin(allowed)]
+        return frame if columns is None else frame[[*columns]]
+
+    def blocks_of_layers(self, name: str, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+        """The rows of a table in blocks of whole layers, of at most about MAX_WHOLE_ROWS rows unless one layer has
+        more; of a table without layers, all rows at once."""
+        rows = self.manifest["tables"][name]["rows"]
+        bounds = self._layer_range(name) if rows > MAX_WHOLE_ROWS else None
+        if bounds is None:
+            yield self.rows(name, columns)
+            return
+        first, last = bounds
+        count = max(1, (last + 1 - first) * MAX_WHOLE_ROWS // rows)
+        for start in range(first, last + 1, count):
+            yield self.rows(name, columns, layer=range(start, start + count))
+
+    def distinct(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
+        """The distinct values of these columns of a table, in order of appearance; labels as strings."""
+        blocks = [_plain_labels(block[[*columns]].drop_duplicates()) for block in self.blocks_of_layers(name, columns)]
+        return pd.concat(blocks).drop_duplicates(ignore_index=True)
 
     def derived(self, compute: Callable[[Self, *Arguments], T], *arguments: *Arguments) -> T:
-        """`compute(run, *arguments)`, computed once and cached with the run. Do not modify it."""
-        key = compute, arguments
-        if key not in self._derived:
-            self._derived[key] = compute(self, *arguments)
-        result: T = self._derived[key]
-        return result
+        """`compute(run, *arguments)`, cached with the run. Do not modify it."""
+        return CACHE.get(self._derived, (compute, arguments), lambda: compute(self, *arguments))
 
     def check(self) -> None:
         """Raise BadRun if the file of any declared table is damaged, whether it was read or not."""
         for part in self.parts:
             for name in part.tables:
                 if name in all_tables():
-                    read_bytes(*part._file(name))
+                    check_digest(*part._file(name))
 
     def check_footers(self) -> None:
         """Raise BadRun if the file of a table is missing or not complete. Fast: it reads only the ends of the files."""
         for name in self.tables:
             arrow.check_footer(self._file(name)[0], self.manifest["tables"][name]["rows"])
 
-    def arrow_table(self, name: str) -> pa.Table:
-        """The stored table. Raises BadRun unless it matches the digest in run.json and the declared schema."""
+    def arrow_table(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pa.Table:
+        """The stored rows with these values by column, by default all, and these columns, by default all.
+
+        Raises BadRun unless the file matches the digest in run.json and the declared schema.
+        """
         file, digest = self._file(name)
-        table = arrow.read(file, digest)
+        if not values and columns is None:
+            return self._declared(name, arrow.read(file, digest))
+        check_digest(file, digest)
+        if self._has_declared_columns(name):
+            return read_rows(file, values, columns)
+        return select_rows(self._declared(name, arrow.read(file)), values, columns)
+
+    def _has_declared_columns(self, name: str) -> bool:
+        """Whether a table is stored as this version declares it, so that it can be read in parts."""
+        if self.manifest.get("format_version", FORMAT_VERSION) < FORMAT_VERSION or name not in all_tables():
+            return False
+        return bool(arrow.stored_schema(self._file(name)[0]).equals(all_tables()[name].arrow))
+
+    def _present(self, name: str, rows: pa.Table) -> pa.Table:
+        """Stored rows with the present names and columns."""
         if self.manifest.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
-            table = translate_table(name, table)
-        table = add_missing_columns(name, table)
-        return arrow.select_declared(all_tables()[name], table, file) if name in all_tables() else table
+            rows = translate_table(name, rows)
+        return add_missing_columns(name, rows)
+
+    def _declared(self, name: str, rows: pa.Table) -> pa.Table:
+        """Stored rows in the declared schema."""
+        rows = self._present(name, rows)
+        return arrow.select_declared(all_tables()[name], rows, self._file(name)[0]) if name in all_tables() else rows
+
+    def _layer_range(self, name: str) -> tuple[int, int] | None:
+        """The first and last layer in a table; None if it has no layers or the file does not tell."""
+        return column_range(self._file(name)[0], LAYER.name) if LAYER.name in all_tables()[name].keys else None
+
+    def _require(self, name: str) -> None:
+        if name not in self.tables:
+            raise BadRun(f"{self.name} has no table '{name}'. Use one of: {', '.join(self.tables)}")
 
     def _file(self, name: str) -> tuple[Path, str]:
         """The file of a table and its sha256."""
         entry = self.manifest["tables"][name]
         return self.path / f"{entry.get('file', name)}.parquet", entry["sha256"]
 
-    def _read(self, name: str) -> pd.DataFrame:
-        frame: pd.DataFrame = self.arrow_table(name).to_pandas()
+    def _read(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        frame: pd.DataFrame = self.arrow_table(name, values, columns).to_pandas()
         return frame
 
     def __getattr__(self, name: str) -> pd.DataFrame:
@@ -103,33 +164,45 @@ class RunTables:
         return f"<Run {self.name}: {', '.join(self.models)}>"
 
 
+def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:
+    """Labels as strings: frames of different rows have different categories."""
+    return frame.astype(dict.fromkeys(frame.select_dtypes("category"), "str"))
+
+
 def validate(run: RunTables) -> list[str]:
-    """Problems of a run's files, one line each: digests, row counts, schemas, NaN, bounds, duplicate keys."""
+    """Problems of a run's files, one line each: digests, row counts, schemas, NaN, bounds, duplicate keys.
+
+    A table is read in parts, so memory does not grow with it.
+    """
     problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in all_tables()]
     for name, facts in run.manifest["tables"].items():
-        if name not in all_tables():
-            continue
-        file = run.path / f"{facts.get('file', name)}.parquet"
-        try:
-            stored = arrow.read(file)
-        except BadRun as reason:
-            problems.append(str(reason))
-            continue
-        if sha256(file) != facts["sha256"]:
-            problems.append(f"{name}: sha256 differs from run.json")
-        if stored.num_rows != facts["rows"]:
-            problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
-        try:
-            if run.manifest["format_version"] < FORMAT_VERSION:
-                stored = translate_table(name, stored)
-            stored = add_missing_columns(name, stored)
-            problems += arrow.table_problems(all_tables()[name], stored)
-        except (pa.ArrowException, ValueError) as error:
-            problems.append(f"{name}: its values cannot be read: {' '.join(str(error).split())[:200]}")
+        if name in all_tables():
+            problems += _problems_of_table(run, name, facts)
     for name, digest in run.manifest.get("files", {}).items():
         if _digest(run.path / name) != digest:
             problems.append(f"{name}: missing or changed")
     return problems
+
+
+def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> list[str]:
+    file, digest = run._file(name)
+
+    def read() -> Iterator[pa.Table]:
+        return (run._present(name, rows) for rows in read_row_groups(file))
+
+    try:
+        stored_rows = arrow.stored_rows(file)
+        is_unchanged = sha256(file) == digest
+        values = table_problems(
+            all_tables()[name], lambda: (run._present(name, part) for part in read_row_groups(file))
+        )
+    except (BadRun, OSError) as reason:
+        return [str(reason)]
+    except (pa.ArrowException, ValueError) as error:
+        values = [f"{name}: its values cannot be read: {' '.join(str(error).split())[:200]}"]
+    changed = [] if is_unchanged else [f"{name}: sha256 differs from run.json"]
+    missing = [] if stored_rows == facts["rows"] else [f"{name}: {stored_rows} rows, run.json says {facts['rows']}"]
+    return [*changed, *missing, *values]
 
 
 def _digest(file: Path) -> str | None:

@@ -148,8 +148,9 @@ def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
     longest: dict[str, int] = {}
     for name in ("attention", "nll"):
         if name in run.tables:
-            for label, length in run.table(name).groupby("model", observed=True)["context_length"].max().items():
-                longest[str(label)] = max(int(length), longest.get(str(label), 0))
+            for rows in run.blocks_of_layers(name, ["model", "context_length"]):
+                for label, length in rows.groupby("model", observed=True)["context_length"].max().items():
+                    longest[str(label)] = max(int(length), longest.get(str(label), 0))
     natives = {
         model["label"]: model["geometry"].get("native_context") or 0
         for model in run.manifest["models"]

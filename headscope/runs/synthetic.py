@@ -80,7 +80,7 @@ def synthetic_run(
         return writer.commit(["all"], synthetic_manifest(models, layers, heads, groups))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _synthetic_tables(
     models: tuple[str, ...],
     layers: int,

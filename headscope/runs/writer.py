@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,7 @@ from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.io import fsync, read_json, sha256, write_json
 from headscope.runs.job_files import data_digest, read_header, read_tables
 from headscope.runs.manifest import write_manifest
+from headscope.runs.merging import write_merged
 from headscope.runs.run import PLAN_FILE, Run, combine_runs
 from headscope.signals import uninterrupted
 
@@ -242,15 +244,16 @@ class RunWriter:
         return Run.open(self.final_path)
 
     def _build(self, build: Path, job_files: Mapping[str, Path], manifest: Mapping[str, Any]) -> None:
-        facts = {}
+        facts, started = {}, time.monotonic()
         tables_of_jobs = [read_tables(job_file) for job_file in job_files.values()]
         for name, table in all_tables().items():
             stored_tables = [tables[name] for tables in tables_of_jobs if name in tables]
             if stored_tables:
                 target = build / f"{name}.parquet"
-                rows = arrow.write_merged(target, table, (stored.read_table() for stored in stored_tables))
+                rows = write_merged(target, table, [stored.read_table for stored in stored_tables])
                 fsync(target)
                 facts[name] = {"rows": rows, "sha256": sha256(target)}
+        commit_seconds = round(time.monotonic() - started, 1)
         extra_files = {}
         for file in sorted(path for path in self.files_folder.rglob("*") if path.is_file()):
             name = file.relative_to(self.files_folder).as_posix()
@@ -260,6 +263,8 @@ class RunWriter:
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         complete_manifest = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
         complete_manifest |= self._versions_by_cell(job_files)
+        if "timings" in manifest:
+            complete_manifest["timings"] = {**manifest["timings"], "commit_seconds": commit_seconds}
         write_manifest(build, complete_manifest)
 
     def _versions_by_cell(self, job_files: Mapping[str, Path]) -> dict[str, Any]:

@@ -16,9 +16,11 @@ import shutil
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from headscope import plugins, user_input
@@ -29,6 +31,7 @@ from headscope.runs.column_metadata import is_statistic, parse_column
 from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
+from headscope.runs.merging import write_merged
 from headscope.runs.run import Run, combine_runs
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
@@ -117,9 +120,9 @@ class TrainingMonitor:
         combined = combine_runs([step_run for _, step_run in step_runs])
         tables = {}
         for name in combined.tables:
-            table = all_tables()[name]
-            rows = combined.arrow_table(name) if "model" in table.keys else arrow.to_arrow(table, combined.table(name))
-            count = arrow.write_merged(target / f"{name}.parquet", table, [rows])
+            count = write_merged(
+                target / f"{name}.parquet", all_tables()[name], [partial(_rows_of_steps, combined, name)]
+            )
             tables[name] = {"rows": count, "sha256": sha256(target / f"{name}.parquet")}
         models = [{**model, "step": step} for step, step_run in step_runs for model in step_run.manifest["models"]]
         seconds = round(sum(step_run.manifest["timings"]["seconds"] for _, step_run in step_runs), 1)
@@ -162,6 +165,12 @@ def measure_training_step(context: StudyContext, name: str, model: Model, length
     started_marker.parent.mkdir(parents=True, exist_ok=True)
     started_marker.touch()
     monitor(model, step)
+
+
+def _rows_of_steps(combined: Run, name: str) -> pa.Table:
+    """The rows of a table of all steps; rows that the steps share, once."""
+    table = all_tables()[name]
+    return combined.arrow_table(name) if "model" in table.keys else arrow.to_arrow(table, combined.table(name))
 
 
 def median_statistics(step_run: Run) -> dict[str, float]:

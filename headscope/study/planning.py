@@ -39,14 +39,15 @@ class CostModel:
     """Predicts the cost of jobs. Probes are keyed by `Job.probe`.
 
     `rates` are (seconds per job, seconds per unit of cost) by probe; `model_factors` multiply them by model label;
-    `opening_seconds` open a checkpoint; `stored_bytes` are written per job, by probe; `peak_bytes` is the memory of a
-    process that runs the longest job.
+    `opening_seconds` open a checkpoint; `stored_bytes` are written per job, by probe, and `commit_seconds` merge the
+    tables at the end; `peak_bytes` is the memory of a process that runs the longest job.
     """
 
     rates: Mapping[str, tuple[float, float]]
     model_factors: Mapping[str | None, float]
     opening_seconds: float
     stored_bytes: Callable[[Sequence[Job]], float]
+    commit_seconds: Callable[[Sequence[Job]], float]
     peak_bytes: float
 
     def seconds(self, job: Job) -> float:
@@ -84,6 +85,8 @@ def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = No
     opening = distributed.opening_seconds
     distributed_seconds = makespan(jobs, checkpoints, workers, worker_seconds, opening, WORKER_START_SECONDS)
     local_seconds = sum(map(local.seconds, jobs)) + len({*checkpoints.values()}) * local.opening_seconds
+    commit_seconds = local.commit_seconds(jobs)  # by the process that started the study, in both cases
+    local_seconds, distributed_seconds = local_seconds + commit_seconds, distributed_seconds + commit_seconds
     rows = [
         {
             "checkpoint": checkpoint,
@@ -97,6 +100,7 @@ def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = No
         "checkpoints": rows,
         "cells": len(jobs),
         "seconds_alone": round(local_seconds, 1),
+        "seconds_commit": round(commit_seconds, 1),
         "workers": workers,
         "gpus": gpus,
         "seconds_shared": round(distributed_seconds, 1),
@@ -166,7 +170,8 @@ def measure_costs(executor: JobExecutor, jobs: Sequence[Job]) -> CostModel:
         longest = max(_tokens(job.cost) for job in timeable)
         for job in jobs:  # a probe whose jobs all depend on others has none that can be timed
             rates.setdefault(job.probe, next(iter(rates.values())))
-        return CostModel(rates, factors, timer.opening_seconds, timer.stored_bytes, timer.peak_at(longest))
+        peak = timer.peak_at(longest)
+        return CostModel(rates, factors, timer.opening_seconds, timer.stored_bytes, timer.commit_seconds, peak)
 
 
 def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
@@ -190,10 +195,16 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     opening = timings["opening_seconds"] / checkpoints
 
-    def stored_bytes(jobs: Sequence[Job]) -> float:
-        return float(size / cells * sum(job.probe in rates for job in jobs))
+    def share(jobs: Sequence[Job]) -> float:
+        return sum(job.probe in rates for job in jobs) / float(cells)
 
-    return CostModel(rates, factors, opening, stored_bytes, timings["peak_bytes"])
+    def stored_bytes(jobs: Sequence[Job]) -> float:
+        return size * share(jobs)
+
+    def commit_seconds(jobs: Sequence[Job]) -> float:
+        return float(timings.get("commit_seconds", 0.0) * share(jobs))
+
+    return CostModel(rates, factors, opening, stored_bytes, commit_seconds, timings["peak_bytes"])
 
 
 class _Timer:
@@ -216,10 +227,11 @@ class _Timer:
 
     def stored_bytes(self, jobs: Sequence[Job]) -> float:
         """Predicted size of the tables of all jobs. A probe whose jobs all depend on others was not run here."""
-        by_probe: dict[str, list[Job]] = defaultdict(list)
-        for job in jobs:
-            by_probe[job.probe].append(job)
-        return sum(self.sizes[probe].predict(own_jobs) for probe, own_jobs in by_probe.items())
+        return sum(self.sizes[probe].predict(own_jobs) for probe, own_jobs in _by_probe(jobs).items())
+
+    def commit_seconds(self, jobs: Sequence[Job]) -> float:
+        """Predicted seconds in which the tables of all jobs are merged."""
+        return sum(self.sizes[probe].commit_seconds(own_jobs) for probe, own_jobs in _by_probe(jobs).items())
 
     def rates(self, jobs: Sequence[Job]) -> tuple[float, float]:
         """(seconds per job, seconds per unit of cost), from the first job and the longest affordable one."""
@@ -257,6 +269,13 @@ def _by_checkpoint(jobs: Sequence[Job], checkpoints: Mapping[str, str]) -> dict[
     grouped: dict[str, list[Job]] = {}
     for job in jobs:
         grouped.setdefault("none" if job.model is None else checkpoints[job.model], []).append(job)
+    return grouped
+
+
+def _by_probe(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    grouped: dict[str, list[Job]] = {}
+    for job in jobs:
+        grouped.setdefault(job.probe, []).append(job)
     return grouped
 
 

@@ -56,7 +56,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def overview(run: Run) -> Overview | None:
     """Summaries by model, context length and order, for JSON."""
-    return Overview("budget", PROBE.title, run.derived(summaries), rows=[]) if LOSS.name in run.tables else None
+    return Overview("budget", run.derived(summaries)) if LOSS.name in run.tables else None
 
 
 def overview_cards(context: RenderContext) -> Iterator[Card]:

@@ -105,7 +105,7 @@ def overview(run: Run) -> Overview | None:
     if "detectors" not in run.tables:
         return None
     records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
-    return Overview("detectors", PROBE.title, pd.DataFrame(records), [])
+    return Overview("detectors", pd.DataFrame(records))
 
 
 def _overview_record(run: Run, model: str) -> dict[str, object]:

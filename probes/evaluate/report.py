@@ -59,4 +59,4 @@ def overview(run: Run) -> Overview | None:
     """The scores by model, task and length, for JSON."""
     if "tasks" not in run.tables:
         return None
-    return Overview("tasks", PROBE.title, preferred_metric_rows(run.tasks), rows=[])
+    return Overview("tasks", preferred_metric_rows(run.tasks))

@@ -52,7 +52,7 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
         figure.add_vline(
             x=unit["effect"],
             line={"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5},
-            annotation={"text": f"{label}: {unit_name(unit)}, Δ {unit['delta']:+.2g}", "yshift": -16 * row},
+            annotation={"text": f"{label}: {unit_name(unit)}, Δ {unit['effect']:+.2g}", "yshift": -16 * row},
             annotation_position=f"top {side}",
         )
     # Annotations would widen the axis.

@@ -23,8 +23,6 @@ from headscope.runs.column_metadata import Role, Statistic, columns_by_length, e
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
 
-MAX_BLOCK_ROWS = 2_000_000
-"""Rows of a table that are converted and summarised at once."""
 MIN_GROWTH_KEYS = 64
 """Minimum bin center, in visible keys, of the rows that the growth exponent is fitted to."""
 LOCAL_LENGTH = 8
@@ -176,17 +174,13 @@ def _head_statistics(run: RunTables) -> pd.DataFrame | None:
         "pairs": _pair_statistics,
         "scales": _position_statistics,
     }
-    columns = [
-        _by_blocks_of_layers(run.table(name), function) for name, function in functions.items() if name in run.tables
-    ]
+    columns = [_by_blocks_of_layers(run, name, function) for name, function in functions.items() if name in run.tables]
     return pd.concat(columns, axis=1) if columns else None
 
 
-def _by_blocks_of_layers(rows: pd.DataFrame, function: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
-    """`function` of blocks of whole layers: plain types of all rows at once would double the memory of a large run."""
-    layers_per_block = max(1, rows["layer"].nunique() * MAX_BLOCK_ROWS // max(1, len(rows)))
-    blocks = [block for _, block in rows.groupby(rows["layer"].astype("int64") // layers_per_block)] or [rows]
-    tables = [function(plain_types(block)) for block in blocks]
+def _by_blocks_of_layers(run: RunTables, name: str, function: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """`function` of blocks of whole layers: all rows of a large run at once would not fit into memory."""
+    tables = [function(plain_types(block)) for block in run.blocks_of_layers(name)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index()
 
 

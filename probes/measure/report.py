@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.heads import Head
 from headscope.plots import effective_length, layers, learned_frequencies, loss, role_emergence, rotary
 from headscope.plots import heads as head_figures
 from headscope.report.assembly import training_steps
@@ -77,10 +78,10 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
             "white: no change.",
             half_width=True,
         )
-    attention = context.table("attention")
-    if attention is not None and context.notable_heads:
+    notable = [*context.notable_heads]
+    if "attention" in context.run.tables and notable:
         yield Chart(
-            effective_length.plot_effective_length(attention, list(context.notable_heads)),
+            effective_length.plot_effective_length(_rows_of_heads(context, "attention", *notable), notable),
             "One panel per notable head, as listed in the table of heads. Dotted diagonal: uniform attention over all "
             "visible keys. Dotted horizontal: a constant effective length.",
         )
@@ -151,9 +152,18 @@ def _plot_distance_profiles(distance: pd.DataFrame, layer: int, head: int) -> go
 
 def _head_rows(run: Run, models: Sequence[str], table: str, layer: int, head: int) -> pd.DataFrame:
     """The head's rows of a table under these models, in this order."""
-    frame = run.table(table)
-    rows = frame[head_mask(frame, layer, head) & frame["model"].isin(models)]
+    rows = run.rows(table, model=models, layer=layer, head=head)
     return rows.assign(model=rows["model"].astype(pd.CategoricalDtype([*models])))
+
+
+def _rows_of_heads(context: RenderContext, table: str, *heads: Head) -> pd.DataFrame:
+    """The rows of these heads (layer, head) under the models of the charts, in the order of the run.
+
+    Rows of other heads with the same layer or number may be among them.
+    """
+    layers, numbers = zip(*heads, strict=True)
+    rows = context.run.rows(table, model=context.models, layer={*layers}, head={*numbers})
+    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype(context.run.models)))
 
 
 def _attention_spread_charts(context: RenderContext) -> Iterator[Chart]:
@@ -169,8 +179,8 @@ def _attention_spread_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _pair_charts(context: RenderContext) -> Iterator[Chart]:
-    pairs, distance, models = context.table("pairs"), context.table("distance"), context.models
-    if pairs is not None:
+    tables, models = context.run.tables, context.models
+    if "pairs" in tables:
         yield box_chart(context, "cov")
         explanation = (
             " Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are "
@@ -178,12 +188,13 @@ def _pair_charts(context: RenderContext) -> Iterator[Chart]:
         )
         for index, ((layer, head), reason) in enumerate(context.notable_heads.items()):
             yield Chart(
-                rotary.plot_spectrum(pairs, layer, head),
+                rotary.plot_spectrum(_rows_of_heads(context, "pairs", (layer, head)), layer, head),
                 f"Selected for: {reason}.{explanation if index < 2 else ''}",
                 half_width=True,
             )
-    if distance is not None:
+    if "distance" in tables:
         for layer, head in list(context.notable_heads)[:2]:
+            distance = _rows_of_heads(context, "distance", (layer, head))
             for label in dict.fromkeys([models[0], models[-1]]):
                 yield Chart(
                     rotary.plot_pair_profile(distance, layer, head, label),

@@ -17,7 +17,7 @@ from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import judged, verdict_of
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
-from probes.needle import PROBE, analysis
+from probes.needle import analysis
 from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, TOP_COUNT, VARIANTS
 from probes.needle.heads import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
 from probes.needle.questions import MAX_SUPPORTED_SIZE
@@ -235,4 +235,4 @@ def overview(run: Run) -> Overview | None:
     """Success and retrieval heads by model and mode; None for a run without trials."""
     if "needles" not in run.tables:
         return None
-    return Overview("needles", PROBE.title, run.derived(analysis.retrieval_summary), [])
+    return Overview("needles", run.derived(analysis.retrieval_summary))

@@ -109,7 +109,7 @@ def overview(run: Run) -> Overview | None:
                 **{name: largest[name] for name in ("effect", "low", "high", "method")},
             }
         )
-    return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), [])
+    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:

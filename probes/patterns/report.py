@@ -49,7 +49,7 @@ def overview(run: Run) -> Overview | None:
         records = [{"model": label, "attention maps": count} for label, count in maps.count_maps(run).items()]
     if not records:
         return None
-    return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), [])
+    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

@@ -7,7 +7,9 @@ import pandas as pd
 
 from headscope.plots import style
 from headscope.plugins import Probe
-from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, PageContent, RenderContext, Term, TextBlock
+from headscope.report.blocks import Chart, ChartGroup, Overview, PageContent, RenderContext, Term, TextBlock
+from headscope.results.questions import Question
+from headscope.results.result import Result
 from headscope.runs.run import Run
 
 PROBE = Probe(
@@ -18,9 +20,10 @@ PROBE = Probe(
     options="",
     runner="",
     charts="support.example_probes:charts",
-    findings="support.example_probes:findings",
+    questions="support.example_probes:QUESTIONS",
+    results="support.example_probes:results",
     head_charts="support.example_probes:head_charts",
-    head_findings="support.example_probes:head_findings",
+    head_results="support.example_probes:head_results",
     glossary="support.example_probes:GLOSSARY",
     overview="support.example_probes:overview",
     next_steps="support.example_probes:next_steps",
@@ -35,7 +38,7 @@ BROKEN = Probe(
     options="",
     runner="",
     charts="support.example_probes:absent",
-    findings="support.example_probes:failing",
+    results="support.example_probes:failing",
     glossary="no_such_module:GLOSSARY",
     overview="support.example_probes:failing",
 )
@@ -44,6 +47,13 @@ GLOSSARY = (
     Term("Foreignness", "How foreign a head is.", "F = 1"),
     Term("Needle of elsewhere", "Of a table that no run has.", tables=("elsewhere",)),
     Term("Head", "Said by another probe already."),
+)
+
+QUESTIONS = (
+    Question(name="foreign.models", sentence="there are {value} models", number=".0f"),
+    Question(name="foreign.losses", sentence="foreign losses are like ours", topic="Loss"),
+    Question(name="foreign.warning", sentence="far [red]away", level="warning"),
+    Question(name="foreign.head", sentence="foreign to {model}: {unit}"),
 )
 
 
@@ -57,22 +67,22 @@ def failing_charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup("Foreign matters", "At home", _charts("Later at home"))
 
 
-def findings(run: Run) -> Iterator[Finding]:
-    yield Finding("Foreign matters", f"There are {len(run.models)} models.")
-    yield Finding("Loss", "Foreign losses are like ours.")
+def results(run: Run) -> Iterator[Result]:
+    yield Result(question="foreign.models", value=len(run.models))
+    yield Result(question="foreign.losses")
+    yield Result(question="foreign.warning")
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     yield from _charts(f"Foreign chart of {layer}.{head} in {model}")
 
 
-def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    yield f"Foreign to {model}: {layer}.{head}."
+def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    yield Result(question="foreign.head", model=model, layer=layer, head=head)
 
 
 def overview(run: Run) -> Overview:
-    rows = [{"what is foreign [b]here[/b]": "[/b]all"}]
-    return Overview("foreign", "Foreign [bold]title[/bold]", pd.DataFrame({"n": [1]}), rows, ["far [red]away"])
+    return Overview("foreign", pd.DataFrame({"n": [1]}))
 
 
 def next_steps(run: Run) -> Iterator[str]:

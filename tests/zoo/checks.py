@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -48,8 +49,18 @@ class Verdict:
     refused: dict[str, str] = field(default_factory=dict)
 
 
+Opened = tuple[Model, Tensor, Truth]
+"""A model, the text that it was checked with, and what the family itself computes for that text."""
+
+
 def check_model(make: Callable[[], PreTrainedModel]) -> Verdict:
     """Build a model, open it and hold all that is measured of it against its own eager attention."""
+    opened = open_model(make)
+    return opened if isinstance(opened, Verdict) else check_opened(*opened)
+
+
+def open_model(make: Callable[[], PreTrainedModel]) -> Opened | Verdict:
+    """Build a model and open it; a verdict if that fails."""
     try:
         module = make()
     except Exception as error:
@@ -62,11 +73,15 @@ def check_model(make: Callable[[], PreTrainedModel]) -> Verdict:
     if not truth.logits.isfinite().all():
         return Verdict("cannot be built", "its own logits are not finite")
     try:
-        model = hs.load(module)
+        return hs.load(module), ids, truth
     except UnsupportedModel as error:
         return _refused(module, error)
     except Exception as error:
         return Verdict("TRACEBACK", f"load: {_error_location(error)}")
+
+
+def check_opened(model: Model, ids: Tensor, truth: Truth) -> Verdict:
+    """The verdict on all that is measured of a model, against its own eager attention."""
     errors: dict[str, float] = {}
     check_name = "logits"
     try:
@@ -101,7 +116,13 @@ def _logits(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
 
 
 def _attention(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
-    return attention_errors(measure_tokens(model, ids[0], ["attention"], None)["attention"], model, truth)
+    return attention_errors(_measured(model, ids)["attention"], model, truth)
+
+
+@lru_cache(maxsize=1)
+def _measured(model: Model, ids: Tensor) -> dict[str, dict[str, np.ndarray]]:
+    """The tables of one pass, which the checks share."""
+    return measure_tokens(model, ids[0], ["attention", "nll", "pairs"], None)
 
 
 def attention_errors(measured: dict[str, np.ndarray], model: Model, truth: Truth) -> dict[str, float]:
@@ -140,7 +161,7 @@ def by_layer(model: Model, truth: Truth) -> dict[int, Call] | None:
 
 
 def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
-    measured = measure_tokens(model, ids[0], ["nll"], None)["nll"]
+    measured = _measured(model, ids)["nll"]
     losses = -truth.logits[0, :-1].double().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
     starts = [0, *measured["position"][:-1]]
     ends = zip(starts, measured["position"], measured["nll"], strict=True)
@@ -165,40 +186,37 @@ def _planes(model: Model, layer: int) -> list[tuple[int, int]]:
 def _pairs(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     if not model.geometry.pairs:
         return {}
-    measured = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
+    measured = _measured(model, ids)["pairs"]
     calls = by_layer(model, truth)
     if calls is None:
         return {"attention layers": math.inf}
     worst: dict[str, float] = {}
     for layer, (number, call) in enumerate(calls.items()):
         of_layer = measured["layer"] == number
-        visible = call.visible[0].double()
-        per_group = len(call.q) // len(call.k)
-        for head, q in enumerate(call.q.double()):
-            k = call.k[head // per_group].double()
-            rows = of_layer & (measured["head"] == head)
-            if not rows.any():
-                return {"pairs of a layer": math.inf}
-            expected = _pair_statistics(q, k, visible, call.scaling, _planes(model, layer))
-            rms = float(expected["rms"].square().sum().sqrt())
-            for name, values in expected.items():
-                error = _finite(np.abs(measured[name][rows] - values.numpy()).max() / rms)
-                worst[f"pair {name}"] = max(worst.get(f"pair {name}", 0.0), error)
+        planes = _planes(model, layer)
+        if measured["head"][of_layer].tolist() != [head for head in range(len(call.q)) for _ in planes]:
+            return {"pairs of a layer": math.inf}
+        expected = _pair_statistics(call, planes)
+        rms = expected["rms"].square().sum(-1, keepdim=True).sqrt()
+        for name, values in expected.items():
+            difference = torch.from_numpy(measured[name][of_layer]).view(values.shape) - values
+            worst[f"pair {name}"] = max(worst.get(f"pair {name}", 0.0), _finite((difference.abs() / rms).max()))
     return worst
 
 
-def _pair_statistics(q: Tensor, k: Tensor, visible: Tensor, scaling: float, planes: Any) -> dict[str, Tensor]:
-    """As `reference.pair_statistics`, for one head and the pairs and visible keys given: each [P]."""
-    index = torch.tensor(planes)
-    qf, kf = q[:, index].transpose(0, 1), k[:, index].transpose(0, 1)  # [P, L, 2]
-    c = scaling * qf @ kf.mT * visible
-    norms = abs(scaling) * (qf.norm(dim=-1)[:, :, None] * kf.norm(dim=-1)[:, None]) * visible
+def _pair_statistics(call: Call, planes: list[tuple[int, int]]) -> dict[str, Tensor]:
+    """As `reference.pair_statistics`, for these pairs and the visible keys of the call: each [H, P]."""
+    index, visible = torch.tensor(planes), call.visible[0].double()
+    q, k = call.q.double(), call.k.double().repeat_interleave(len(call.q) // len(call.k), 0)
+    qf, kf = (t[..., index].transpose(1, 2) for t in (q, k))  # [H, P, L, 2]
+    c = call.scaling * qf @ kf.mT * visible
+    norms = abs(call.scaling) * (qf.norm(dim=-1)[..., None] * kf.norm(dim=-1)[..., None, :]) * visible
     count = visible.sum()
     return {
-        "mean_abs": c.abs().sum((1, 2)) / count,
-        "mean_signed": c.sum((1, 2)) / count,
-        "rms": (c.square().sum((1, 2)) / count).sqrt(),
-        "norm_product": norms.sum((1, 2)) / count,
+        "mean_abs": c.abs().sum((-2, -1)) / count,
+        "mean_signed": c.sum((-2, -1)) / count,
+        "rms": (c.square().sum((-2, -1)) / count).sqrt(),
+        "norm_product": norms.sum((-2, -1)) / count,
     }
 
 
@@ -206,7 +224,7 @@ def _check_shift_rotation(model: Model, ids: Tensor, truth: Truth) -> dict[str, 
     """Moving a text by SHIFT positions turns each pair of q and k by SHIFT times its frequency, and nothing else."""
     if not model.geometry.pairs:
         return {}
-    measured = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
+    measured = _measured(model, ids)["pairs"]
     if (getattr(model.module.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         eager(model.module, ids)  # leaves the frequencies of this length; a text that stands elsewhere has others
         inverse_frequencies = next(

@@ -113,10 +113,5 @@ def binned(call: Call) -> dict[int, dict[str, Any]]:
 
 
 def statistics(call: Call) -> dict[str, Tensor]:
-    """`eager_reference.row_statistics` of the call's weights, [H, L] each.
-
-    Where a learned sink takes a share of the row, effective lengths and distance are of the rest, as shares of it.
-    """
-    among_keys = eager_reference.row_statistics(call.alpha / call.alpha.sum(-1, keepdim=True))
-    passed_through = ("max_weight", "sink_mass", "local_mass")
-    return among_keys | {n: v for n, v in eager_reference.row_statistics(call.alpha).items() if n in passed_through}
+    """`eager_reference.row_statistics` of the call's weights, [H, L] each."""
+    return eager_reference.row_statistics(call.alpha)

@@ -27,7 +27,7 @@ from probes.patterns.run import collect_top_keys
 from . import checks, explicit_attribution
 from .checks import YARN, Verdict, relative
 from .decoding_and_bf16 import decoded_logits, decoding_errors
-from .eager import Truth, eager, tokens
+from .eager import Truth, eager
 from .edited_heads import HeadsEdit, edited_heads
 from .yarn import yarn_by_hand
 
@@ -47,15 +47,13 @@ def check_layout(make: Callable[[], PreTrainedModel], measures: tuple[str, ...] 
 
 def check_measures(make: Callable[[], PreTrainedModel], measures: "Mapping[str, Measure]") -> Verdict:
     """The verdict on a model: the zoo's checks, then these measures. A refusal is recorded with its reason."""
-    try:
-        module = make()
-    except Exception as error:
-        return Verdict("cannot be built", checks._line(error))
-    verdict = checks.check_model(lambda: module)
+    opened = checks.open_model(make)
+    if isinstance(opened, Verdict):
+        return opened
+    verdict = checks.check_opened(*opened)
     if not verdict.kind.startswith("right"):
         return verdict
-    model, ids = hs.load(module), tokens(module)
-    truth = eager(module, ids)
+    model, ids, truth = opened
     if not model.geometry.pairs:
         verdict.refused["rotary pairs"] = model.rotation.no_pairs_reason
     for name, measure in measures.items():

@@ -65,7 +65,7 @@ def overview(run: Run) -> Overview | None:
                 **{name: path[name] for name in ("effect", "low", "high", "method")},
             }
         )
-    return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), [])
+    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def _sweep_charts(effects: Effects) -> Iterator[Chart | TextTable]:

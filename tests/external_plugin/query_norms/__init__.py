@@ -16,11 +16,12 @@ from headscope.plugin_api import (
     Chart,
     ChartGroup,
     Column,
-    Finding,
     Lengths,
     Options,
     Probe,
+    Question,
     RenderContext,
+    Result,
     Run,
     RunTables,
     Statistic,
@@ -43,7 +44,8 @@ PROBE = Probe(
     statistics="query_norms:STATISTICS",
     head_columns="query_norms:head_columns",
     charts="query_norms:charts",
-    findings="query_norms:findings",
+    questions="query_norms:QUESTIONS",
+    results="query_norms:results",
     glossary="query_norms:GLOSSARY",
 )
 
@@ -56,6 +58,14 @@ TABLES = (
 )
 STATISTICS = {"query_norm": Statistic("query norm", "", "mean length of the queries, over documents")}
 GLOSSARY = (Term("Query norm", "The length of a query vector, which scales the logits.", tables=("norms",)),)
+QUESTIONS = (
+    Question(
+        name="norms.median",
+        sentence="The median query norm of {model} is {value} over {n:n heads}",
+        number=".3f",
+        level="headline",
+    ),
+)
 
 
 class NormOptions(Options):
@@ -81,7 +91,6 @@ def _matrices(context: RenderContext) -> Iterator[Chart]:
         yield Chart(figure, "One cell per head.", describe_extremes(context.heads, "query_norm", label))
 
 
-def findings(run: Run) -> Iterator[Finding]:
+def results(run: Run) -> Iterator[Result]:
     for label, heads in heads_by_model(run.heads, "query_norm"):
-        text = f"The median query norm of {label} is {heads['query_norm'].median():.3f}."
-        yield Finding(PROBE.title, text, label)
+        yield Result(question="norms.median", model=label, value=heads["query_norm"].median(), n=len(heads))
