@@ -18,6 +18,7 @@ from headscope.report.blocks import (
     Block,
     Card,
     Chart,
+    Claim,
     ClaimTable,
     HeadTable,
     Link,
@@ -164,6 +165,11 @@ def _table_component(block: TextTable, view: ViewState, block_id: str) -> html.D
     return scrolling_table(block, html.Table([html.Caption(block.caption), head, body]))
 
 
+def _evidence(claim: Claim) -> list[html.P]:
+    criterion = [html.P(f"Our criterion: {claim.criterion}.")] if claim.criterion else []
+    return [html.P(f"{claim.evidence}."), *criterion]
+
+
 @build_component.register
 def _claims_component(block: ClaimTable, view: ViewState, block_id: str) -> html.Div:
     rows = [
@@ -173,7 +179,7 @@ def _claims_component(block: ClaimTable, view: ViewState, block_id: str) -> html
                     [html.Span(claim.mark, **{"aria-hidden": "true"}), f" {claim.verdict}"],
                     className=claim.verdict.replace(" ", "-"),
                 ),
-                html.Td([claim.statement, html.Details([html.Summary("Evidence"), html.P(f"{claim.evidence}.")])]),
+                html.Td([claim.statement, html.Details([html.Summary("Evidence"), *_evidence(claim)])]),
             ]
         )
         for claim in block.claims

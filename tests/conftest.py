@@ -50,10 +50,11 @@ hypothesis.settings.load_profile("repeat")
 
 
 LONG_FILES = (
-    *("test_dash_browser", "test_docs", "test_dash", "test_ray", "test_zoo", "test_signals", "test_evaluate"),
-    *("test_unequal_layers", "test_tutorials", "test_adapt", "test_patching_transformer_lens", "test_notebook"),
-    *("test_needle", "test_report_browser", "test_shipped_adapter", "test_layouts", "test_plugins", "test_positions"),
-    *("test_playground", "test_bad_inputs", "test_store", "test_report", "test_cli", "test_measure_model"),
+    *("test_dash_browser", "test_dash", "test_zoo", "test_ray", "test_docs", "test_tutorials", "test_unequal_layers"),
+    *("test_ten_questions", "test_signals", "test_needle", "test_layouts", "test_positions", "test_adapt"),
+    *("test_report_browser", "test_evaluate", "test_notebook", "test_report", "test_plugins"),
+    *("test_patching_transformer_lens", "test_playground", "test_bad_inputs", "test_store", "test_shipped_adapter"),
+    *("test_measure_model", "test_cli"),
 )
 """Test files that take most time, the longest first."""
 

@@ -42,7 +42,7 @@ def test_the_question_is_asked_if_most_corrupted_prompts_favour_the_answer() -> 
 
 
 @pytest.mark.parametrize("command", ["patch", "paths"])
-def test_exchanged_prompts_are_asked_about_before_the_effects(
+def test_a_warning_asks_about_exchanged_prompts(
     command: str, headscope: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     """The prompts of every pair are ordered so that the corrupted one favours the answer."""
@@ -67,4 +67,4 @@ def test_exchanged_prompts_are_asked_about_before_the_effects(
     assert code == 0, err
     question = "are clean and corrupted prompts exchanged?"
     assert question in err
-    assert out.index(question) < out.index("the most positive effect is")
+    assert "has the largest effect" in out

@@ -11,7 +11,7 @@ from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
 
-from headscope.bench import rounding, variants
+from headscope.bench import rounding, scale, variants
 from headscope.cli import app as cli
 from headscope.cli import bench
 from headscope.errors import BadInput, ResourceMissing
@@ -168,3 +168,22 @@ def test_bench_refuses_other_files(content: str | None, tmp_path: Path, headscop
     assert "headscope bench --json" in err
     assert f"'{file}'" in err
     assert err.count("\n") == 1
+
+
+def test_bench_of_scale_shows_ratios_at_twice_the_size_with_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(step: str, size: int, _: Path) -> dict[str, float]:
+        return {"seconds": size / 10, "megabytes": 100.0}
+
+    monkeypatch.setattr(scale, "_run_step", measure)
+    rows = [row for table in scale.compare_growth() for row in table]
+    assert [row["step"] for row in rows] == [*scale.STEPS]
+    assert {(row["time_ratio"], row["memory_ratio"]) for row in rows} == {(2.0, 1.0)}
+    assert {(row["time_bound"], row["memory_bound"]) for row in rows} == {(2.3, 1.2)}
+    assert "rows of a head" in CliRunner().invoke(cli.app, ["bench", "--scale"]).output
+
+
+def test_a_step_of_the_bench_of_scale_measures_itself(tmp_path: Path) -> None:
+    clock = scale.Clock()
+    scale.STEPS["list of runs"](3, tmp_path, clock)
+    assert clock.measured["seconds"] > 0
+    assert clock.measured["megabytes"] >= 0

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from test_comparison import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
+from support.fake_runs import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
 
 import headscope as hs
 from headscope.errors import BadInput, CannotWrite

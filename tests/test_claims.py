@@ -7,8 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.report.claims import claim_row, claims, claims_table
+from headscope.report.run_results import claim_table
+from headscope.report.run_results import claims as claims_among
 from headscope.results import words
+from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
@@ -33,6 +35,10 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
         return synthetic_run(tmp_path_factory.mktemp("runs"), models=models, probes=PROBES).path
 
     return lambda *models: Run.open(written(*models))
+
+
+def claims(run: Run) -> list[Result]:
+    return claims_among(all_results(run))
 
 
 def adaptation_claims(run: Run) -> dict[tuple[str, str], Result]:
@@ -179,10 +185,11 @@ def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunO
     assert {claim.key for claim in adaptation_claims(run).values()} < {claim.key for claim in claims(run)}, (
         "the page includes claims about influence"
     )
-    for claim in claims(run):
-        statement, verdict, evidence, criterion = claim_row(claim)
-        assert f"| {statement} | **{verdict}** | {evidence} | {criterion} |" in text
-    assert claims_table(claims(run)).rows == [claim_row(claim) for claim in claims(run)]
+    table = claim_table(claims(run))
+    assert table is not None
+    assert any(claim.criterion for claim in table.claims)
+    for claim in table.claims:
+        assert f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} | {claim.criterion} |" in text
     positions = run.nll[run.nll["context_length"] == 1024]["position"].unique()
     assert len(positions) > 1
     for position in positions:

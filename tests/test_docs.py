@@ -13,6 +13,7 @@ import yaml
 import headscope as hs
 from headscope import plugins, reference
 from headscope.cli.app import Commands, app
+from headscope.results.table import COLUMNS
 from headscope.runs.columns import all_tables
 from headscope.study.config import build_study, read_study
 from probes.adapt import paper_page
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = "\n".join(
     (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("usage", "adarope-training", "patching", "budget", "circuits")
+    for name in ("usage", "adarope-training", "patching", "budget", "circuits", "results")
 )
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 REFERENCE = reference.FILE.read_text(encoding="utf-8")
@@ -81,6 +82,11 @@ def test_every_table_and_column_is_in_the_reference(table):
         assert column.meaning
         cell = f"**{column.name}**" if column.key else column.name
         assert chapter.count(f"\n| {cell} |") == 1, cell
+
+
+def test_every_column_of_findings_is_documented():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [name for name in COLUMNS if f"`{name}`" not in page] == []
 
 
 def test_every_folder_is_in_contributing():

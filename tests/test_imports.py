@@ -50,7 +50,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
-    "results": {"estimates", "plugins", "heads", "model_identity", "runs"},
+    "results": {"errors", "estimates", "plugins", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
     "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results"},
     "study": {
@@ -75,7 +75,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
         *("prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "runs", "study", "models", "positions"},
+    "api": {"errors", "user_input", "plugins", "runs", "results", "report", "study", "models", "positions"},
     "callback": {"errors", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""

@@ -274,7 +274,7 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
             assert lines.loc[(ablation_method, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
     low, high = wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    zero = [result for result in ablation_results(planted_run) if result.where["ablation"] == "zero"]
+    zero = [result for result in ablation_results(planted_run) if result.where["intervention"] == "zero"]
     top, random, drop, claim = zero
     assert (top.value, top.n, random.value, drop.value) == (0, 4, 1, 1)
     assert [round(100 * end) for end in (top.low, top.high, drop.low, drop.high)] == [0, 49, 31, 100]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from headscope.effects.sweep import effects_table
 from headscope.results.result import Result
@@ -126,6 +127,19 @@ def test_one_common_head_is_compared(write_run: WriteRun) -> None:
     kept, changed = claims(write_run({"base": effects_around(BASE[:1]), "yarn": effects_around(BASE[:1])}))
     assert (kept.verdict, kept.details["top"], kept.details["heads"]) == ("supported", 1, ["L0H0"])
     assert (changed.verdict, changed.unit, changed.details["stable"]) == ("not supported", "L0H0", 1)
+
+
+def test_an_undecided_change_says_how_many_pairs_would_decide(write_run: WriteRun) -> None:
+    """Only the undecided unit needs more pairs, not the one of largest change."""
+    base = effects_around(BASE, noise=0.001)
+    noise = np.zeros_like(base)
+    noise[4] = np.linspace(-0.3, 0.3, PAIRS)
+    change = np.array([0.05, 0, 0, 0, 0.02, 0])[:, None]
+    _, changed = claims(write_run({"base": base, "yarn": base + change + noise}))
+    assert (changed.verdict, changed.unit, changed.details["undecided"]) == ("inconclusive", "L0H0", 1)
+    half_width = stats.t.ppf(1 - 0.025 / UNITS, PAIRS - 1) * stats.sem(noise[4])
+    assert changed.details["needed"] == np.ceil(PAIRS * (half_width / 0.08) ** 2)
+    assert f"about {changed.details['needed']} pairs would decide at the spread seen" in sentence(changed)
 
 
 def test_two_pairs_are_too_few_for_a_verdict(write_run: WriteRun) -> None:

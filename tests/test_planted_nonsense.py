@@ -413,7 +413,7 @@ def halved_documents(lab: Lab) -> tuple[Result, str]:
 def two_documents(lab: Lab) -> tuple[Result, str]:
     result = lab.run(f"a={lab.shared}/good", f"b={lab.shared}/tiny", docs=2)
     assert "95 % confidence interval" not in result.findings
-    return result, "2 documents give no confidence interval"
+    return result, "2 documents give no interval"
 
 
 @kind("documents shorter than the context length", "refuses")

@@ -30,8 +30,7 @@ PLAYGROUND = [
 OTHER_MEANINGS = {
     "ablation": [
         f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema", "synthetic")
-    ]
-    + ["probes/influence/findings.py"],
+    ],
     "attribution": ["probes/needle/schema.py", *PLAYGROUND],
     "patching": PLAYGROUND,
     "needle": [

@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +22,8 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.report import assembly, html_page, run_results, terminal
 from headscope.report.blocks import Chart
 from headscope.report.text import column_heading, format_cell
-from headscope.results import words
-from headscope.results.questions import Question
+from headscope.results import ranking, words
+from headscope.results.questions import Question, questions
 from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs import summary
@@ -397,14 +397,17 @@ def test_column_headings_and_cells_as_text() -> None:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Install probes for this test, after the probes of headscope."""
     own_probes = dict(plugins.probes())
 
     def add(*probes: plugins.Probe) -> None:
         monkeypatch.setattr(plugins, "probes", lambda: own_probes | {probe.name: probe for probe in probes})
+        questions.cache_clear()
 
-    return add
+    yield add
+    monkeypatch.undo()
+    questions.cache_clear()
 
 
 @pytest.fixture
@@ -419,7 +422,7 @@ def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callabl
     install(PROBE)
     run = Run.open(fresh.path)
     findings = sentences(run)
-    assert findings["Foreign matters"] == ["There are 3 models."]
+    assert findings["Foreign matters"] == ["There are 3 models.", "Foreign [red]danger."]
     assert findings["Loss"] == [*before["Loss"], "Foreign losses are like ours."], (
         "topics with the same name are joined"
     )
@@ -453,14 +456,14 @@ def test_a_broken_probe_is_reported_and_the_rest_is_unchanged(
     install(BROKEN, LATE)
     run = Run.open(fresh.path)
     after = without_foreign(sentences(run))
-    assert after.pop("Foreign matters") == ["There are 3 models."]
+    assert after.pop("Late matters") == ["There are 3 models."]
     assert after == before
     assert charts(run) == [*charts_before, ("Foreign matters", "A foreign caption.")]
     assert [term for term in assembly.collect_glossary(run) if "oreign" not in term.word] == terms
     log = "\n".join(caplog.messages)
     for part in (
         "'broken': part 'charts'",
-        "'broken': part 'findings'",
+        "'broken': part 'results'",
         "'broken': part 'glossary'",
         "'late': part 'charts'",
     ):
@@ -490,7 +493,7 @@ def test_the_terminal_shows_models_headlines_and_verdicts_and_all_results_on_req
     output = " ".join(printed(capsys).split())
     assert all(" ".join(text.split()) in output for texts in sentences(fresh).values() for text in texts)
     terminal.print_warnings(fresh)
-    assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
+    assert capsys.readouterr().err.splitlines()[-1] == "headscope: Foreign [red]danger."
     terminal.print_next_steps(fresh)
     assert printed(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
 
@@ -532,10 +535,12 @@ def test_model_comparison_fits_80_columns_without_truncation(
     assert "…" not in "".join(table)
     assert max(map(len, table)) <= 80
     assert len([line for line in table if line.startswith(" model-")]) == (2 * count if count == 4 else count)
+    terminal.print_summary(run, show_all=True)
+    every_statistic = printed(capsys)
     nll = (
         run.nll.assign(sum=run.nll["nll"] * run.nll["tokens"]).groupby("model", observed=True)[["sum", "tokens"]].sum()
     )
-    assert all(f"{loss:.3f}" in "".join(table) for loss in nll["sum"] / nll["tokens"])
+    assert all(f"{loss:.3f}" in every_statistic for loss in nll["sum"] / nll["tokens"])
 
 
 def test_run_to_dict_holds_the_data_of_the_overviews(install: Callable[..., None], run: Run) -> None:
@@ -571,6 +576,7 @@ def test_a_warning_goes_to_standard_error_and_into_the_report(
     asked = {"test.limit": Question(name="test.limit", sentence="only {n} trials were run", level="warning", topic="T")}
     monkeypatch.setattr(run_results, "questions", lambda: asked)
     monkeypatch.setattr(words, "questions", lambda: asked)
+    monkeypatch.setattr(ranking, "questions", lambda: asked)
     monkeypatch.setattr(run_results, "all_results", lambda run: [Result(question="test.limit", n=2)])
     terminal.print_warnings(run)
     output = capsys.readouterr()

@@ -27,6 +27,7 @@ QUESTIONS = {
             topic="X",
         ),
         Question(name="x.share", sentence="the share is {value}", number="percent", level="headline", topic="X"),
+        Question(name="x.optional", statement="it rises", sentence="the change is[ {value}]", topic="X"),
         Question(
             name="x.claim",
             statement="the loss of {model} rises",
@@ -223,6 +224,14 @@ def test_seeds_must_agree() -> None:
         assert text.startswith("Both hold: inconclusive. ")
         assert text.endswith("; a verdict needs the same verdict from every seed.")
     assert "about 40 documents" in words.sentence(judged_by_agreement(claim, [undecided]))
+
+
+def test_a_claim_without_a_value_is_not_on_its_threshold() -> None:
+    details = {"estimated": 1, "units": 5, "unit_nouns": "heads"}
+    claim = Result(question="x.optional", model="base", n=8, details=details)
+    text = words.sentence(judged(claim, Bound("above"), "estimated"))
+    assert "1 of 5 heads were only estimated" in text
+    assert "on the threshold" not in text
 
 
 def test_claim_of_parts_is_refuted_by_one_part() -> None:

@@ -90,7 +90,7 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
     adapt_options = {
         "strategy": "adarope-joint",
         "adapter": "smollm2-135m",
-        "phases": [{"length": 32, "steps": 2}],
+        "phases": [{"length": 128, "steps": 2}],
         "warmup": 1,
         "save_every": 2,
         "validation_length": 64,

@@ -10,8 +10,9 @@ from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from headscope.cli.app import STUDY_FILES
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES
-from headscope.report import assembly
+from headscope.report import assembly, run_results
 from headscope.report.blocks import Chart
+from headscope.results.collection import all_results
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import read_study
@@ -66,6 +67,14 @@ def test_the_docs_give_the_verdicts_of_the_patching_runs(path: Path) -> None:
     assert len(verdicts) == 2 * len({task for task, _ in verdicts})
     for (task, model), (kept, changed) in verdicts.items():
         assert f"| {task} | {model} | {kept} | {changed} |" in DOCS
+
+
+@pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)
+def test_verdicts_by_our_criteria_are_not_counted_as_claims_of_the_paper(path: Path) -> None:
+    run = Run.open(path)
+    assert not [claim for claim in run_results.claims(all_results(run)) if claim.question.startswith("patching")]
+    texts = run_results.sentences_by_topic(all_results(run))["Activation patching"]
+    assert sum("Our criterion" in text for text in texts) == 4 * run.table("patching")["prompts"].nunique()
 
 
 @pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)

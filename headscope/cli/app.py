@@ -196,14 +196,27 @@ def join(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run directories.")],
     out: Out = Path("runs"),
     name: Annotated[str, typer.Option("--name", help="Name appended to the run directory.")] = "joined",
+    quiet: Quiet = False,
 ) -> None:
     """Combine several runs into one run directory, to share or ship it."""
     if not re.match(user_input.RUN_NAME_PATTERN, name):
         raise BadInput(f"invalid run name {user_input.quote(name)}. Use at most 100 letters, digits, - and _ in --name")
     from headscope.runs.run import Run
     from headscope.runs.writer import join_runs
+    from headscope.study.progress import console_progress
 
-    print(f"Run: {join_runs([Run.open(path) for path in runs], out, name).path}")
+    progress, opened = console_progress(quiet), [Run.open(path) for path in runs]
+    progress.start(len(opened), -1)  # a run is announced before it is read
+
+    def announce(run_name: str) -> None:
+        progress.advance(1)
+        progress.set_activity(run_name)
+
+    try:
+        joined = join_runs(opened, out, name, announce)
+    finally:
+        progress.stop()
+    print(f"Run: {joined.path}")
 
 
 app.command(cls=GroupedCommand)(bundle.bundle)

@@ -37,6 +37,10 @@ def bench(
     compare_workers: Annotated[
         bool, typer.Option("--engine", help="Compare Ray workers with one process on the same study instead.")
     ] = False,
+    growth: Annotated[
+        bool,
+        typer.Option("--scale", help="Measure how commit, reading and listing grow at twice the size instead."),
+    ] = False,
     compare: Annotated[
         Path | None,
         typer.Option("--compare", metavar="FILE", help="Show the ratios of an earlier bench, a file made with --json."),
@@ -51,6 +55,9 @@ def bench(
 
     With --dash, measures response times of the app in Chromium (needs the dev extra) on the shipped example and
     on a synthetic run of 1,024 heads with 64 rotary pairs under 4 models.
+
+    With --scale, measures processor time and memory of the steps around measuring on synthetic rows, at a size and at
+    twice the size.
     """
     from headscope.bench import comparison
 
@@ -66,6 +73,15 @@ def bench(
             from dashboards import browser_timing
 
             rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
+            return
+        if growth:
+            from headscope.bench import scale
+            from headscope.report.terminal import print_table as print_growth
+
+            for table in scale.compare_growth():
+                rows += table
+                if not as_json:
+                    print_growth(table)
             return
         quiet_libraries()
         from headscope.report.terminal import print_line, print_table

@@ -15,9 +15,9 @@ class Comparison:
     """The effects of the units that two models share, over the same samples."""
 
     units: pd.DataFrame
-    """One row per unit: its keys; `before`, `after` and `change`, the mean effects and their difference; `is_exact`,
-    whether it was measured in both models; and `low` and `high` of the change, which hold for all measured units
-    together with 95 %. NaN for estimates and below three samples."""
+    """One row per unit: its keys; `before`, `after` and `change`, the mean effects and their difference over `n`
+    samples; `is_exact`, whether it was measured in both models; and `low` and `high` of the change, which hold for all
+    measured units together with 95 %. NaN for estimates and below three samples."""
     n: int
     """Number of samples that both models have."""
     before: pd.DataFrame
@@ -56,6 +56,7 @@ def compare_effects(before: Effects, after: Effects) -> Comparison:
     units["change"] = units["after"] - units["before"]
     common = first.index.intersection(second.index)
     units["is_exact"] = units.index.isin(common)
+    units["n"] = len(samples)
     changes = (second.loc[common] - first.loc[common]).to_numpy(dtype=np.float64)
     low, high = confidence_interval(changes, choices=max(len(common), 1))
     intervals = pd.DataFrame({"low": low, "high": high}, index=common)

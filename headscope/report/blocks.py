@@ -170,11 +170,13 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper with its verdict and the evidence, as text."""
+    """A statement of a paper with its verdict, the evidence, and our criterion unless the statement names it, as
+    text."""
 
     statement: str
     verdict: str
     evidence: str
+    criterion: str = ""
 
     @property
     def mark(self) -> str:
@@ -187,7 +189,7 @@ VERDICT_MARKS = {"supported": "✓", "partly supported": "◐", "not supported":
 
 @dataclass(frozen=True)
 class ClaimTable:
-    """The claims of a paper, one per row, with folded evidence."""
+    """The claims of a paper, one per row, with folded evidence and criterion."""
 
     claims: Sequence[Claim]
 

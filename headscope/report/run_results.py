@@ -42,8 +42,11 @@ def count_verdicts(results: Iterable[Result]) -> str:
 
 
 def claim_table(results: Iterable[Result]) -> ClaimTable | None:
-    """The claims with verdict and evidence; None without claims."""
-    rows = [Claim(words.statement(result), result.verdict, words.evidence(result)) for result in claims(results)]
+    """The claims with verdict, evidence and criterion; None without claims."""
+    rows = [
+        Claim(words.statement(result), result.verdict, words.evidence(result), words.criterion(result))
+        for result in claims(results)
+    ]
     return ClaimTable(rows) if rows else None
 
 

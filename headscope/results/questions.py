@@ -28,7 +28,7 @@ class Question:
     answer: str = ""
     """Template of a sentence about several models, for a card of the overview: {values} are theirs."""
     statement: str = ""
-    """Template of the statement that the verdict is about. Only claims of a paper have one."""
+    """Template of the statement that the verdict is about: a claim of a paper, or ours if the question has a topic."""
     criterion: str = ""
     """Template of the threshold that is ours, unless the statement names it."""
     number: str = "number"
@@ -46,8 +46,8 @@ class Question:
 
     @property
     def is_claim(self) -> bool:
-        """Whether its results are verdicts on a statement of a paper."""
-        return bool(self.statement)
+        """Whether its results are verdicts on a statement of a paper; one of ours has a topic of its own."""
+        return bool(self.statement) and self.topic in ("", CLAIMS_TOPIC)
 
 
 CLAIMS_TOPIC = "Comparison with the paper"

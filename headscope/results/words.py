@@ -10,7 +10,7 @@ from typing import Any
 
 from headscope.estimates import ESTIMATE_MARK
 from headscope.results.questions import Question, questions
-from headscope.results.result import Result
+from headscope.results.result import Bound, Result
 from headscope.results.verdicts import deciding_part, undecided_parts
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import capitalise, format_number
@@ -225,9 +225,13 @@ def _undecided(result: Result) -> str:
         texts.append(_what_decides(samples, f"about {count_nouns(need[1], samples)} would decide at the spread seen"))
     elif nouns & UNITS_OF_A_MODEL and not [part for part in leaves if part.reason]:
         texts.append(_what_decides(min(nouns & UNITS_OF_A_MODEL)))
-    elif any(part.bound and part.value in {part.bound.threshold, part.bound.upper} for part in leaves):
+    elif any(part.bound and _is_on_threshold(part.value, part.bound) for part in leaves):
         texts.append("the value is on the threshold, where no number of samples decides")
     return "".join(f"; {text}" for text in texts)
+
+
+def _is_on_threshold(value: float, bound: Bound) -> bool:
+    return value == bound.threshold or value == bound.upper
 
 
 def _what_decides(samples: str, number: str = "") -> str:
@@ -241,7 +245,7 @@ def _what_decides(samples: str, number: str = "") -> str:
 def sentence(result: Result) -> str:
     """A full sentence about the result; for a claim: statement, verdict, evidence and criterion."""
     question = questions()[result.question]
-    if question.is_claim:
+    if question.statement:
         ours = f" Our criterion: {criterion(result)}." if question.criterion else ""
         return f"{statement(result)}: {result.verdict}. {evidence(result)}.{ours}"
     return f"{_sentence(question.sentence, _places(result, question, brief=False))}{_undecided(result)}."

@@ -124,8 +124,14 @@ def rank_correlations(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 def plain_types(frame: pd.DataFrame) -> pd.DataFrame:
     """Labels as strings, so that no empty groups appear, and floats as float64 for sums."""
     floats = {name: "float64" for name in frame if frame[name].dtype == "float32"}
-    labels = {name: "str" for name in frame if frame[name].dtype == "category"}
-    return frame.astype({**floats, **labels})
+    labels = {str(name): _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"}
+    return frame.astype(floats).assign(**labels)
+
+
+def _label_texts(labels: pd.Series) -> pd.Series:
+    """A categorical column as strings; several times as fast as `astype`, which converts every row."""
+    texts = pd.Series(labels.cat.categories, dtype="str").array
+    return pd.Series(texts.take(labels.cat.codes.to_numpy(), allow_fill=True), labels.index)
 
 
 def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) -> pd.DataFrame:

@@ -43,23 +43,23 @@ def head_roles(run: Run, model: str, layer: int, head: int) -> list[HeadRole]:
 
     Of two roles of the same rank, the one of the larger statistic comes first.
     """
-    return run.derived(_roles_by_head).get((model, layer, head), [])
+    return run.derived(_roles_by_head, model).get((layer, head), [])
 
 
-def _roles_by_head(run: Run) -> dict[tuple[str, int, int], list[HeadRole]]:
-    roles_by_head: dict[tuple[str, int, int], list[HeadRole]] = {}
-    for model, heads in run.heads.groupby("model", observed=True):
-        for name in measured_roles(heads):
-            role = roles()[name]
-            if not role.order_by:
-                continue
-            values = heads[role.order_by].astype("float64")
-            ranks, measured = values.rank(ascending=role.ascending, method="min"), int(values.notna().sum())
-            with_role = heads_with_role(heads, name)
-            members = heads.loc[with_role, ["layer", "head"]].assign(value=values, rank=ranks)
-            for layer, head, value, rank in members.itertuples(index=False, name=None):
-                assigned_role = HeadRole(name, role.order_by, value, int(rank), measured)
-                roles_by_head.setdefault((str(model), layer, head), []).append(assigned_role)
+def _roles_by_head(run: Run, model: str) -> dict[tuple[int, int], list[HeadRole]]:
+    roles_by_head: dict[tuple[int, int], list[HeadRole]] = {}
+    heads = run.heads[run.heads["model"] == model]
+    for name in measured_roles(heads):
+        role = roles()[name]
+        if not role.order_by:
+            continue
+        values = heads[role.order_by].astype("float64")
+        ranks, measured = values.rank(ascending=role.ascending, method="min"), int(values.notna().sum())
+        with_role = heads_with_role(heads, name)
+        members = heads.loc[with_role, ["layer", "head"]].assign(value=values, rank=ranks)
+        for layer, head, value, rank in members.itertuples(index=False, name=None):
+            assigned_role = HeadRole(name, role.order_by, value, int(rank), measured)
+            roles_by_head.setdefault((layer, head), []).append(assigned_role)
     for assigned_roles in roles_by_head.values():
         assigned_roles.sort(key=lambda role: (role.rank, -role.value))
     return roles_by_head

@@ -164,6 +164,19 @@ class CombinedRun(Run):
         ]
         return pa.concat_tables(tables).unify_dictionaries()
 
+    def part_tables(self, index: int) -> dict[str, pd.DataFrame]:
+        """The tables of one of the parts, with the labels of the combination.
+
+        Rows that several parts may have come with the first part that has the table.
+        """
+        part, tables = self.parts[index], {}
+        for name in (name for name in part.tables if name in self.tables):
+            if not self._may_repeat(name):
+                tables[name] = _relabel(part.arrow_table(name), self._labels[index]).to_pandas()
+            elif not any(name in earlier.tables for earlier in self.parts[:index]):
+                tables[name] = self.table(name)
+        return tables
+
     def _read(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pd.DataFrame:
         if not self._may_repeat(name):
             return super()._read(name, values, columns)

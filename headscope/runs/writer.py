@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from headscope.runs.io import fsync, read_json, sha256, write_json
 from headscope.runs.job_files import data_digest, read_header, read_tables
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
-from headscope.runs.run import PLAN_FILE, Run, combine_runs
+from headscope.runs.run import PLAN_FILE, CombinedRun, Run
 from headscope.signals import uninterrupted
 
 MAX_NAME_BYTES = 255
@@ -305,26 +305,29 @@ def _convert_write_errors(out: Path, scratch: Path | None = None) -> Iterator[No
         raise CannotWrite(f"cannot write to {out}: {reason}. {advice}") from error
 
 
-def join_runs(runs: Sequence[Run], out: Path, name: str) -> Run:
-    """Store the combination of several runs, with the metadata of each.
+def join_runs(runs: Sequence[Run], out: Path, name: str, announce: Callable[[str], None] = lambda _: None) -> Run:
+    """Store the combination of several runs, with the metadata of each. Memory holds one of the runs at a time.
+
+    `announce` is called with the name of each run before it is read.
 
     Files other than tables (adapters, checkpoints) are not copied. Raises BadInput for a single run and for runs with
     different values for the same key, CannotWrite if `out` cannot be written.
     """
     if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) < 2:
         raise BadInput("join needs several runs. Name two or more, each once")
-    combined = combine_runs(runs)
+    combined = CombinedRun(runs)
     combined.check()
     for table, rows in combined.conflicting_row_counts.items():
         raise BadInput(f"{rows:,} rows of table '{table}' differ between these runs. Join them without one of the runs")
     metadata = {run.name: {key: value for key, value in run.manifest.items() if key not in WRITER_KEYS} for run in runs}
     seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)
     with RunWriter.open(out, name, {"name": name, "joined": metadata}, resume=True) as writer:
-        if not writer.is_done("all"):  # an earlier attempt was killed before the commit
-            writer.add("all", {table: combined.table(table) for table in combined.tables})
-        return writer.commit(
-            ["all"], {"models": combined.manifest["models"], "timings": {"seconds": round(seconds, 1)}}
-        )
+        jobs = [f"{index} {run.name}" for index, run in enumerate(runs)]
+        for index, job in enumerate(jobs):
+            announce(runs[index].name)
+            if not writer.is_done(job):  # an earlier attempt was killed before the commit
+                writer.add(job, combined.part_tables(index))
+        return writer.commit(jobs, {"models": combined.manifest["models"], "timings": {"seconds": round(seconds, 1)}})
 
 
 def _acquire_lock(partial: Path) -> FileLock:

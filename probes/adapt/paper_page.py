@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import headscope
-from headscope.report.claims import CLAIM_COLUMNS, claim_row, claims
+from headscope.report.run_results import claim_table
 from headscope.results import words
+from headscope.results.collection import all_results
 from headscope.runs.run import Run, combine_runs
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.results import losses_by_position
@@ -51,9 +52,12 @@ def notes() -> str:
 
 
 def _table_of_claims(run: Run) -> str:
-    rows = [[statement, f"**{verdict}**", *rest] for statement, verdict, *rest in map(claim_row, claims(run))]
-    lines = [CLAIM_COLUMNS, ["---"] * len(CLAIM_COLUMNS), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = claim_table(all_results(run))
+    rows = [
+        f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} | {claim.criterion} |"
+        for claim in (table.claims if table else ())
+    ]
+    return "\n".join(["| claim of the paper | verdict | evidence | our criterion |", "|---|---|---|---|", *rows])
 
 
 def _describe_run(run: Run) -> list[str]:

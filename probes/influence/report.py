@@ -144,7 +144,7 @@ def _band_charts(run: Run, key: BandKey, sweeps: Sequence[Effects]) -> Iterator[
     wavelengths = band_wavelengths(run, key[0], [effects.key["intervention"] for effects in sweeps])
     for kind, change in bands.KIND_DESCRIPTIONS.items():
         if of_kind := [effects for effects in sweeps if effects.key["intervention"].startswith(kind)]:
-            conditions = {"context_length": key[1], "objective": key[2], "ablation": kind}
+            conditions = {"context_length": key[1], "objective": key[2], "intervention": kind}
             largest = next(result for result in results if (result.model, result.where) == (key[0], conditions))
             caption = (
                 f"{_count_texts(of_kind[0])} Rise of the loss with the {change} in one {largest.details['noun']}. One "

@@ -125,7 +125,7 @@ def _band_results(run: Run, sweeps: list[Effects]) -> Iterator[Result]:
                 for effect in ranked_sets(run, {**key, "intervention": one.key["intervention"]}).get("effect", ())
             }
             details = {"kind": description, **sweep_details(effects), "together": together, **_pairs(effects)}
-            where = {name: key[name] for name in ("context_length", "objective")} | {"ablation": kind}
+            where = {name: key[name] for name in ("context_length", "objective")} | {"intervention": kind}
             yield unit_result(effects, unit, f"{AREAS[key['objective']]}.band", where=where, details=details)
 
 

@@ -84,8 +84,7 @@ QUESTIONS = (
         name="length.changes",
         topic=CHANGE,
         sentence="From {baseline} to {model}, the ratio of effective lengths[ in the {layers} layers] is highest in "
-        "{highest:.2g}, and lowest in {lowest:.2g}",
-        number=".2g",
+        "{highest:number}, and lowest in {lowest:number}",
     ),
     Question(
         name="logits.largest",

@@ -91,22 +91,22 @@ QUESTIONS = (
     ),
     Question(
         name="retrieval.ablated_success",
-        sentence="Success rate of {model}[ with {variant}] with its top {size:n heads} ablated ({ablation} ablation): "
-        "{value}; without ablation {unchanged:percent}",
+        sentence="Success rate of {model}[ with {variant}] with its top {size:n heads} ablated ({intervention} "
+        "ablation): {value}; without ablation {unchanged:percent}",
         number="percent",
         samples="trials",
     ),
     Question(
         name="retrieval.random_ablated_success",
         sentence="Success rate of {model}[ with {variant}] with {size:n heads} of the same layers ablated at random "
-        "({ablation} ablation): {value}",
+        "({intervention} ablation): {value}",
         number="percent",
         samples="trials",
     ),
     Question(
         name="retrieval.ablation_drop",
         sentence="Success rate of {model}[ with {variant}] with {size:n heads} ablated at random minus that with its "
-        "top heads ablated ({ablation} ablation): {value}",
+        "top heads ablated ({intervention} ablation): {value}",
         headline="Success with random minus top {size:n heads} ablated[, {variant}]: {value}",
         number="points",
         unit="percentage points",
@@ -115,8 +115,8 @@ QUESTIONS = (
     ),
     Question(
         name="retrieval.ablation_claim",
-        statement="{ablation:capital} ablation of the top retrieval heads reduces the retrieval of {needles} more than "
-        "ablation of random heads of the same layers (Wu et al. 2024)",
+        statement="{intervention:capital} ablation of the top retrieval heads reduces the retrieval of {needles} more "
+        "than ablation of random heads of the same layers (Wu et al. 2024)",
         sentence="{model}: {unchanged:percent} of trials succeed without ablation, {top:percent} with the top "
         "{size:n heads} ablated, and {random:percent} with as many ablated at random, a difference of {value}",
         criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the whole interval of the "

@@ -186,7 +186,7 @@ def _ablation_result(question: str, curve: pd.DataFrame, size: int, **value: Any
         "random": _at_size(curve, size, False)["share"],
         "unmeasured": f"set of at most {MAX_SUPPORTED_SIZE} heads",
     }
-    where: dict[str, Scalar] = {"mode": mode, "ablation": str(unchanged["ablation"]), "size": int(size)}
+    where: dict[str, Scalar] = {"mode": mode, "intervention": str(unchanged["ablation"]), "size": int(size)}
     model, trials = str(unchanged["model"]), int(unchanged["trials"])
     return Result(question=question, model=model, n=trials, where=where, details=details, **value)
 

@@ -16,8 +16,8 @@ from headscope.effects.comparison import Comparison, compare_effects, largest_ch
 from headscope.effects.units import unit_fields, unit_name, unit_nouns
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
-from headscope.results.verdicts import judged
-from headscope.runs.aggregation import Verdict
+from headscope.results.verdicts import deciding_part, judged, judged_by_parts
+from headscope.runs.aggregation import MIN_DOCUMENTS, Verdict
 from headscope.runs.run import Run
 from probes.patching.analysis import sweeps
 from probes.patching.schema import ACTIVATION_LABELS
@@ -28,6 +28,12 @@ MIN_KEPT_SHARE = 0.5
 """Share of their summed effect that they keep in a model whose task the same units carry."""
 MIN_CHANGE = 0.1
 """Change of the effect of a unit that counts."""
+
+OPPOSITE: Mapping[Verdict, Verdict] = {
+    "supported": "not supported",
+    "not supported": "supported",
+    "inconclusive": "inconclusive",
+}
 
 
 def model_results(run: Run) -> Iterator[Result]:
@@ -79,22 +85,28 @@ def _kept(comparison: Comparison, blank: Result) -> Result:
 
 
 def _changed(comparison: Comparison, blank: Result) -> Result:
-    """Whether the effect of at least one unit changes by more than `MIN_CHANGE`, by simultaneous intervals."""
-    exact = comparison.exact
-    is_changed = (exact["low"] > MIN_CHANGE) | (exact["high"] < -MIN_CHANGE)
-    is_stable = (exact["low"] > -MIN_CHANGE) & (exact["high"] < MIN_CHANGE)
-    verdict: Verdict = "supported" if is_changed.any() else "not supported" if is_stable.all() else "inconclusive"
+    """Whether the effect of at least one unit changes by more than `MIN_CHANGE`: the opposite of that all are stable,
+    by simultaneous intervals."""
+    stable = judged_by_parts(Result(question=""), map(_stable, comparison.exact.to_dict("records")))
+    verdicts = [part.verdict for part in stable.parts]
+    need = deciding_part(stable)
     counts = {
         "limit": MIN_CHANGE,
-        "compared": len(exact),
-        "changed": int(is_changed.sum()),
-        "stable": int(is_stable.sum()),
-        "undecided": int((~is_changed & ~is_stable).sum()),
+        "compared": len(verdicts),
+        "changed": verdicts.count("not supported"),
+        "stable": verdicts.count("supported"),
+        "undecided": verdicts.count("inconclusive"),
+        "needed": need[1] if need and comparison.n >= MIN_DOCUMENTS else None,
     }
-    claim = _detailed(_largest_change(comparison, exact, blank), counts)
-    bound = Bound("outside", -MIN_CHANGE, MIN_CHANGE)
+    claim = _detailed(_largest_change(comparison, comparison.exact, blank), counts)
     reason = "" if claim.has_interval else "few"
-    return replace(claim, question="patching.changed", verdict=verdict, bound=bound, reason=reason)
+    return replace(claim, question="patching.changed", verdict=OPPOSITE[stable.verdict], reason=reason)
+
+
+def _stable(unit: Mapping[Any, Any]) -> Result:
+    """The verdict on the claim that the effect of one unit changes by less than `MIN_CHANGE`."""
+    change = Result(question="", value=unit["change"], low=unit["low"], high=unit["high"], n=unit["n"])
+    return judged(change, Bound("between", -MIN_CHANGE, MIN_CHANGE))
 
 
 def _largest_change(comparison: Comparison, units: pd.DataFrame, blank: Result) -> Result:

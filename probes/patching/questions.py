@@ -62,8 +62,8 @@ QUESTIONS = (
         statement=f"{_SWEEP}: from {{baseline}} to {{model}}, the effect of at least one unit changes by more than "
         "{limit} in either direction",
         sentence="of {compared:,} {nouns} patched exactly in both models, the absolute change exceeds {limit} in "
-        "{changed:,}, is below {limit} in {stable:,}, and is undecided in {undecided:,}. The largest is that of "
-        "{unit}, from {before:+.2f} to {after:+.2f}, {value}",
+        "{changed:,}, is below {limit} in {stable:,}, and is undecided in {undecided:,}[; about {needed:n pairs} would "
+        "decide at the spread seen]. The largest is that of {unit}, from {before:+.2f} to {after:+.2f}, {value}",
         criterion="decided by intervals that hold for all these {nouns} at once",
         **_EFFECT,
     ),

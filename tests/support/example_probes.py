@@ -52,7 +52,7 @@ GLOSSARY = (
 QUESTIONS = (
     Question(name="foreign.models", sentence="there are {value} models", number=".0f"),
     Question(name="foreign.losses", sentence="foreign losses are like ours", topic="Loss"),
-    Question(name="foreign.warning", sentence="far [red]away", level="warning"),
+    Question(name="foreign.warning", sentence="foreign {danger}", level="warning"),
     Question(name="foreign.head", sentence="foreign to {model}: {unit}"),
 )
 
@@ -70,7 +70,7 @@ def failing_charts(context: RenderContext) -> Iterator[ChartGroup]:
 def results(run: Run) -> Iterator[Result]:
     yield Result(question="foreign.models", value=len(run.models))
     yield Result(question="foreign.losses")
-    yield Result(question="foreign.warning")
+    yield Result(question="foreign.warning", details={"danger": "[red]danger"})
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:

@@ -1,0 +1,186 @@
+"""How the cost of the steps around measuring grows with the size of a study: time and memory at twice the size.
+
+Each step runs in a process of its own, on synthetic rows: `python -m headscope.bench.scale STEP SIZE FOLDER`.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from headscope.runs.run import Run
+from headscope.runs.synthetic import rope_frequencies, synthetic_manifest, synthetic_run
+
+MAX_TIME_RATIO, MAX_MEMORY_RATIO = 2.3, 1.2
+"""Bounds of the ratios at twice the size."""
+LAYERS, HEADS, GROUPS, PAIRS, LENGTH = 16, 16, 4, 32, 8192
+DISTANCES = np.unique(np.concatenate([[0], np.round(2 ** np.arange(0, np.log2(LENGTH), 0.5))])).astype(int)
+FREE_MEGABYTES = 64.0
+"""Memory that is added to both sides of a ratio: about a block of rows, up to which the memory of a merge may grow."""
+
+
+def compare_growth() -> Iterator[list[dict[str, Any]]]:
+    """A table per step: its seconds of processor time and peak memory at a size and at twice the size."""
+    with TemporaryDirectory() as folder:
+        for step, size in SIZES.items():
+            small, large = (_run_step(step, number, Path(folder)) for number in (size, 2 * size))
+            yield [
+                {
+                    "step": step,
+                    "size": f"{size} and {2 * size} {UNITS[step]}",
+                    "seconds": f"{small['seconds']:.2f}, {large['seconds']:.2f}",
+                    "megabytes": f"{small['megabytes']:.0f}, {large['megabytes']:.0f}",
+                    "time_ratio": round(large["seconds"] / small["seconds"], 2),
+                    "time_bound": MAX_TIME_RATIO,
+                    "memory_ratio": round(
+                        (large["megabytes"] + FREE_MEGABYTES) / (small["megabytes"] + FREE_MEGABYTES), 2
+                    ),
+                    "memory_bound": MAX_MEMORY_RATIO,
+                }
+            ]
+
+
+def _run_step(step: str, size: int, folder: Path) -> dict[str, float]:
+    """Seconds of processor time and megabytes of a step, in a process of its own."""
+    command = [sys.executable, "-m", "headscope.bench.scale", step, str(size), str(folder)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    measured: dict[str, float] = json.loads(answer.splitlines()[-1])
+    return measured
+
+
+class Clock:
+    """Processor time and growth of the peak memory of a block of code."""
+
+    def __init__(self) -> None:
+        self.measured: Mapping[str, float] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        peak, start = _peak_megabytes(), time.process_time()
+        yield
+        self.measured = {"seconds": time.process_time() - start, "megabytes": _peak_megabytes() - peak}
+
+
+def _peak_megabytes() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def _commit(size: int, folder: Path, clock: Clock) -> None:
+    """Merge the distance profiles of two documents of `size` models."""
+    from headscope.runs.writer import RunWriter
+
+    grid = np.meshgrid(range(LAYERS), range(HEADS), range(PAIRS), DISTANCES, indexing="ij")
+    layer, head, pair, distance = (axis.ravel() for axis in grid)
+    keys = {"context_length": LENGTH, "layer": layer, "head": head, "kv_group": head // (HEADS // GROUPS)}
+    keys |= {"pair": pair, "distance": distance, "n": LENGTH - distance}
+    signed = np.cos(rope_frequencies(PAIRS)[pair] * distance)
+    models = [f"model {number}" for number in range(size)]
+    jobs = [f"{model}: {document}" for model, document in product(models, range(2))]
+    with RunWriter.open(_folder(folder, size), "profiles", {"models": models}) as writer:
+        for number, job in enumerate(jobs):
+            rows = {**keys, "model": job.partition(":")[0], "mean_signed": signed + number}
+            writer.add(job, {"distance": rows})
+        with clock.running():
+            writer.commit(jobs, synthetic_manifest(models, LAYERS, HEADS, GROUPS))
+
+
+def _validate(size: int, folder: Path, clock: Clock) -> None:
+    from headscope.runs.run_tables import validate
+
+    run = _open(folder, size)
+    with clock.running():
+        assert validate(run) == []
+
+
+def _head(size: int, folder: Path, clock: Clock) -> None:
+    """The rows of one head, with the check of the file, as a head page reads them."""
+    run = _open(folder, size)
+    with clock.running():
+        run.check()
+        rows = run.rows("distance", layer=LAYERS // 2, head=1, model=run.models[:6])
+    assert len(rows) == 6 * PAIRS * len(DISTANCES)
+
+
+def _list(size: int, folder: Path, clock: Clock) -> None:
+    """List a folder of `size` runs in the app, for the second time."""
+    import shutil
+
+    from dashboards.run_store import RunStore
+
+    runs = folder / f"runs {size}"
+    path = synthetic_run(runs, layers=1, heads=2, groups=1, pairs=2, lengths=(64,), docs=1).path
+    for number in range(1, size):
+        shutil.copytree(path, path.with_name(f"{path.name}-{number}"))
+    store = RunStore(runs)
+    store.list_runs()
+    with clock.running():
+        for _ in range(10):
+            store.forget_scan()
+            assert len(store.list_runs()) == size
+
+
+def _bootstrap(size: int, folder: Path, clock: Clock) -> None:
+    from headscope.runs.aggregation import statistic_interval
+
+    values = np.random.default_rng(0).normal(size=size)
+    with clock.running():
+        statistic_interval(lambda resampled: resampled.mean(-1), values)
+
+
+def _join(size: int, folder: Path, clock: Clock) -> None:
+    """Join `size` runs of one model each."""
+    from headscope.runs.writer import join_runs
+
+    out = folder / f"parts {size}"
+    parts = [synthetic_run(out, [f"model {n}"], docs=2, seed=n, probes=("measure",)) for n in range(size)]
+    opened = [Run.open(run.path) for run in parts]
+    with clock.running():
+        join_runs(opened, folder / f"joined {size}", "joined")
+
+
+STEPS: Mapping[str, Callable[[int, Path, Clock], None]] = {
+    "commit": _commit,
+    "validate": _validate,
+    "rows of a head": _head,
+    "join": _join,
+    "list of runs": _list,
+    "bootstrap": _bootstrap,
+}
+SIZES = {"commit": 32, "validate": 32, "rows of a head": 32, "join": 8, "list of runs": 100, "bootstrap": 5000}
+"""The smaller size of each step. Steps after the first read the runs that `commit` leaves."""
+UNITS = {
+    **dict.fromkeys(("commit", "validate", "rows of a head"), "models"),
+    **dict.fromkeys(("join", "list of runs"), "runs"),
+    "bootstrap": "units",
+}
+
+
+def _folder(folder: Path, size: int) -> Path:
+    return folder / f"models {size}"
+
+
+def _open(folder: Path, size: int) -> Run:
+    (path,) = _folder(folder, size).glob("[!.]*")
+    return Run.open(path)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one step and print what it took as JSON."""
+    step, size, folder = arguments
+    clock = Clock()
+    STEPS[step](int(size), Path(folder), clock)
+    print(json.dumps(clock.measured))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
