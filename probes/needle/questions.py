@@ -34,7 +34,7 @@ QUESTIONS = (
         name="retrieval.top_head",
         sentence="The top retrieval head of {model}[ with {variant}] is {unit}, which copies {value} of the needle in "
         "successful trials[; next are {next:percent}]",
-        headline="Top retrieval head[ with {variant}]: {unit} copies {value} of the needle",
+        headline="Top retrieval head[ with {variant}]: {unit} copies {value}",
         number="percent",
         samples="trials",
         level="headline",
@@ -107,7 +107,7 @@ QUESTIONS = (
         name="retrieval.ablation_drop",
         sentence="Success rate of {model}[ with {variant}] with {size:n heads} ablated at random minus that with its "
         "top heads ablated ({intervention} ablation): {value}",
-        headline="Success with random minus top {size:n heads} ablated[, {variant}]: {value}",
+        headline="Random minus top {size} ablated[, {variant}]: {value}",
         number="points",
         unit="percentage points",
         samples="trials",
