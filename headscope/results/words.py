@@ -83,6 +83,11 @@ def format_value(value: Any, number_format: str = "") -> str:
     return format(value, number_format)
 
 
+def q_value(p_adjusted: float) -> str:
+    """An adjusted p-value to follow a value, such as ", q = 0.012"; "" without one."""
+    return "" if math.isnan(p_adjusted) else f", q = {p_adjusted:.2g}"
+
+
 class _Formatter(string.Formatter):
     """Fills the places of a template; raises _Missing for one without a value."""
 

@@ -15,6 +15,7 @@ from headscope.effects.sweep import UNIT_KEYS, Effects
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.plots import axes, head_scatter, style
 from headscope.plots.unit_matrix import plot_unit_matrix
+from headscope.results.words import q_value
 from headscope.runs.column_metadata import capitalise
 from probes.influence.analysis import unit_of_head
 from probes.influence.effect_rows import TEXT_NOUNS
@@ -112,7 +113,10 @@ def plot_forest(effects: Effects) -> go.Figure:
             marker={"color": style.PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
             error_x=bars if has_interval.any() else None,
             customdata=rows[["layer", "head", "kv_group"]].to_numpy(),
-            text=[f"{unit_name(unit)}: Δ {_text(effects, unit)}{_q_value(unit)}" for _, unit in rows.iterrows()],
+            text=[
+                f"{unit_name(unit)}: Δ {_text(effects, unit)}{q_value(unit['p_adjusted'])}"
+                for _, unit in rows.iterrows()
+            ],
             hovertemplate="%{text}<extra></extra>",
             name=f"mean, {method}",
         )
@@ -131,10 +135,6 @@ def plot_forest(effects: Effects) -> go.Figure:
 def _text(effects: Effects, unit: pd.Series) -> str:
     """The effect of a unit with its interval, or marked as an estimate."""
     return effect_text(effects, unit, EFFECTS[effects.key["objective"]])
-
-
-def _q_value(unit: pd.Series) -> str:
-    return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"
 
 
 def plot_against_statistic(effects: Effects, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
