@@ -209,8 +209,19 @@ def test_external_plugin_adds_a_chart_a_finding_and_a_term(folder: Path, tmp_pat
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.search(r"<h2[^>]*>Query norms</h2>", page)
-    assert re.search(r"<li>The median query norm of base is [\d.]+\.</li>", page)
+    assert re.search(r"The median query norm of base is [\d.]+\.", page)
     assert "The length of a query vector" in page
+
+
+@pytest.mark.slow
+def test_results_of_an_external_plugin_are_compared_and_checked(folder: Path, tmp_path: Path) -> None:
+    (run,) = (folder / "runs").glob("2*")
+    compared = headscope("compare", run, run, "--json")
+    assert "norms.median" in {change["after"]["question"] for change in json.loads(compared.stdout)["changes"]}
+    checks = tmp_path / "checks.yaml"
+    checks.write_text("- {result: norms.median, at_least: 0}\n- {statistic: query_norm, median: true, at_most: 0}\n")
+    checked = headscope("check", run, checks, "--json")
+    assert (checked.returncode, [line["outcome"] for line in json.loads(checked.stdout)]) == (5, ["passes", "fails"])
 
 
 @pytest.fixture
@@ -232,6 +243,7 @@ def test_external_plugin_adds_a_page_to_the_app(app: str, chromium: Browser) -> 
     page.get_by_role("link", name="Causes", exact=True).click()
     page.get_by_role("link", name="Query norms").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Query norms")
+    page.get_by_text("In words").click()
     expect(page.get_by_text("The median query norm of base is")).to_be_visible()
     page.wait_for_selector(".js-plotly-plot .heatmaplayer image")
     assert page.url.startswith(f"{app}/query-norms")

@@ -51,7 +51,7 @@ class Check(BaseModel):
     result: str | None = None
     """A question of `run.findings()`, such as "loss.difference"."""
     statistic: str | None = None
-    """A column of `run.heads`, such as "retrieval", with one of head, count_above, count_below, median."""
+    """A column of `run.heads`, such as "ess2_2048", with one of head, count_above, count_below, median."""
     model: str | None = None
     """Label of the model; by default every model that has the value."""
     where: dict[str, Scalar] = Field(default_factory=dict)

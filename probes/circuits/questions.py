@@ -24,7 +24,7 @@ QUESTIONS = (
     ),
     Question(
         name="circuits.composition",
-        sentence="In {model}, [the strongest {input}-compositions are {paths:+.3f}][no {input}-composition exceeds "
+        sentence="In {model}, [the strongest {input}-compositions are {listed:+.3f}][no {input}-composition exceeds "
         "chance: the largest is {largest_by_chance:+.3f}] (composition score minus the mean of random matrices of the "
         "same shapes, {random:.3f})[. {above:,} of {n:,} pairs have a score above {chance:.3f}; by chance the largest "
         "score exceeds this value in one of 20 cases (null distribution: a random sign for each dimension that the "
@@ -35,7 +35,7 @@ QUESTIONS = (
     ),
     Question(
         name="circuits.induction_inputs",
-        sentence="In {model}, the {n:n heads} with the highest {score} K-compose most with: {paths:+.3f} (composition "
+        sentence="In {model}, the {n:n heads} with the highest {score} K-compose most with: {listed:+.3f} (composition "
         "score minus the mean of random matrices of the same shapes)",
     ),
     Question(

@@ -119,7 +119,7 @@ def _composition_results(run: Run, label: str) -> Iterator[Result]:
             model=label,
             where={"input": kind.upper()},
             details={
-                "paths": paths,
+                "listed": paths,
                 "largest": _excess_by_path(largest),
                 "largest_by_chance": {} if paths else _excess_by_path(largest),
                 "random": float(largest["baseline"].iloc[0]),
@@ -144,7 +144,7 @@ def _induction_results(run: Run, label: str) -> Iterator[Result]:
             question="circuits.induction_inputs",
             n=len(rows),
             model=label,
-            details={"score": statistic(role.order_by).label, "paths": _excess_by_path(rows)},
+            details={"score": statistic(role.order_by).label, "listed": _excess_by_path(rows)},
         )
 
 

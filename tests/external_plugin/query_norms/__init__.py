@@ -58,14 +58,7 @@ TABLES = (
 )
 STATISTICS = {"query_norm": Statistic("query norm", "", "mean length of the queries, over documents")}
 GLOSSARY = (Term("Query norm", "The length of a query vector, which scales the logits.", tables=("norms",)),)
-QUESTIONS = (
-    Question(
-        name="norms.median",
-        sentence="The median query norm of {model} is {value} over {n:n heads}",
-        number=".3f",
-        level="headline",
-    ),
-)
+QUESTIONS = (Question(name="norms.median", sentence="the median query norm of {model} is {value}", number=".3f"),)
 
 
 class NormOptions(Options):

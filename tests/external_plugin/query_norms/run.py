@@ -69,12 +69,5 @@ class NormObserver:
         rows = [(layer, head, norm) for layer, norms in self.norms.items() for head, norm in enumerate(norms)]
         layers, heads, norms = zip(*rows, strict=True)
         groups = [geometry.kv_group(layer, head) for layer, head, _ in rows]
-        return {
-            "norms": {
-                **self.keys,
-                "layer": [numbers[layer] for layer in layers],
-                "head": heads,
-                "kv_group": groups,
-                "norm": norms,
-            }
-        }
+        columns = {"layer": [numbers[layer] for layer in layers], "head": heads, "kv_group": groups, "norm": norms}
+        return {"norms": self.keys | columns}
