@@ -243,7 +243,7 @@ def test_external_plugin_adds_a_page_to_the_app(app: str, chromium: Browser) -> 
     page.get_by_role("link", name="Causes", exact=True).click()
     page.get_by_role("link", name="Query norms").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Query norms")
-    page.get_by_text("In words").click()
+    page.locator("summary", has_text="Query norms").click()
     expect(page.get_by_text("The median query norm of base is")).to_be_visible()
     page.wait_for_selector(".js-plotly-plot .heatmaplayer image")
     assert page.url.startswith(f"{app}/query-norms")

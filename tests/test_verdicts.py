@@ -46,15 +46,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_findings_state_their_number_with_interval_and_n(run: Run) -> None:
-    findings = run.findings()
-    assert [*findings] == ["model", "topic", "text", "value", "low", "high", "n", "layer", "head"]
-    difference = findings[findings["text"].str.contains("the loss of yarn:factor=8 minus")].iloc[0]
-    assert difference["model"] == "yarn:factor=8"
+    findings = run.findings().set_index("question")
+    (difference,) = [
+        row for _, row in findings.loc[["loss.difference"]].iterrows() if row["where"].endswith("1024") and row["value"]
+    ][:1]
+    assert difference["model"] in run.models
+    assert difference["baseline"] == "base"
     assert difference["low"] <= difference["value"] <= difference["high"]
     assert difference["n"] == run.nll["doc"].nunique()
     assert f"{difference['value']:+.3f} nats/token" in difference["text"]
-    longest = findings[findings["text"].str.contains("the longest effective length")].iloc[0]
-    assert f"layer {longest['layer']}, head {longest['head']}" in longest["text"]
+    longest = findings.loc[["length.extreme"]].iloc[0]
+    assert longest["unit"] == f"L{longest['layer']}H{longest['head']}"
+    assert longest["unit"] in longest["text"]
     claims = findings[findings["text"].str.contains("account for most of the influence")]
     assert claims["n"].notna().all()
     assert len(claims)
