@@ -15,6 +15,7 @@ from support.fake_runs import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
 import headscope as hs
 from headscope.errors import BadInput, CannotWrite
 from headscope.report.comparison import outcome_text
+from headscope.report.html_page import render_report
 from headscope.report.junit import write_junit
 from headscope.results.check_file import Check, read_checks
 from headscope.results.checks import CheckResult, run_checks
@@ -275,3 +276,10 @@ def test_checks_in_python_take_mappings(nights: list[Path]) -> None:
     assert [*frame["outcome"]] == ["passes"]
     with pytest.raises(BadInput, match=r"checks, check 1: unknown key 'atmost'"):
         hs.check(nights[0], [{"result": "loss.mean", "atmost": 9}])
+
+
+def test_report_of_two_runs_has_the_changes_between_them(nights: list[Path]) -> None:
+    page = render_report([Run.open(path) for path in nights])
+    assert "Changes between the runs" in page
+    assert "Results without a clear change" in page
+    assert "Changes between the runs" not in render_report([Run.open(nights[0])])

@@ -1,7 +1,6 @@
 """The runs of the folder: models, probes and size of each, and what to do with damaged and unfinished ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from headscope.plots import axes, style
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.comparison import comparison_tables
 from headscope.report.explorer_blocks import query_link
-from headscope.results.comparison import compare
+from headscope.results.comparison import compare, in_order_of_time
 from headscope.runs.notes import read_notes
 from headscope.runs.run import Run, RunProgress, short_names
 from headscope.runs.run_tables import RunTables
@@ -54,9 +53,9 @@ def content(run: Run, view: ViewState) -> PageContent:
         _config_differences(run.parts) if len(run.parts) > 1 else TextBlock([hint])
     ]
     if len(run.parts) == 2:
-        earlier, later = sorted(run.parts, key=lambda part: str(part.manifest.get("started", "")))
+        earlier, later = in_order_of_time(Run.open(part.path) for part in run.parts)
         heading = f"Changes from {run_label(earlier.name)} to {run_label(later.name)}"
-        sections[heading] = LazySequence(_changes(earlier.path, later.path))
+        sections[heading] = LazySequence(_changes(earlier, later))
     count, megabytes = len(rows), sum(row["MB"] or 0 for row in rows)
     introduction = f"{count} run{'s' if count != 1 else ''}, {megabytes:,.1f} MB in total. Click a run to open it."
     return PageContent("Runs", introduction, sections)
@@ -149,9 +148,9 @@ def _probe_names(manifest: Mapping[str, Any]) -> list[str]:
     return [name for name in plugins.probes() if config.get(name)]
 
 
-def _changes(earlier: Path, later: Path) -> Iterator[TextTable]:
+def _changes(earlier: Run, later: Run) -> Iterator[TextTable]:
     """Results that changed between two runs, and heads that gained or lost a role."""
-    yield from comparison_tables(compare(Run.open(earlier), Run.open(later)))
+    yield from comparison_tables(compare(earlier, later))
 
 
 def _config_differences(runs: Sequence[RunTables]) -> TextTable:

@@ -26,11 +26,13 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly, run_results
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.chapters import collect_chapters
+from headscope.report.chapters import Chapter, collect_chapters
+from headscope.report.comparison import comparison_tables
 from headscope.report.run_description import declared_tables, describe_run, document_sets, title
 from headscope.report.text import head_mask, statistics_table
 from headscope.results import model_notes
 from headscope.results.collection import all_results
+from headscope.results.comparison import compare, in_order_of_time
 from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
@@ -99,7 +101,9 @@ def render_report(runs: Sequence[Run]) -> str:
     run = combine_runs(runs)
     context = assembly.render_context(run)
     cards = [*assembly.overview_cards(context)]
-    chapters = collect_chapters(context)
+    chapters = {**collect_chapters(context)}
+    if len(runs) == 2:
+        chapters["Changes between the runs"] = Chapter([*comparison_tables(compare(*in_order_of_time(runs)))])
     figures = {"": cards, **{title: chapter.blocks for title, chapter in chapters.items()}}
     page = template_environment().get_template("report.html.jinja")
     return page.render(

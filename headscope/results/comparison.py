@@ -105,6 +105,11 @@ def compare(before: Run, after: Run) -> Comparison:
     )
 
 
+def in_order_of_time(runs: Iterable[Run]) -> list[Run]:
+    """The runs, the earliest start first."""
+    return sorted(runs, key=lambda run: str(run.manifest.get("started", "")))
+
+
 def matching_labels(before: Run, after: Run) -> Mapping[str, str]:
     """The label in the earlier run by that in the later one, where they differ: two runs of one model each."""
     (old, *more_old), (new, *more_new) = (before.models or [""]), (after.models or [""])
