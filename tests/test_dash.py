@@ -25,6 +25,7 @@ from headscope.errors import BadInput, BrokenProbe
 from headscope.report import assembly, similar_heads
 from headscope.report.assembly import measured_statistics
 from headscope.report.blocks import Chart, HeadTable, Links, PageContent, TextBlock, TextTable
+from headscope.results.questions import questions
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
@@ -620,14 +621,17 @@ def test_selected_heads_are_listed_and_named_sets_compared(client, run: Run):
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install probes for this test, after the built-in ones."""
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Install probes for this test, after the probes of headscope."""
     built_in = dict(plugins.probes())
 
     def add(*probes: plugins.Probe) -> None:
         monkeypatch.setattr(plugins, "probes", lambda: built_in | {probe.name: probe for probe in probes})
+        questions.cache_clear()
 
-    return add
+    yield add
+    monkeypatch.undo()
+    questions.cache_clear()
 
 
 @pytest.fixture
@@ -646,7 +650,7 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     assert (content.title, content.introduction) == ("Foreign matters", "What is foreign here.")
     assert list(content.sections) == ["At home", "Abroad", "Claims of the paper", "In words"]
     assert [(text.heading, *text.sentences) for text in content.sections["In words"]] == [
-        ("Foreign matters", "There are 3 models."),
+        ("Foreign matters", "There are 3 models.", "Foreign [red]danger."),
         ("Loss", "Foreign losses are like ours."),
     ]
     (chart,) = content.sections["At home"]
@@ -659,7 +663,7 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     assert head.sections["Behaviour"][-1].figure.layout.title.text == "Foreign chart of 1.2 in yarn"
     (words,) = head.sections["In words"]
     assert words.collapsed
-    assert "Foreign to yarn: 1.2." in words.sentences
+    assert "Foreign to yarn: L1H2." in words.sentences
     assert resolve_url("/", {})[3].sections["In words"][-1].heading == "Foreign matters"
 
 

@@ -52,7 +52,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
     "results": {"errors", "estimates", "plugins", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
-    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results"},
+    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results", "effects"},
     "study": {
         "errors",
         "user_input",

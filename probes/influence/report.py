@@ -7,10 +7,9 @@ import pandas as pd
 
 from headscope.effects.ranking import largest_unit
 from headscope.effects.sweep import UNIT_KEYS, Effects
-from headscope.effects.units import unit_name, unit_nouns, unit_result
+from headscope.effects.units import unit_nouns, unit_result
 from headscope.plots import learned_frequencies
 from headscope.plots.style import escape_label
-from headscope.plots.top_heads import plot_unit_bars
 from headscope.report.blocks import (
     Card,
     Chart,
@@ -21,6 +20,7 @@ from headscope.report.blocks import (
     Term,
     TextBlock,
 )
+from headscope.report.effect_cards import effects_card
 from headscope.report.explorer_blocks import query_link
 from headscope.results.result import Result
 from headscope.results.words import count_nouns, sentence
@@ -62,8 +62,6 @@ GLOSSARY = (
     ),
 )
 
-CARD_UNITS = 6
-"""Units on the card of the overview."""
 _LOSS_LABELS = {"text": "loss", "answer": "loss of the answer"}
 _RESET_DESCRIPTION = "the position parameters of one {noun} are reset"
 _CHANGE_DESCRIPTIONS = {"joint": _RESET_DESCRIPTION, "freq": _RESET_DESCRIPTION, "scale": _RESET_DESCRIPTION}
@@ -75,27 +73,19 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
     if not sweeps:
         return
     effects = min(sweeps, key=lambda one: one.key["target"] != "none")
-    top = effects.candidates.sort_values("effect", ascending=False)[:CARD_UNITS]
     largest = unit_result(
         effects,
         largest_unit(effects),
         f"{AREAS[effects.key['objective']]}.top",
         details=sweep_details(effects),
     )
-    figure = plot_unit_bars(
-        f"{capitalise(largest.details['change'])}: {effects.model}",
-        [unit_name(unit) for _, unit in top.iterrows()],
-        top["effect"].tolist(),
-        top[[*UNIT_KEYS]].to_numpy().tolist(),
-        "%{x:+.3g} nats/token",
-        effects.model,
-    )
-    yield Card(
-        figure.update_layout(margin_l=120).update_xaxes(title_text="change of the loss (nats/token)"),
-        sentence(largest),
-        half_width=True,
-        question="What does a head cost if it is changed?",
-        href=query_link(PROBE.path, model=effects.model),
+    yield effects_card(
+        effects,
+        largest,
+        "What does a head cost if it is changed?",
+        capitalise(largest.details["change"]),
+        "change of the loss (nats/token)",
+        query_link(PROBE.path, model=effects.model),
     )
 
 

@@ -17,6 +17,7 @@ PROBE = Probe(
     tables="probes.patching.schema:TABLES",
     statistics="probes.patching.analysis:STATISTICS",
     head_columns="probes.patching.analysis:head_statistics",
+    overview_cards="probes.patching.report:overview_cards",
     charts="probes.patching.report:charts",
     head_charts="probes.patching.report:head_charts",
     questions="probes.patching.questions:QUESTIONS",

@@ -7,10 +7,12 @@ import pandas as pd
 from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_name, units_of_head
+from headscope.effects.units import unit_name, unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.effect_cards import effects_card
+from headscope.report.explorer_blocks import query_link
 from headscope.report.text import head_mask
 from headscope.results.words import sentence
 from headscope.runs.aggregation import plain_types
@@ -21,7 +23,7 @@ from probes.patching import PROBE, plots
 from probes.patching.analysis import STATISTICS, position_effects, spans_of_sweep, sweeps
 from probes.patching.labels import describe_sweep
 from probes.patching.pairs import pair_metrics
-from probes.patching.results import unit_results
+from probes.patching.results import sweep_details, unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
 GLOSSARY = (
@@ -55,6 +57,27 @@ SPAN_CAPTION = (
     "Effect of patching the positions of one named span, mean over pairs, for the heads of largest effect. "
     f"{ESTIMATE_MARK}: estimated."
 )
+
+
+MAX_CARDS = 3
+"""Sweeps with a card on the overview."""
+
+
+def overview_cards(context: RenderContext) -> Iterator[Card]:
+    """The units of largest effect in the first sweeps of the selected model."""
+    if PATCHING.name not in context.run.tables:
+        return
+    selected = [effects for effects in context.run.derived(sweeps) if effects.model == context.selected_model]
+    for effects in selected[:MAX_CARDS]:
+        largest = unit_result(effects, largest_unit(effects), "patching.top", details=sweep_details(effects))
+        yield effects_card(
+            effects,
+            largest,
+            f"Which heads carry the answer ({effects.key['prompts']})?",
+            describe_sweep(effects),
+            "share of the metric's difference",
+            query_link(PROBE.path, model=effects.model),
+        )
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

@@ -1,0 +1,27 @@
+"""Cards of an overview for sweeps over heads: the units of largest effect, and the largest one in a sentence."""
+
+from headscope.effects.sweep import UNIT_KEYS, Effects
+from headscope.effects.units import unit_name
+from headscope.plots.top_heads import plot_unit_bars
+from headscope.report.blocks import Card
+from headscope.results.result import Result
+from headscope.results.words import sentence
+
+CARD_UNITS = 6
+"""Units on a card."""
+
+
+def effects_card(effects: Effects, largest: Result, question: str, title: str, axis: str, href: str) -> Card:
+    """The units of largest effect, exact ones if there are any; `axis` is the axis title, with a unit in brackets."""
+    top = effects.candidates.sort_values("effect", ascending=False)[:CARD_UNITS]
+    unit = axis.partition("(")[2].removesuffix(")")
+    figure = plot_unit_bars(
+        f"{title}: {effects.model}",
+        [unit_name(row) for _, row in top.iterrows()],
+        top["effect"].tolist(),
+        top[[*UNIT_KEYS]].to_numpy().tolist(),
+        f"%{{x:+.3g}} {unit}".rstrip(),
+        effects.model,
+    )
+    figure.update_layout(margin_l=120).update_xaxes(title_text=axis)
+    return Card(figure, sentence(largest), half_width=True, question=question, href=href)
