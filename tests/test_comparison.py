@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
 
-from headscope.results.comparison import Change, SameSamples, change, compare
+from headscope.report.comparison import print_comparison, signed
+from headscope.results.comparison import Change, Comparison, SameSamples, change, compare
 from headscope.results.result import Result
 from headscope.runs.column_metadata import Role
 
@@ -113,3 +114,15 @@ def test_swapping_the_runs_changes_the_sign_only(values: list[tuple[float, float
         assert isinstance(forward, Change)
         assert forward.difference == pytest.approx(-backward.difference, abs=1e-9)
         assert forward.low == pytest.approx(-backward.high, abs=1e-9)
+
+
+def test_a_difference_that_is_not_zero_is_not_printed_as_zero() -> None:
+    assert signed(0.0000551, ".3f") == "+5.5e-05"
+    assert signed(-0.0000551, "percent") == "-0.0055 %"
+    assert signed(0.0, ".3f") == "+0.000"
+    assert signed(0.25, "percent") == "+25 %"
+
+
+def test_runs_without_common_results_are_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison("monday", "tuesday", Comparison((), (), (), ()), show_all=False)
+    assert "The runs have no result in common. Models are matched by label" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ MAX_CHANGES = 20
 MAX_HEADS = 6
 """Heads that are listed by name for each role."""
 MARKS = {"passes": "green", "fails": "red", "undecided": "yellow"}
+COUNTED = {"passes": "passed", "fails": "failed", "undecided": "undecided"}
+"""How the last line of the terminal names the outcomes."""
 CHANGE_COLUMNS = ("result", "model", "before", "after", "difference", "samples", "")
 ROLE_COLUMNS = ("role", "model", "heads before", "heads after", "gained", "lost")
 
@@ -40,6 +43,8 @@ def print_comparison(before: str, after: str, comparison: Comparison, show_all: 
     print_line(
         f"{count_nouns(len(clear), 'results')} clearly changed{more}, {unclear} did not, {without} have no interval of "
         "the difference. In brackets: 95 % confidence intervals."
+        if comparison.changes
+        else "The runs have no result in common. Models are matched by label, unless both runs have one model."
     )
     if comparison.roles:
         print_table([dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles])
@@ -89,8 +94,10 @@ def _value(result: Result, number_format: str) -> str:
 
 
 def signed(value: float, number_format: str) -> str:
-    """A difference with its sign, in the format of the value."""
+    """A difference with its sign, in the format of the value; with two digits if that would round it to zero."""
     text = format_value(value, number_format)
+    if value and not re.search("[1-9]", text):
+        return f"{100 * value:+.2g} %" if "%" in text else f"{value:+.2g}"
     return text if text.startswith(("+", "-", "−")) or value < 0 else f"+{text}"
 
 
@@ -105,7 +112,7 @@ def role_row(change: RoleChange) -> list[str]:
 
 
 def comparison_to_frame(comparison: Comparison) -> pd.DataFrame:
-    """One row per result that both runs have, the surest change first; the roles in `.attrs["roles"]`."""
+    """One row per result that both runs have, the clearest change first; the roles in `.attrs["roles"]`."""
     rows = [
         {
             **{name: getattr(change.after, name) for name in ("question", "model", "baseline")},
@@ -170,8 +177,15 @@ def print_outcomes(outcomes: Sequence[CheckResult]) -> None:
     for outcome in outcomes:
         mark = Text(outcome.outcome.ljust(width), style=f"bold {MARKS[outcome.outcome]}")
         print_line(mark, "  ", outcome_text(outcome))
-    counts = [(name, sum(outcome.outcome == name for outcome in outcomes)) for name in MARKS]
-    print_line(f"{count_nouns(len(outcomes), 'checks')}: ", ", ".join(f"{count} {name}" for name, count in counts))
+    counts = [f"{sum(outcome.outcome == name for outcome in outcomes)} {word}" for name, word in COUNTED.items()]
+    print_line(f"{count_nouns(len(outcomes), 'checks')}: ", ", ".join(counts))
+
+
+def outcome_name(outcome: CheckResult) -> str:
+    """The name of the check, or else what it compares; with model, conditions and bound."""
+    is_named = outcome.name != f"{outcome.measure} {outcome.bound}"
+    title = outcome.name if is_named else "" if outcome.measure in outcome.subject else outcome.measure
+    return f"{title}{': ' if title else ''}{outcome.subject}, {outcome.bound}"
 
 
 def outcome_text(outcome: CheckResult) -> str:
@@ -179,6 +193,5 @@ def outcome_text(outcome: CheckResult) -> str:
     interval = f" ({outcome.low:.4g} to {outcome.high:.4g})" if math.isfinite(outcome.low) else ""
     reason = f": {outcome.reason}" if outcome.reason else ""
     needed = f"; about {outcome.needed:,} {outcome.samples or 'samples'} would decide" if outcome.needed else ""
-    change = "change " if outcome.is_change else ""
-    name = "" if outcome.name.startswith(outcome.measure) else f"{outcome.name}: "
-    return f"{name}{outcome.subject}, {outcome.bound}: {change}{outcome.value:.4g}{interval}{reason}{needed}"
+    compared = "value minus bound " if outcome.is_share else "change " if outcome.is_change else ""
+    return f"{outcome_name(outcome)}: {compared}{outcome.value:.4g}{interval}{reason}{needed}"

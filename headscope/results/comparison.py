@@ -39,7 +39,7 @@ class Change:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the interval of the difference excludes 0."""
         return self.low > 0 or self.high < 0
 
     @property
@@ -57,9 +57,9 @@ class Change:
             return "unknown"
         if not self.is_certain:
             return "no clear change"
-        way: Direction = "higher" if self.difference > 0 else "lower"
+        direction: Direction = "higher" if self.difference > 0 else "lower"
         better = questions()[self.after.question].better
-        return way if not better else "better" if way == better else "worse"
+        return direction if not better else "better" if direction == better else "worse"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RoleChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common and what changed: the surest changes first."""
+    """What two runs have in common and what changed: the clearest changes first."""
 
     changes: tuple[Change, ...]
     roles: tuple[RoleChange, ...]
@@ -93,8 +93,8 @@ def compare(before: Run, after: Run) -> Comparison:
     Models are matched by label; two runs of one model each are compared whatever the labels are.
     """
     labels = matching_labels(before, after)
-    earlier = {result.key: result for result in _numbers(all_results(before))}
-    later = {_key_in(result, labels): result for result in _numbers(all_results(after))}
+    earlier = {result.key: result for result in _with_values(all_results(before))}
+    later = {_key_in(result, labels): result for result in _with_values(all_results(after))}
     same = SameSamples(before, after, labels)
     changes = [change(earlier[key], later[key], same) for key in later if key in earlier]
     return Comparison(
@@ -144,7 +144,7 @@ class SameSamples:
         self._has_same_prompts = _text_inputs(before, {}) == _text_inputs(after, labels)
 
     def names(self, before: Result, after: Result) -> list[str]:
-        """The names of the samples of both results that are the same. None if a mean leaves other samples out."""
+        """The names of the samples that both results have and that are equal."""
         old, new = (
             documents.get(result.model, {}) for documents, result in zip(self._documents, (before, after), strict=True)
         )
@@ -173,12 +173,12 @@ def _text_inputs(run: Run, labels: Mapping[str, str]) -> dict[str, str]:
     return inputs
 
 
-def _numbers(results: Iterable[Result]) -> Iterable[Result]:
+def _with_values(results: Iterable[Result]) -> Iterable[Result]:
     """The results that have a value, with their parts."""
     for result in results:
         if not math.isnan(result.value):
             yield result
-        yield from _numbers(result.parts)
+        yield from _with_values(result.parts)
 
 
 def _key_in(result: Result, labels: Mapping[str, str]) -> tuple[str, ...]:
