@@ -57,6 +57,28 @@ def test_pairs_and_trials_are_paired_if_the_prompts_are_the_same() -> None:
     assert same.direction == "higher", "the question does not say what is better"
 
 
+def change_of_outcomes(old: list[float], new: list[float], share: float = 1.0) -> Change:
+    names = [f"trial-{index}" for index in range(len(old))]
+    before, after = (mean_of(values, "x.share", names) for values in (old, new))
+    runs = fake_run([before], ["base"]), fake_run([after], ["base"])
+    return change(before, after, SameSamples(*runs, {}), share)
+
+
+def test_paired_proportions_have_an_interval_by_newcombe() -> None:
+    """An example of Newcombe 1998: 50 pairs, of which 36 are (1, 1), 12 (1, 0) and 2 (0, 1)."""
+    counts = {(1, 1): 36, (1, 0): 12, (0, 1): 2}
+    new, old = ([pair[side] for pair, count in counts.items() for _ in range(count)] for side in (0, 1))
+    found = change_of_outcomes(old, new)
+    assert found.n == 50
+    assert (found.difference, found.low, found.high) == pytest.approx((0.2, 0.0569, 0.3404), abs=1e-4)
+
+
+def test_equal_outcomes_of_few_trials_leave_the_difference_uncertain() -> None:
+    found = change_of_outcomes([1.0] * 4, [1.0] * 4)
+    assert (found.difference, found.low, found.high) == pytest.approx((0, -0.4899, 0.4899), abs=1e-3)
+    assert change_of_outcomes([1.0] * 4, [1.0] * 4, share=0.9).low < 0
+
+
 def test_estimates_and_values_without_interval_have_no_interval_of_the_difference() -> None:
     estimate = mean_of(AFTER, is_exact=False)
     (found,) = compare(fake_run([mean_of(BEFORE)], ["base"]), fake_run([estimate], ["base"])).changes

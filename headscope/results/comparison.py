@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from headscope.heads import Head
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, wilson_interval
 from headscope.runs.column_metadata import heads_with_role, is_role_measured, roles
 from headscope.runs.run import Run
 
+FloatArray = npt.NDArray[np.float64]
 Direction = Literal["better", "worse", "higher", "lower", "no clear change", "unknown"]
 
 _TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt pairs", "the questions")
@@ -116,12 +118,48 @@ def change(before: Result, after: Result, same: "SameSamples", share: float = 1.
     difference = after.value - share * before.value
     common = same.names(before, after)
     if len(common) >= 2 and before.is_exact and after.is_exact:
-        values = np.array([after.by_sample[name] - share * before.by_sample[name] for name in common])
-        (low,), (high,) = confidence_interval(values[None])
+        old, new = (np.array([result.by_sample[name] for name in common], float) for result in (before, after))
+        low, high = _paired_interval(old, new, share)
         if math.isfinite(low):
-            return Change(before, after, float(values.mean()), float(low), float(high), len(common))
+            return Change(before, after, float((new - share * old).mean()), low, high, len(common))
     low, high = _unpaired_interval(before, after, difference, share)
     return Change(before, after, difference, low, high)
+
+
+def _paired_interval(old: FloatArray, new: FloatArray, share: float) -> tuple[float, float]:
+    """Interval of the mean of new - share * old; NaN below three samples.
+
+    Student's t on the differences. Outcomes that are all 0 or 1 can be equal in every sample, where Student's t has no
+    width: their difference of proportions has the interval of `_paired_proportions_interval`.
+    """
+    if len(old) >= MIN_DOCUMENTS and np.isin([old, new], (0, 1)).all():
+        return _paired_proportions_interval(old, new, share)
+    (low,), (high,) = confidence_interval((new - share * old)[None])
+    return float(low), float(high)
+
+
+def _paired_proportions_interval(old: FloatArray, new: FloatArray, share: float) -> tuple[float, float]:
+    """Interval of a difference of two proportions of the same samples (method 10 of Newcombe 1998).
+
+    Square-and-add of Wilson's intervals with the correlation of the outcomes, which is corrected for continuity.
+    """
+    n = len(old)
+    (old_mean, old_low, old_high), (new_mean, new_low, new_high) = (
+        (mean, *map(float, wilson_interval(mean, n))) for mean in (float(old.mean()), float(new.mean()))
+    )
+    scale = n**2 * math.sqrt(old_mean * (1 - old_mean) * new_mean * (1 - new_mean))
+    association = n * float(old @ new) - float(old.sum() * new.sum())
+    if association > 0:
+        association = max(association - n / 2, 0.0)
+    correlation = association / scale if scale else 0.0
+
+    def add(first: float, second: float) -> float:
+        return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
+
+    difference = new_mean - share * old_mean
+    low = difference - add(new_mean - new_low, share * (old_high - old_mean))
+    high = difference + add(new_high - new_mean, share * (old_mean - old_low))
+    return low, high
 
 
 def _unpaired_interval(before: Result, after: Result, difference: float, share: float) -> tuple[float, float]:
