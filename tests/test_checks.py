@@ -307,7 +307,8 @@ def test_written_checks_pass_on_their_run(headscope: Command, nights: list[Path]
 def test_compare_prints_what_changed(headscope: Command, nights: list[Path]) -> None:
     code, out, _ = headscope("compare", *nights, "--all")
     assert code == 0
-    assert "loss.mean" in out
+    (line,) = [line for line in out.splitlines() if "loss.mean" in line]
+    assert "paired" in line, "a row is one line in an output that is not a terminal"
     code, out, _ = headscope("compare", *nights, "--json")
     content = json.loads(out)
     (loss,) = [change for change in content["changes"] if change["after"]["question"] == "loss.mean"]

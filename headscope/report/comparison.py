@@ -26,6 +26,8 @@ MAX_HEADS = 6
 MARKS = {"passes": "green", "fails": "red", "undecided": "yellow"}
 COUNTED = {"passes": "passed", "fails": "failed", "undecided": "undecided"}
 """How the last line of the terminal names the outcomes."""
+POINTS = " points"
+"""Unit of a difference of shares: percentage points."""
 CHANGE_COLUMNS = ("result", "model", "before", "after", "difference", "samples", "")
 ROLE_COLUMNS = ("role", "model", "heads before", "heads after", "gained", "lost")
 
@@ -36,7 +38,8 @@ def print_comparison(before: str, after: str, comparison: Comparison, show_all: 
     clear = [change for change in comparison.changes if change.is_certain]
     listed = comparison.changes if show_all else clear[:MAX_CHANGES]
     if listed:
-        print_table([dict(zip(CHANGE_COLUMNS, change_row(change), strict=True)) for change in listed])
+        changes = [dict(zip(CHANGE_COLUMNS, change_row(change), strict=True)) for change in listed]
+        print_table(changes, wrap_files=False)
     unclear = sum(change.direction == "no clear change" for change in comparison.changes)
     without = sum(change.direction == "unknown" for change in comparison.changes)
     more = f" ({len(clear) - len(listed)} more with --all)" if len(clear) > len(listed) else ""
@@ -47,7 +50,8 @@ def print_comparison(before: str, after: str, comparison: Comparison, show_all: 
         else "The runs have no result in common. Models are matched by label, unless both runs have one model."
     )
     if comparison.roles:
-        print_table([dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles])
+        roles = [dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles]
+        print_table(roles, wrap_files=False)
     for results, name in ((comparison.only_before, before), (comparison.only_after, after)):
         if results:
             areas = sorted({result.question for result in results})
@@ -75,7 +79,9 @@ def change_row(change: Change) -> list[str]:
     unit = f" {question.unit}" if question.unit else ""
     difference = signed(change.difference, question.number)
     if math.isfinite(change.low):
-        difference += f" ({signed(change.low, question.number)} to {signed(change.high, question.number)})"
+        ends = [signed(end, question.number).removesuffix(POINTS) for end in (change.low, change.high)]
+        points = POINTS if difference.endswith(POINTS) else ""
+        difference = f"{difference.removesuffix(POINTS)} ({ends[0]} to {ends[1]}){points}"
     pairing = "unpaired" if change.n is None else f"{change.n} paired"
     return [
         f"{change.after.question}{f' ({conditions})' if conditions else ''}",
@@ -94,10 +100,14 @@ def _value(result: Result, number_format: str) -> str:
 
 
 def signed(value: float, number_format: str) -> str:
-    """A difference with its sign, in the format of the value; with two digits if that would round it to zero."""
+    """A difference with its sign, in the format of the value; with two digits if that would round it to zero.
+
+    A difference of shares is in percentage points.
+    """
     text = format_value(value, number_format)
     if value and not re.search("[1-9]", text):
-        return f"{100 * value:+.2g} %" if "%" in text else f"{value:+.2g}"
+        text = f"{100 * value:+.2g} %" if "%" in text else f"{value:+.2g}"
+    text = text.replace(" %", POINTS)
     return text if text.startswith(("+", "-", "−")) or value < 0 else f"+{text}"
 
 
