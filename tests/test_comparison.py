@@ -141,6 +141,7 @@ def test_swapping_the_runs_changes_the_sign_only(values: list[tuple[float, float
 def test_a_difference_that_is_not_zero_is_not_printed_as_zero() -> None:
     assert signed(0.0000551, ".3f") == "+5.5e-05"
     assert signed(-0.0000551, "percent") == "-0.0055 points"
+    assert signed(0.001, "points") == "+0.1"
     assert signed(0.0, ".3f") == "+0.000"
     assert signed(0.25, "percent") == "+25 points"
 

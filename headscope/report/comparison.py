@@ -106,7 +106,8 @@ def signed(value: float, number_format: str) -> str:
     """
     text = format_value(value, number_format)
     if value and not re.search("[1-9]", text):
-        text = f"{100 * value:+.2g} %" if "%" in text else f"{value:+.2g}"
+        digits = f"{100 * value if '%' in text or number_format == 'points' else value:+.2g}"
+        text = f"{digits} %" if "%" in text else digits
     text = text.replace(" %", POINTS)
     return text if text.startswith(("+", "-", "−")) or value < 0 else f"+{text}"
 
