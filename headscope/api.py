@@ -60,7 +60,7 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
 
 
 def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
-    """What changed between two runs: one row per result that both have, the surest change first.
+    """What changed between two runs: one row per result that both have, the clearest change first.
 
     question, model, baseline and where name the result; before, after: its values; unit_before and unit_after: its head
     or KV group; difference with its 95 % confidence interval low to high, over `paired` equal documents, pairs or

@@ -65,7 +65,7 @@ class Parsed(HTMLParser):
         return [json.loads(gzip.decompress(base64.b64decode(figure))) for figure in self.figures if figure]
 
     def titles(self) -> list[str]:
-        return [figure["layout"]["title"]["text"] for figure in self.drawn()]
+        return [figure["layout"].get("title", {}).get("text", "") for figure in self.drawn()]  # cards have none
 
 
 @pytest.fixture(scope="module")

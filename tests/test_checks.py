@@ -17,7 +17,7 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.report.comparison import outcome_text
 from headscope.report.html_page import render_report
 from headscope.report.junit import write_junit
-from headscope.results.check_file import Check, read_checks
+from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
 from headscope.runs.run import Run
@@ -158,10 +158,10 @@ def test_too_few_documents_leave_a_statistic_undecided() -> None:
     [
         ("{}", "is not a list of checks"),
         ("- 3", "check 1: 3 is not a check. Write keys such as result, model and at_least"),
-        ("- {result: x.loss}", "check 1: needs one of at_least, at_most, rises_at_most, falls_at_most"),
+        ("- {result: x.loss}", "check 1: needs exactly one of at_least, at_most, rises_at_most, falls_at_most"),
         ("- {at_least: 1}", "check 1: needs either 'result' or 'statistic'"),
-        ("- {result: x, at_least: 1, at_most: 2}", "check 1: needs one of"),
-        ("- {statistic: induction, at_least: 1}", "a check of a statistic needs one of head, count_above"),
+        ("- {result: x, at_least: 1, at_most: 2}", "check 1: needs exactly one of"),
+        ("- {statistic: induction, at_least: 1}", "a check of a statistic needs exactly one of head, count_above"),
         ("- {result: x, median: true, at_least: 1}", "'median' is for checks of a 'statistic'"),
         ("- {result: x, at_last: 1}", r"unknown key 'at_last' \(did you mean 'at_least'\?\)"),
         ("- {result: x, at_least: much}", "'at_least' is 'much'"),
@@ -186,7 +186,7 @@ def test_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     ("check", "message"),
     [
         ({"result": "x.los", "at_least": 1}, r"there is no result 'x.los' \(did you mean 'x.loss'\?\)"),
-        ({"result": "x.share", "at_least": 1}, "the run has no result 'x.share'. It has: x.loss"),
+        ({"result": "x.share", "at_least": 1}, "the run has no result 'x.share'. The run has: x.loss"),
         ({"result": "x.loss", "model": "bse", "at_least": 1}, r"no model 'bse' \(did you mean 'base'\?\)"),
         ({"result": "x.loss", "where": {"a": 1}, "at_least": 1}, "matches no result. The run has x.loss for: base"),
         ({"statistic": "inductoin_token", "median": True, "at_least": 1}, "no statistic .inductoin_token. in this run"),
@@ -195,6 +195,53 @@ def test_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 def test_a_check_that_matches_nothing_is_refused_by_name(check: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         outcomes([loss(0, 1)], **check)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- {statistic: x, median: true, rises_at_most: 5 %}", "'5 %'. Write a number, or use at_most: 105 %"),
+        ("- {result: x, at_least: '90'}", "'at_least' is '90'. Write a number, or a share of the earlier value"),
+        ("- {result: x, where: base, at_least: 1}", r"'where' is 'base'. Write conditions such as {context_length"),
+        ("- {statistic: x, median: false, at_least: 1}", "'median' is False. Write true, or remove 'median'"),
+        ("- {statistic: x, count_above: a, at_least: 1}", "'count_above' is 'a'. Write a number"),
+        ("- {statistic: x, head: top, at_least: 1}", "'head' is 'top'. 'top' is not a head"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_what_to_write(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "checks.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=message):
+        read_checks(file)
+
+
+def test_only_statistics_are_suggested() -> None:
+    run = fake_run([], ["base"], heads=heads(**INDUCTION))
+    check = Check.model_validate({"statistic": "layer", "median": True, "at_least": 1})
+    with pytest.raises(BadInput, match=r"no statistic 'layer' in this run. Use a column of run.heads"):
+        run_checks(run, [check])
+
+
+def test_line_names_what_is_compared() -> None:
+    (unnamed,) = outcomes([loss(0.3, 0.5)], result="x.loss", at_most=1)
+    assert outcome_text(unnamed) == "x.loss: base, at most 1: 0.4 (0.3 to 0.5)"
+    (named,) = outcomes([loss(0.3, 0.5)], name="x.loss is low", result="x.loss", at_most=1)
+    assert outcome_text(named) == "x.loss is low: base, at most 1: 0.4 (0.3 to 0.5)"
+    (share,) = outcomes([loss(2, 2.2)], [loss(1, 1)], result="x.loss", at_most="150 %")
+    assert "at most 150 % of the earlier value: value minus bound 0.6" in outcome_text(share)
+    statistic = check_heads(heads(**INDUCTION), median=True, at_least=0.4)
+    assert outcome_text(statistic).startswith("base: median induction_token, at least 0.4: 0.575")
+
+
+def test_written_checks_count_the_heads_surely_above_the_threshold_of_a_role(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("headscope.results.check_file.all_results", lambda run: run.results)
+    run = fake_run([], ["base"], heads=heads(**INDUCTION))
+    assert write_checks(run, tmp_path / "checks.yaml") == 1
+    (check,) = read_checks(tmp_path / "checks.yaml")
+    assert (check.statistic, check.count_above, check.at_least) == ("induction_token", 0.5, 2)
+    assert run_checks(run, [check])[0].outcome == "passes"
 
 
 def test_junit_file_has_failures_and_undecided_checks(tmp_path: Path) -> None:
@@ -226,10 +273,10 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize(
     ("bound", "code", "line"),
     [
-        ("at_most: 9", 0, "1 check: 1 passes, 0 fails, 0 undecided"),
-        ("at_least: 9", 5, "1 check: 0 passes, 1 fails, 0 undecided"),
-        ("at_most: {value}", 6, "1 check: 0 passes, 0 fails, 1 undecided"),
-        ("rises_at_most: 9", 0, "1 check: 1 passes, 0 fails, 0 undecided"),
+        ("at_most: 9", 0, "1 check: 1 passed, 0 failed, 0 undecided"),
+        ("at_least: 9", 5, "1 check: 0 passed, 1 failed, 0 undecided"),
+        ("at_most: {value}", 6, "1 check: 0 passed, 0 failed, 1 undecided"),
+        ("rises_at_most: 9", 0, "1 check: 1 passed, 0 failed, 0 undecided"),
     ],
 )
 def test_exit_code_says_whether_checks_fail_or_are_undecided(
@@ -261,7 +308,8 @@ def test_written_checks_pass_on_their_run(headscope: Command, nights: list[Path]
 def test_compare_prints_what_changed(headscope: Command, nights: list[Path]) -> None:
     code, out, _ = headscope("compare", *nights, "--all")
     assert code == 0
-    assert "loss.mean" in out
+    (line,) = [line for line in out.splitlines() if "loss.mean" in line]
+    assert "paired" in line, "a row is one line in an output that is not a terminal"
     code, out, _ = headscope("compare", *nights, "--json")
     content = json.loads(out)
     (loss,) = [change for change in content["changes"] if change["after"]["question"] == "loss.mean"]

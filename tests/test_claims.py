@@ -121,7 +121,7 @@ def test_the_verdicts_follow_the_parameters(run_of: RunOf) -> None:
     assert [claims[name, LEARNED].verdict for name in names] == ["supported"] * 3
     assert words.sentence(claims["tau", LEARNED]).endswith("Our criterion: a distance below 0.1.")
     assert claims["lengths_adarope", LEARNED].verdict == "not supported"
-    assert words.criterion(claims["lengths_yarn", YARN]).startswith("longer is a median ratio above 1.105")
+    assert words.criterion(claims["lengths_yarn", YARN]).startswith("“longer” is a median ratio above 1.105")
     changed_run = Run(run.path, run.manifest)
     positions, scales = run.positions, run.scales
     changed_run._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])

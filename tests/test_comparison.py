@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
 
-from headscope.results.comparison import Change, SameSamples, change, compare
+from headscope.report.comparison import print_comparison, signed
+from headscope.results.comparison import Change, Comparison, SameSamples, change, compare
 from headscope.results.result import Result
 from headscope.runs.column_metadata import Role
 
@@ -54,6 +55,28 @@ def test_pairs_and_trials_are_paired_if_the_prompts_are_the_same() -> None:
     other = compare(fake_run([results[0]], ["base"]), fake_run([results[1]], ["base"], digest="other")).changes[0]
     assert (same.n, other.n) == (6, None)
     assert same.direction == "higher", "the question does not say what is better"
+
+
+def change_of_outcomes(old: list[float], new: list[float], share: float = 1.0) -> Change:
+    names = [f"trial-{index}" for index in range(len(old))]
+    before, after = (mean_of(values, "x.share", names) for values in (old, new))
+    runs = fake_run([before], ["base"]), fake_run([after], ["base"])
+    return change(before, after, SameSamples(*runs, {}), share)
+
+
+def test_paired_proportions_have_an_interval_by_newcombe() -> None:
+    """An example of Newcombe 1998: 50 pairs, of which 36 are (1, 1), 12 (1, 0) and 2 (0, 1)."""
+    counts = {(1, 1): 36, (1, 0): 12, (0, 1): 2}
+    new, old = ([pair[side] for pair, count in counts.items() for _ in range(count)] for side in (0, 1))
+    found = change_of_outcomes(old, new)
+    assert found.n == 50
+    assert (found.difference, found.low, found.high) == pytest.approx((0.2, 0.0569, 0.3404), abs=1e-4)
+
+
+def test_equal_outcomes_of_few_trials_leave_the_difference_uncertain() -> None:
+    found = change_of_outcomes([1.0] * 4, [1.0] * 4)
+    assert (found.difference, found.low, found.high) == pytest.approx((0, -0.4899, 0.4899), abs=1e-3)
+    assert change_of_outcomes([1.0] * 4, [1.0] * 4, share=0.9).low < 0
 
 
 def test_estimates_and_values_without_interval_have_no_interval_of_the_difference() -> None:
@@ -113,3 +136,16 @@ def test_swapping_the_runs_changes_the_sign_only(values: list[tuple[float, float
         assert isinstance(forward, Change)
         assert forward.difference == pytest.approx(-backward.difference, abs=1e-9)
         assert forward.low == pytest.approx(-backward.high, abs=1e-9)
+
+
+def test_a_difference_that_is_not_zero_is_not_printed_as_zero() -> None:
+    assert signed(0.0000551, ".3f") == "+5.5e-05"
+    assert signed(-0.0000551, "percent") == "-0.0055 points"
+    assert signed(0.001, "points") == "+0.1"
+    assert signed(0.0, ".3f") == "+0.000"
+    assert signed(0.25, "percent") == "+25 points"
+
+
+def test_runs_without_common_results_are_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison("monday", "tuesday", Comparison((), (), (), ()), show_all=False)
+    assert "The runs have no result in common. Models are matched by label" in capsys.readouterr().out

@@ -211,7 +211,7 @@ def test_other_reasons_say_what_would_decide() -> None:
     )
     estimate = judged(_loss(is_exact=False), Bound("above"))
     assert estimate.verdict == "inconclusive", "an estimate decides nothing, whatever its interval"
-    assert words.sentence(estimate).endswith("; estimates decide no claim: it must be exact.")
+    assert words.sentence(estimate).endswith("; an estimate decides no claim: an exact value is needed.")
     assert words.sentence(_part(0.0, 0.2)).endswith(
         "; the value is on the threshold, where no number of samples decides."
     )

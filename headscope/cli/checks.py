@@ -20,7 +20,7 @@ def compare(
     show_all: Annotated[bool, typer.Option("--all", help="Also list what did not clearly change.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs: every result that both have, the surest changes first, and heads that gained or lost a role.
+    """Compare two runs: every result that both have, the clearest changes first, and heads that gained or lost a role.
 
     A difference has a 95 % confidence interval, paired by document, pair or trial where both runs have the same ones.
     Models are matched by label; two runs of one model each are compared whatever their labels are.
@@ -44,7 +44,7 @@ def check(
     checks: Annotated[Path, typer.Argument(metavar="CHECKS.yaml", help="The file of checks.")],
     against: Annotated[
         Path | None,
-        typer.Option("--against", metavar="RUN", help="The run that relative bounds are about, e.g. yesterday's."),
+        typer.Option("--against", metavar="RUN", help="The earlier run for relative bounds, e.g. last night's."),
     ] = None,
     init: Annotated[
         bool, typer.Option("--init", help="Write a file of checks that the run passes, to edit, and check nothing.")
@@ -91,8 +91,8 @@ def check(
         from headscope.report.comparison import print_outcomes
 
         print_outcomes(outcomes)
-    found = {outcome.outcome for outcome in outcomes}
-    if code := FAILED if "fails" in found else UNDECIDED if "undecided" in found else 0:
+    kinds = {outcome.outcome for outcome in outcomes}
+    if code := FAILED if "fails" in kinds else UNDECIDED if "undecided" in kinds else 0:
         raise typer.Exit(code)
 
 

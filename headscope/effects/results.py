@@ -36,7 +36,7 @@ def sweep_questions(
     `subject` is the template that names the sweep, such as "{intervention} in {model}", `brief_subject` the one of the
     headline. `unit` is the template of a unit's name. The others are fields of the questions about one effect.
     """
-    of_measured = "[ of {measured:,} exact ones among {units:,} {nouns}]"
+    of_measured = "[ among the {measured:,} of {units:,} {nouns} with exact effects]"
     effect = Question(
         name=f"{area}.top",
         sentence=f"{subject}: the most positive effect{of_measured} is that of {unit}, {{value}}",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ MAX_CHANGES = 20
 MAX_HEADS = 6
 """Heads that are listed by name for each role."""
 MARKS = {"passes": "green", "fails": "red", "undecided": "yellow"}
+COUNTED = {"passes": "passed", "fails": "failed", "undecided": "undecided"}
+"""How the last line of the terminal names the outcomes."""
+POINTS = " points"
+"""Unit of a difference of shares: percentage points."""
 CHANGE_COLUMNS = ("result", "model", "before", "after", "difference", "samples", "")
 ROLE_COLUMNS = ("role", "model", "heads before", "heads after", "gained", "lost")
 
@@ -33,16 +38,20 @@ def print_comparison(before: str, after: str, comparison: Comparison, show_all: 
     clear = [change for change in comparison.changes if change.is_certain]
     listed = comparison.changes if show_all else clear[:MAX_CHANGES]
     if listed:
-        print_table([dict(zip(CHANGE_COLUMNS, change_row(change), strict=True)) for change in listed])
+        changes = [dict(zip(CHANGE_COLUMNS, change_row(change), strict=True)) for change in listed]
+        print_table(changes, wrap_files=False)
     unclear = sum(change.direction == "no clear change" for change in comparison.changes)
     without = sum(change.direction == "unknown" for change in comparison.changes)
     more = f" ({len(clear) - len(listed)} more with --all)" if len(clear) > len(listed) else ""
     print_line(
         f"{count_nouns(len(clear), 'results')} clearly changed{more}, {unclear} did not, {without} have no interval of "
         "the difference. In brackets: 95 % confidence intervals."
+        if comparison.changes
+        else "The runs have no result in common. Models are matched by label, unless both runs have one model."
     )
     if comparison.roles:
-        print_table([dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles])
+        roles = [dict(zip(ROLE_COLUMNS, role_row(change), strict=True)) for change in comparison.roles]
+        print_table(roles, wrap_files=False)
     for results, name in ((comparison.only_before, before), (comparison.only_after, after)):
         if results:
             areas = sorted({result.question for result in results})
@@ -70,7 +79,9 @@ def change_row(change: Change) -> list[str]:
     unit = f" {question.unit}" if question.unit else ""
     difference = signed(change.difference, question.number)
     if math.isfinite(change.low):
-        difference += f" ({signed(change.low, question.number)} to {signed(change.high, question.number)})"
+        ends = [signed(end, question.number).removesuffix(POINTS) for end in (change.low, change.high)]
+        points = POINTS if difference.endswith(POINTS) else ""
+        difference = f"{difference.removesuffix(POINTS)} ({ends[0]} to {ends[1]}){points}"
     pairing = "unpaired" if change.n is None else f"{change.n} paired"
     return [
         f"{change.after.question}{f' ({conditions})' if conditions else ''}",
@@ -89,8 +100,15 @@ def _value(result: Result, number_format: str) -> str:
 
 
 def signed(value: float, number_format: str) -> str:
-    """A difference with its sign, in the format of the value."""
+    """A difference with its sign, in the format of the value; with two digits if that would round it to zero.
+
+    A difference of shares is in percentage points.
+    """
     text = format_value(value, number_format)
+    if value and not re.search("[1-9]", text):
+        digits = f"{100 * value if '%' in text or number_format == 'points' else value:+.2g}"
+        text = f"{digits} %" if "%" in text else digits
+    text = text.replace(" %", POINTS)
     return text if text.startswith(("+", "-", "−")) or value < 0 else f"+{text}"
 
 
@@ -105,7 +123,7 @@ def role_row(change: RoleChange) -> list[str]:
 
 
 def comparison_to_frame(comparison: Comparison) -> pd.DataFrame:
-    """One row per result that both runs have, the surest change first; the roles in `.attrs["roles"]`."""
+    """One row per result that both runs have, the clearest change first; the roles in `.attrs["roles"]`."""
     rows = [
         {
             **{name: getattr(change.after, name) for name in ("question", "model", "baseline")},
@@ -170,8 +188,15 @@ def print_outcomes(outcomes: Sequence[CheckResult]) -> None:
     for outcome in outcomes:
         mark = Text(outcome.outcome.ljust(width), style=f"bold {MARKS[outcome.outcome]}")
         print_line(mark, "  ", outcome_text(outcome))
-    counts = [(name, sum(outcome.outcome == name for outcome in outcomes)) for name in MARKS]
-    print_line(f"{count_nouns(len(outcomes), 'checks')}: ", ", ".join(f"{count} {name}" for name, count in counts))
+    counts = [f"{sum(outcome.outcome == name for outcome in outcomes)} {word}" for name, word in COUNTED.items()]
+    print_line(f"{count_nouns(len(outcomes), 'checks')}: ", ", ".join(counts))
+
+
+def outcome_name(outcome: CheckResult) -> str:
+    """The name of the check, or else what it compares; with model, conditions and bound."""
+    is_named = outcome.name != f"{outcome.measure} {outcome.bound}"
+    title = outcome.name if is_named else "" if outcome.measure in outcome.subject else outcome.measure
+    return f"{title}{': ' if title else ''}{outcome.subject}, {outcome.bound}"
 
 
 def outcome_text(outcome: CheckResult) -> str:
@@ -179,6 +204,5 @@ def outcome_text(outcome: CheckResult) -> str:
     interval = f" ({outcome.low:.4g} to {outcome.high:.4g})" if math.isfinite(outcome.low) else ""
     reason = f": {outcome.reason}" if outcome.reason else ""
     needed = f"; about {outcome.needed:,} {outcome.samples or 'samples'} would decide" if outcome.needed else ""
-    change = "change " if outcome.is_change else ""
-    name = "" if outcome.name.startswith(outcome.measure) else f"{outcome.name}: "
-    return f"{name}{outcome.subject}, {outcome.bound}: {change}{outcome.value:.4g}{interval}{reason}{needed}"
+    compared = "value minus bound " if outcome.is_share else "change " if outcome.is_change else ""
+    return f"{outcome_name(outcome)}: {compared}{outcome.value:.4g}{interval}{reason}{needed}"

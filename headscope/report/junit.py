@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 from headscope.errors import CannotWrite
-from headscope.report.comparison import outcome_text
+from headscope.report.comparison import outcome_name, outcome_text
 from headscope.results.checks import CheckResult
 
 
@@ -17,7 +17,7 @@ def write_junit(outcomes: Sequence[CheckResult], run_name: str, path: Path) -> N
     suites = Element("testsuites")
     suite = SubElement(suites, "testsuite", attributes)
     for outcome in outcomes:
-        case = SubElement(suite, "testcase", {"classname": "headscope", "name": f"{outcome.name}: {outcome.subject}"})
+        case = SubElement(suite, "testcase", {"classname": "headscope", "name": outcome_name(outcome)})
         if outcome.outcome != "passes":
             SubElement(
                 case,

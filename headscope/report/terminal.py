@@ -26,6 +26,8 @@ MAX_MODEL_COLUMNS = 3
 MAX_TABLE_LINES = 26
 HEADING_LINES = 4
 """Lines of the headings of a table with a row per model."""
+MAX_FILE_WIDTH = 1000
+"""Largest width of a table in characters, where it is not wrapped to the terminal."""
 COLUMN_WIDTH = 19
 """Characters that a statistic needs, with its interval below its value."""
 
@@ -103,10 +105,11 @@ def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
     return data
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+def print_table(rows: Sequence[Mapping[str, Any]], title: str = "", wrap_files: bool = True) -> None:
     """Print records as a table with their keys as headings. Nothing is truncated.
 
-    The first column is not wrapped if it has a heading.
+    The first column is not wrapped if it has a heading. Without `wrap_files`, no column is wrapped in an output that is
+    not a terminal, such as a log or a mail.
     """
     table = Table(box=None, header_style="bold", title=Text(title) if title else None, title_justify="left")
     for position, name in enumerate(rows[0]):
@@ -117,7 +120,11 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
         )
     for row in rows:
         table.add_row(*(Text(_format_value(value)) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    if not wrap_files and not console.is_terminal:
+        widest = Console(width=MAX_FILE_WIDTH).measure(table).maximum
+        console = Console(width=max(console.width, widest))
+    console.print(table)
 
 
 def _to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from headscope.runs.run import Run
 from headscope.user_input import quote, read_yaml
 
 BOUNDS = ("at_least", "at_most", "rises_at_most", "falls_at_most")
-OF_HEADS = ("head", "count_above", "count_below", "median")
+HEAD_KEYS = ("head", "count_above", "count_below", "median")
 
 
 def _share(value: Any) -> Any:
@@ -80,12 +80,12 @@ class Check(BaseModel):
         if (self.result is None) == (self.statistic is None):
             raise ValueError("needs either 'result' or 'statistic'")
         if sum(getattr(self, name) is not None for name in BOUNDS) != 1:
-            raise ValueError(f"needs one of {', '.join(BOUNDS)}")
-        of_heads = [name for name in OF_HEADS if getattr(self, name) is not None]
-        if self.statistic is not None and len(of_heads) != 1:
-            raise ValueError(f"a check of a statistic needs one of {', '.join(OF_HEADS)}")
-        if self.result is not None and of_heads:
-            raise ValueError(f"'{of_heads[0]}' is for checks of a 'statistic'")
+            raise ValueError(f"needs exactly one of {', '.join(BOUNDS)}")
+        head_keys = [name for name in HEAD_KEYS if getattr(self, name) is not None]
+        if self.statistic is not None and len(head_keys) != 1:
+            raise ValueError(f"a check of a statistic needs exactly one of {', '.join(HEAD_KEYS)}")
+        if self.result is not None and head_keys:
+            raise ValueError(f"'{head_keys[0]}' is for checks of a 'statistic'")
         if self.statistic is not None and self.where:
             raise ValueError("'where' is for checks of a 'result'")
         return self
@@ -155,11 +155,26 @@ def _describe_mistake(error: ValidationError, entry: Any) -> str:
     key = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
         return f"unknown key '{key}'{did_you_mean(key, Check.model_fields)}. Use: {', '.join(Check.model_fields)}"
-    if first["type"] in ("model_type", "dict_type"):
+    if first["type"] in ("model_type", "dict_type") and not key:
         return f"{quote(entry)} is not a check. Write keys such as result, model and at_least"
     if not key:
         return first["msg"].removeprefix("Value error, ")
-    return f"'{key}' is {quote(first['input'])}. {first['msg'].removesuffix('.')}"
+    return f"'{key}' is {quote(first['input'])}. {_remedy(key, first)}"
+
+
+def _remedy(key: str, mistake: Mapping[str, Any]) -> str:
+    """What to write instead of the value of a key."""
+    if key == "where":
+        return "Write conditions such as {context_length: 512}"
+    if key == "median":
+        return "Write true, or remove 'median'"
+    if key in ("rises_at_most", "falls_at_most") and isinstance(_share(mistake["input"]), Share):
+        return f"Write a number, or use {'at_most: 105 %' if key == 'rises_at_most' else 'at_least: 95 %'} for a share"
+    if key in ("at_least", "at_most"):
+        return "Write a number, or a share of the earlier value such as 90 %"
+    if mistake["type"].startswith(("float", "finite")):
+        return "Write a number"
+    return str(mistake["msg"]).removeprefix("Value error, ").removesuffix(".")
 
 
 def write_checks(run: Run, path: Path) -> int:
@@ -169,7 +184,10 @@ def write_checks(run: Run, path: Path) -> int:
     """
     entries = [*_checks_of_results(run), *_checks_of_roles(run)]
     if not entries:
-        raise BadInput(f"{run.name} has no result with an interval. Measure at least three documents or trials")
+        raise BadInput(
+            f"nothing to check in {run.name}: no result with a better direction and no role has an interval. Measure "
+            "at least three documents or trials, or write the file by hand"
+        )
     text = "".join(f"# {comment}\n{yaml.safe_dump([entry], sort_keys=False)}" for comment, entry in entries)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -195,14 +213,13 @@ def _checks_of_results(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
 def _checks_of_roles(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     """The number of heads surely above the threshold of each role, for every model."""
     for name, role in roles().items():
-        threshold = re.search(r"above ([0-9.]+)$", role.meaning)
-        if not threshold or f"{role.order_by}_low" not in run.heads:
+        if role.threshold is None or f"{role.order_by}_low" not in run.heads:
             continue
         for model in run.models:
             heads = run.heads[run.heads["model"] == model]
-            count = int((heads[f"{role.order_by}_low"] > float(threshold[1])).sum())
+            count = int((heads[f"{role.order_by}_low"] > role.threshold).sum())
             if is_role_measured(heads, name) and count:
-                entry = {"statistic": role.order_by, "count_above": float(threshold[1]), "model": model}
+                entry = {"statistic": role.order_by, "count_above": role.threshold, "model": model}
                 yield f"{name} heads of {model}", {**entry, "at_least": count}
 
 

@@ -5,7 +5,7 @@ and else is undecided.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +44,9 @@ class CheckResult:
     bound: str
     measure: str
     is_change: bool = False
+    """Whether the value is relative to the earlier run."""
+    is_share: bool = False
+    """Whether the bound is a share of the earlier value."""
     reason: str = ""
     needed: int | None = None
     samples: str = ""
@@ -60,25 +63,25 @@ def run_checks(run: Run, checks: Iterable[Check], earlier: Run | None = None) ->
 def _outcomes(run: Run, check: Check, earlier: Run | None) -> Iterator[CheckResult]:
     if check.needs_earlier_run and earlier is None:
         raise BadInput(f"check '{check.title}' is relative to another run. Give that run with --against")
-    found = _subjects(run, check)
+    results = _subjects(run, check)
     if not check.needs_earlier_run or earlier is None:
-        yield from (_judge(check, result, result) for result in found)
+        yield from (_judge(check, result, result) for result in results)
         return
     labels = matching_labels(earlier, run)
     same = SameSamples(earlier, run, labels)
-    for result in found:
+    for result in results:
         old = _counterpart(earlier, check, result, labels)
         bound = getattr(check, check.bound_name)
         yield _judge(check, result, change(old, result, same, bound.value if isinstance(bound, Share) else 1.0))
 
 
-def _judge(check: Check, result: Result, measured: Result | Change) -> CheckResult:
+def _judge(check: Check, result: Result, compared: Result | Change) -> CheckResult:
     """Compare the value, or its change, with the bound of the check."""
     name, bound = check.bound_name, getattr(check, check.bound_name)
     value, low, high = (
-        (measured.value, measured.low, measured.high)
-        if isinstance(measured, Result)
-        else (measured.difference, measured.low, measured.high)
+        (compared.value, compared.low, compared.high)
+        if isinstance(compared, Result)
+        else (compared.difference, compared.low, compared.high)
     )
     threshold = {"rises_at_most": 1.0, "falls_at_most": -1.0}.get(name, 1.0) * (
         0.0 if isinstance(bound, Share) else float(bound)
@@ -99,10 +102,11 @@ def _judge(check: Check, result: Result, measured: Result | Change) -> CheckResu
         high,
         check.bound_text,
         check.measure,
-        is_change=isinstance(measured, Change),
+        is_change=isinstance(compared, Change),
+        is_share=isinstance(bound, Share),
         reason=reason,
         needed=needed,
-        samples="documents" if result.question == HEAD_QUESTION else questions()[result.question].samples,
+        samples="" if result.question == HEAD_QUESTION else questions()[result.question].samples,
     )
 
 
@@ -145,12 +149,12 @@ def _subjects(run: Run, check: Check) -> list[Result]:
             f"Use one of: {', '.join(run.models)}"
         )
     if check.statistic is not None:
-        return [_of_heads(run, check, model) for model in _models_with_statistic(run, check)]
+        return [_head_statistic(run, check, model) for model in _models_with_statistic(run, check)]
     return _matching_results(run, check)
 
 
 def _matching_results(run: Run, check: Check) -> list[Result]:
-    results = [result for result in _flat(all_results(run)) if not math.isnan(result.value)]
+    results = [result for result in _with_parts(all_results(run)) if not math.isnan(result.value)]
     of_question = [result for result in results if result.question == check.result]
     names = sorted({result.question for result in results})
     if not of_question:
@@ -158,12 +162,12 @@ def _matching_results(run: Run, check: Check) -> list[Result]:
         problem = "the run has no result" if known else "there is no result"
         raise BadInput(
             f"{problem} '{check.result}'{'' if known else did_you_mean(str(check.result), questions())}. "
-            f"It has: {', '.join(names) or 'none'}"
+            f"The run has: {', '.join(names) or 'none'}"
         )
     matching = [
         result
         for result in of_question
-        if check.model in {None, result.model} and all(_has(result, *item) for item in check.where.items())
+        if check.model in {None, result.model} and all(_meets(result, *item) for item in check.where.items())
     ]
     if not matching:
         having = "; ".join(dict.fromkeys(_conditions(result) for result in of_question))
@@ -171,23 +175,23 @@ def _matching_results(run: Run, check: Check) -> list[Result]:
     return matching
 
 
-def _has(result: Result, name: str, value: Scalar) -> bool:
+def _meets(result: Result, name: str, value: Scalar) -> bool:
     actual = result.baseline if name == "baseline" else result.where.get(name)
     return actual == value or str(actual) == str(value)
 
 
-def _flat(results: Iterable[Result]) -> Iterator[Result]:
+def _with_parts(results: Iterable[Result]) -> Iterator[Result]:
     for result in results:
         yield result
-        yield from _flat(result.parts)
+        yield from _with_parts(result.parts)
 
 
 def _models_with_statistic(run: Run, check: Check) -> list[str]:
     name, heads = str(check.statistic), run.heads
     if name not in heads or not is_statistic(name):
         raise BadInput(
-            f"check '{check.title}': no statistic '{name}' in this run{did_you_mean(name, map(str, heads))}. Use a "
-            "column of run.heads"
+            f"check '{check.title}': no statistic '{name}' in this run"
+            f"{did_you_mean(name, filter(is_statistic, map(str, heads)))}. Use a column of run.heads"
         )
     if check.model is not None:
         return [check.model]
@@ -195,7 +199,7 @@ def _models_with_statistic(run: Run, check: Check) -> list[str]:
     return [model for model in run.models if model in measured]
 
 
-def _of_heads(run: Run, check: Check, model: str) -> Result:
+def _head_statistic(run: Run, check: Check, model: str) -> Result:
     """The statistic of the heads of a model as a result: the value of a head, a count or the median.
 
     The interval of a count goes from the heads whose whole interval is beyond the threshold to those whose interval
@@ -229,14 +233,13 @@ def _of_heads(run: Run, check: Check, model: str) -> Result:
 def _aggregate(check: Check, values: pd.Series, lows: pd.Series, highs: pd.Series) -> tuple[float, float, float]:
     """The count or median of the values, of the lower ends and of the upper ends of their intervals."""
     if check.count_above is not None:
-        return _three(lambda numbers: float((numbers > check.count_above).sum()), values, lows, highs)
-    if check.count_below is not None:
-        return _three(lambda numbers: float((numbers < check.count_below).sum()), values, highs, lows)
-    return _three(lambda numbers: float(np.median(numbers)) if len(numbers) else math.nan, values, lows, highs)
-
-
-def _three(measure: Callable[[pd.Series], float], *series: pd.Series) -> tuple[float, float, float]:
-    value, low, high = (measure(numbers) for numbers in series)
+        value, low, high = (float((numbers > check.count_above).sum()) for numbers in (values, lows, highs))
+    elif check.count_below is not None:
+        value, low, high = (float((numbers < check.count_below).sum()) for numbers in (values, highs, lows))
+    else:
+        value, low, high = (
+            float(np.median(numbers)) if len(numbers) else math.nan for numbers in (values, lows, highs)
+        )
     return value, low, high
 
 
@@ -245,16 +248,16 @@ def _counterpart(earlier: Run, check: Check, result: Result, labels: Mapping[str
     model = labels.get(result.model, result.model)
     if check.statistic is not None:
         if model in earlier.models and check.statistic in earlier.heads:
-            return _of_heads(earlier, check, model)
+            return _head_statistic(earlier, check, model)
     else:
         baseline = labels.get(result.baseline, result.baseline)
-        for old in _flat(all_results(earlier)):
+        for old in _with_parts(all_results(earlier)):
             if (old.question, old.model, old.baseline) == (result.question, model, baseline) and dict(
                 old.where
             ) == dict(result.where):
                 return old
     raise BadInput(
-        f"check '{check.title}': the run of --against has no such value of model '{model}'. Measure it there, too"
+        f"check '{check.title}': the run of --against has no {check.measure} of model '{model}'. Measure it there, too"
     )
 
 

@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from headscope.heads import Head
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, wilson_interval
 from headscope.runs.column_metadata import heads_with_role, is_role_measured, roles
 from headscope.runs.run import Run
 
+FloatArray = npt.NDArray[np.float64]
 Direction = Literal["better", "worse", "higher", "lower", "no clear change", "unknown"]
 
 _TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt pairs", "the questions")
@@ -39,7 +41,7 @@ class Change:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the interval of the difference leaves out 0."""
+        """Whether the interval of the difference excludes 0."""
         return self.low > 0 or self.high < 0
 
     @property
@@ -57,9 +59,9 @@ class Change:
             return "unknown"
         if not self.is_certain:
             return "no clear change"
-        way: Direction = "higher" if self.difference > 0 else "lower"
+        direction: Direction = "higher" if self.difference > 0 else "lower"
         better = questions()[self.after.question].better
-        return way if not better else "better" if way == better else "worse"
+        return direction if not better else "better" if direction == better else "worse"
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class RoleChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common and what changed: the surest changes first."""
+    """What two runs have in common and what changed: the clearest changes first."""
 
     changes: tuple[Change, ...]
     roles: tuple[RoleChange, ...]
@@ -93,8 +95,8 @@ def compare(before: Run, after: Run) -> Comparison:
     Models are matched by label; two runs of one model each are compared whatever the labels are.
     """
     labels = matching_labels(before, after)
-    earlier = {result.key: result for result in _numbers(all_results(before))}
-    later = {_key_in(result, labels): result for result in _numbers(all_results(after))}
+    earlier = {result.key: result for result in _with_values(all_results(before))}
+    later = {_key_in(result, labels): result for result in _with_values(all_results(after))}
     same = SameSamples(before, after, labels)
     changes = [change(earlier[key], later[key], same) for key in later if key in earlier]
     return Comparison(
@@ -121,12 +123,48 @@ def change(before: Result, after: Result, same: "SameSamples", share: float = 1.
     difference = after.value - share * before.value
     common = same.names(before, after)
     if len(common) >= 2 and before.is_exact and after.is_exact:
-        values = np.array([after.by_sample[name] - share * before.by_sample[name] for name in common])
-        (low,), (high,) = confidence_interval(values[None])
+        old, new = (np.array([result.by_sample[name] for name in common], float) for result in (before, after))
+        low, high = _paired_interval(old, new, share)
         if math.isfinite(low):
-            return Change(before, after, float(values.mean()), float(low), float(high), len(common))
+            return Change(before, after, float((new - share * old).mean()), low, high, len(common))
     low, high = _unpaired_interval(before, after, difference, share)
     return Change(before, after, difference, low, high)
+
+
+def _paired_interval(old: FloatArray, new: FloatArray, share: float) -> tuple[float, float]:
+    """Interval of the mean of new - share * old; NaN below three samples.
+
+    Student's t on the differences. Outcomes that are all 0 or 1 can be equal in every sample, where Student's t has no
+    width: their difference of proportions has the interval of `_paired_proportions_interval`.
+    """
+    if len(old) >= MIN_DOCUMENTS and np.isin([old, new], (0, 1)).all():
+        return _paired_proportions_interval(old, new, share)
+    (low,), (high,) = confidence_interval((new - share * old)[None])
+    return float(low), float(high)
+
+
+def _paired_proportions_interval(old: FloatArray, new: FloatArray, share: float) -> tuple[float, float]:
+    """Interval of a difference of two proportions of the same samples (method 10 of Newcombe 1998).
+
+    Square-and-add of Wilson's intervals with the correlation of the outcomes, which is corrected for continuity.
+    """
+    n = len(old)
+    (old_mean, old_low, old_high), (new_mean, new_low, new_high) = (
+        (mean, *map(float, wilson_interval(mean, n))) for mean in (float(old.mean()), float(new.mean()))
+    )
+    scale = n**2 * math.sqrt(old_mean * (1 - old_mean) * new_mean * (1 - new_mean))
+    association = n * float(old @ new) - float(old.sum() * new.sum())
+    if association > 0:
+        association = max(association - n / 2, 0.0)
+    correlation = association / scale if scale else 0.0
+
+    def add(first: float, second: float) -> float:
+        return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
+
+    difference = new_mean - share * old_mean
+    low = difference - add(new_mean - new_low, share * (old_high - old_mean))
+    high = difference + add(new_high - new_mean, share * (old_mean - old_low))
+    return low, high
 
 
 def _unpaired_interval(before: Result, after: Result, difference: float, share: float) -> tuple[float, float]:
@@ -149,7 +187,7 @@ class SameSamples:
         self._has_same_prompts = _text_inputs(before, {}) == _text_inputs(after, labels)
 
     def names(self, before: Result, after: Result) -> list[str]:
-        """The names of the samples of both results that are the same. None if a mean leaves other samples out."""
+        """The names of the samples that both results have and that are equal."""
         old, new = (
             documents.get(result.model, {}) for documents, result in zip(self._documents, (before, after), strict=True)
         )
@@ -178,12 +216,12 @@ def _text_inputs(run: Run, labels: Mapping[str, str]) -> dict[str, str]:
     return inputs
 
 
-def _numbers(results: Iterable[Result]) -> Iterable[Result]:
+def _with_values(results: Iterable[Result]) -> Iterable[Result]:
     """The results that have a value, with their parts."""
     for result in results:
         if not math.isnan(result.value):
             yield result
-        yield from _numbers(result.parts)
+        yield from _with_values(result.parts)
 
 
 def _key_in(result: Result, labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ Level = Literal["warning", "headline", "detail"]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What results answer, and how a sentence about one reads."""
+    """A question that results answer, with the templates of their sentences."""
 
     name: str
     """Its key, "area.quantity", such as "loss.difference". It stays the same across versions."""
@@ -26,19 +26,19 @@ class Question:
     headline: str = ""
     """Template of one line of at most 100 characters, by default `sentence`. The model precedes it in the list."""
     answer: str = ""
-    """Template of a sentence about several models, for a card of the overview: {values} are theirs."""
+    """Template of a sentence about several models, for a card of the overview: {values} is the list of their values."""
     statement: str = ""
     """Template of the statement that the verdict is about: a claim of a paper, or ours if the question has a topic."""
     criterion: str = ""
-    """Template of the threshold that is ours, unless the statement names it."""
+    """Template of our own threshold, if the statement names none."""
     number: str = "number"
     """Format of the value and of both ends of its interval."""
     unit: str = ""
     """Unit that follows the value, such as "tokens"."""
     samples: str = ""
-    """What independent samples the interval is over, in the plural: "documents". "" if the value needs no interval."""
+    """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
     level: Level = "detail"
-    """A warning is also printed after measuring; headlines are the first to be shown."""
+    """A warning is also printed after measuring; headlines are shown first."""
     topic: str = ""
     """Heading of the sentence in reports, by default the title of the probe."""
     better: Literal["", "higher", "lower"] = ""

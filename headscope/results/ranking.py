@@ -23,10 +23,10 @@ def headlines(results: Iterable[Result], count: int = MAX_HEADLINES) -> list[Res
     """
     declared = questions()
     candidates = [r for r in results if declared[r.question].level == "headline" and not declared[r.question].is_claim]
-    surest = sorted(candidates, key=lambda result: -certainty(result))
-    by_question = [_first(surest, result.question) for result in candidates]
-    by_condition = [_first(surest, result.question, result.where) for result in candidates]
-    order = {id(result): result for result in (*by_question, *by_condition, *surest)}
+    ordered = sorted(candidates, key=lambda result: -certainty(result))
+    by_question = [_first(ordered, result.question) for result in candidates]
+    by_condition = [_first(ordered, result.question, result.where) for result in candidates]
+    order = {id(result): result for result in (*by_question, *by_condition, *ordered)}
     return [*order.values()][:count]
 
 

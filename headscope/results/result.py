@@ -13,7 +13,7 @@ Scalar = str | int | float
 
 @dataclass(frozen=True)
 class Bound:
-    """The side of a threshold on which a quantity is claimed to lie, written before results are seen."""
+    """The side of a threshold on which a quantity is claimed to lie, fixed before the results are seen."""
 
     side: Literal["above", "below", "between", "outside"]
     threshold: float = 0.0

@@ -22,7 +22,7 @@ MAX_LISTED_MODELS = 4
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "few": "at least {minimum} {samples} are needed",
-        "estimate": "estimates decide no claim: it must be exact",
+        "estimate": "an estimate decides no claim: an exact value is needed",
         "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
         "power": "with {n} {samples}, even the largest possible effect would not show",
         "unmeasured": "the run measured no {unmeasured}",

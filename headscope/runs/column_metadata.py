@@ -182,6 +182,8 @@ class Role:
     has_role: Callable[[pd.DataFrame], pd.Series]
     order_by: str = ""
     ascending: bool = False
+    threshold: float | None = None
+    """Heads with `order_by` above this value have the role; None if another rule decides."""
 
 
 @cache

@@ -6,7 +6,7 @@ Thresholds are in `results`; the criteria here state them.
 from headscope.results.questions import CLAIMS_TOPIC, Question
 
 _LENGTHS_CRITERION = (
-    "longer is a median ratio above {longer:.3f}, unchanged one from {shorter:.3f} to {longer:.3f}; small-ESS and "
+    "“longer” is a median ratio above {longer:.3f}, “unchanged” one from {shorter:.3f} to {longer:.3f}; small-ESS and "
     "large-ESS heads are the lower and the upper third of heads by effective length in {baseline}"
 )
 _LENGTHS_EVIDENCE = "at {context_length:,} tokens, {parts}"
@@ -35,7 +35,8 @@ QUESTIONS = (
     ),
     Question(
         name="adapt.loss_at_position",
-        sentence="up to position {position:,}, the loss of {model} minus that of {baseline} is {value}",
+        sentence="in the position bin that ends at {position:,}, the loss of {model} minus that of {baseline} is "
+        "{value}",
         number="+.3f",
         unit="nats/token",
         samples="documents",

@@ -90,6 +90,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             f"more than half of the weight on {target}, {_CONDITIONS}",
             partial(_exceeds_threshold, KIND_COLUMNS[name]),
             KIND_COLUMNS[name],
+            threshold=ROLE_THRESHOLD,
         )
         for name, target in TARGET_DESCRIPTIONS.items()
     }

@@ -82,6 +82,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             f"retrieval score above {RETRIEVAL_THRESHOLD}",
             lambda heads: exceeds(heads["retrieval"], RETRIEVAL_THRESHOLD),
             "retrieval",
+            threshold=RETRIEVAL_THRESHOLD,
         )
     }
 )

@@ -10,7 +10,7 @@ MAX_SUPPORTED_SIZE = 16
 QUESTIONS = (
     Question(
         name="retrieval.success",
-        sentence="Success rate of {model}[ with {variant}]: {value}",
+        sentence="The success rate of {model}[ with {variant}] is {value}",
         headline="Needle retrieved[ with {variant}]: {value}",
         answer="Success rate[ with {variant}]: {values}",
         number="percent",
