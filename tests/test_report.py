@@ -545,11 +545,12 @@ def test_model_comparison_fits_80_columns_without_truncation(
 
 def test_run_to_dict_holds_the_data_of_the_overviews(install: Callable[..., None], run: Run) -> None:
     install(PROBE)
-    data = terminal.run_to_dict(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
+    timed = Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}})
+    data = terminal.run_to_dict(timed)
     assert [row["model"] for row in data["summary"]] == ["base", "yarn", HOSTILE]
     assert {row["model"] for row in data["needles"]} == {"base", "yarn", HOSTILE}
     assert data["foreign"] == [{"n": 1}]
-    assert [row["text"] for row in data["results"]] == [*run.findings()["text"]]
+    assert [row["text"] for row in data["results"]] == [*timed.findings()["text"]]
     assert json.loads(json.dumps(data)) == data
 
 

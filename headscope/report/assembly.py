@@ -6,7 +6,7 @@ remaining charts are left out and the failure is logged.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import pandas as pd
@@ -46,6 +46,8 @@ from headscope.runs.summary import (
     training_checkpoints,
 )
 
+MAX_CARDS = 8
+"""Maximum number of cards of an overview."""
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
 
@@ -199,9 +201,13 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
 
 
 def overview_cards(context: RenderContext) -> Iterator[Block]:
-    """The cards of the probes for the overview, created lazily."""
-    for probe, part_function in plugins.load_parts("overview_cards"):
-        yield from _iterate_part(probe, "overview_cards", part_function, context)
+    """The first cards of the probes for the overview, at most `MAX_CARDS`, created lazily."""
+    cards = (
+        card
+        for probe, part_function in plugins.load_parts("overview_cards")
+        for card in _iterate_part(probe, "overview_cards", part_function, context)
+    )
+    yield from islice(cards, MAX_CARDS)
 
 
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
