@@ -78,8 +78,9 @@ def test_the_theme_follows_the_system_and_the_button_toggles_it(report_page: Rep
 
 
 def test_hover_text_has_layer_head_and_unit(report_page: ReportPage) -> None:
-    report_page.page.locator("[data-figure='0'] .nsewdrag").first.hover()
-    hover_text = report_page.page.locator("[data-figure='0'] .hoverlayer").text_content() or ""
+    figure = report_page.page.locator("[data-figure]:has(.heatmaplayer image)").first
+    figure.locator(".nsewdrag").first.hover()
+    hover_text = figure.locator(".hoverlayer").text_content() or ""
     assert "layer" in hover_text
     assert "tokens" in hover_text
     assert report_page.problems == []

@@ -14,7 +14,7 @@ from headscope.study.config import read_study
 torch.set_num_threads(1)
 stdout = os.dup(1)
 os.dup2(2, 1)
-print_result(execute(read_study(sys.argv[1], {}), sys.argv[2], False, True), False)
+print_result(execute(read_study(sys.argv[1], {}), sys.argv[2], False, True), as_json=False, show_all=False)
 sys.stdout.flush()
 os.dup2(stdout, 1)
 gc.freeze()  # else every child copies what it inherited, to count references to it
