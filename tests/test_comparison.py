@@ -88,6 +88,14 @@ def test_estimates_and_values_without_interval_have_no_interval_of_the_differenc
     assert found.direction == "unknown"
 
 
+def test_values_of_two_selected_heads_are_not_paired() -> None:
+    first, second = mean_of(BEFORE, layer=1, head=2), mean_of(AFTER, layer=3, head=4)
+    (other_head,) = compare(fake_run([first], ["base"]), fake_run([second], ["base"])).changes
+    assert other_head.n is None
+    same_head = mean_of(AFTER, layer=1, head=2)
+    assert compare(fake_run([first], ["base"]), fake_run([same_head], ["base"])).changes[0].n == 6
+
+
 def test_the_surest_change_comes_first_and_unequal_keys_are_listed() -> None:
     sure, unsure = mean_of(AFTER), mean_of([1.0, 2.5, 2.5, 4.0, 5.0, 6.2], where={"context_length": 512})
     old = [mean_of(BEFORE, where={"context_length": 512}), mean_of(BEFORE), mean_of(BEFORE, model="gone")]

@@ -395,8 +395,8 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     (layer, group), most = mean.idxmax(), mean.max()
     caption = page.locator("figcaption", has_text=re.compile("with the largest influence")).first
     expect(caption).to_contain_text(
-        f"effect among the 20 of 90 KV groups with exact effects is that of L{layer} KV group {group}, {most:+.2g} nats/token "
-        "(2 documents give no interval)"
+        f"effect among the 20 of 90 KV groups with exact effects is that of L{layer} KV group {group}, "
+        f"{most:+.2g} nats/token (2 documents give no interval)"
     )
 
 

@@ -119,9 +119,12 @@ def matching_labels(before: Run, after: Run) -> Mapping[str, str]:
 
 
 def change(before: Result, after: Result, same: "SameSamples", share: float = 1.0) -> Change:
-    """The later value minus `share` times the earlier one, with its interval."""
+    """The later value minus `share` times the earlier one, with its interval.
+
+    Values of two heads are not paired: each was selected as the largest, which its own interval allows for.
+    """
     difference = after.value - share * before.value
-    common = same.names(before, after)
+    common = same.names(before, after) if before.unit == after.unit else []
     if len(common) >= 2 and before.is_exact and after.is_exact:
         old, new = (np.array([result.by_sample[name] for name in common], float) for result in (before, after))
         low, high = _paired_interval(old, new, share)
