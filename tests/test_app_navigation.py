@@ -51,7 +51,11 @@ def click_middle(page: Page, title: str) -> None:
     chart = page.locator(f"[data-head-matrix][aria-label^='{title};']")
     chart.scroll_into_view_if_needed()
     expect(chart.locator(".heatmaplayer image")).to_be_attached()
-    page.mouse.click(*chart.locator(".js-plotly-plot").evaluate(MIDDLE_OF_PLOT))
+    plot, before = chart.locator(".js-plotly-plot"), None
+    while before != (middle := plot.evaluate(MIDDLE_OF_PLOT)):  # charts above it that are drawn later move it
+        before = middle
+        page.wait_for_timeout(200)
+    page.mouse.click(*middle)
 
 
 @pytest.mark.browser
