@@ -195,7 +195,7 @@ def plot_named_sets(sets: pd.DataFrame) -> go.Figure:
 
     Error bars are 95 % confidence intervals. `sets` are `analysis.named_sets` of one sweep.
     """
-    figure = style.new_figure(f"Named sets: {describe_change(*sets[['component', 'target', 'objective']].iloc[0])}")
+    figure = style.new_figure(f"Named sets: {describe_change(*sets[['intervention', 'target', 'objective']].iloc[0])}")
     above, below = sets["high"] - sets["effect"], sets["effect"] - sets["low"]
     bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
     figure.add_bar(
