@@ -20,7 +20,7 @@ Names are imported on first use: importing this module loads neither torch nor p
 - Stored runs: `Run`, and `RunTables`, its tables without the derived ones.
 - Report and app: `Chart`, `ChartGroup`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
   `TextBlock`, `TextTable`, `HeadTable`, `RecordTable` or `Links` of `Link`; charts are drawn from a `RenderContext`.
-- Results: a `Result` answers a declared `Question` and is worded by its template; `judged` adds the verdict on a claim,
+- Results: a `Result` answers a declared `Question` and is worded by its template; `judge` adds the verdict on a claim,
   that the value is on one side of a `Bound`.
 - Plots: `plot_matrix`, `plot_small_matrices`, `plot_change` and `plot_distribution` of a statistic of all heads.
 - Text: `describe_extremes`, `describe_ranks`, `format_head_count`, `format_number`, `head_mask`, `head_name`,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     )
     from headscope.results.questions import Question
     from headscope.results.result import Bound, Result
-    from headscope.results.verdicts import judged
+    from headscope.results.verdicts import judge
     from headscope.results.words import join_words
     from headscope.runs.aggregation import (
         HEAD_KEYS,
@@ -116,7 +116,7 @@ _NAMES_BY_MODULE = {
     "report.text": "describe_extremes describe_ranks format_head_count head_mask head_name heads_by_model",
     "results.questions": "Question",
     "results.result": "Bound Result",
-    "results.verdicts": "judged",
+    "results.verdicts": "judge",
     "results.words": "join_words",
     "runs.aggregation": "HEAD_KEYS confidence_interval mean_losses mean_with_interval plain_types "
     "rows_at_longest_length",
@@ -200,7 +200,7 @@ __all__ = [
     "head_name",
     "heads_by_model",
     "join_words",
-    "judged",
+    "judge",
     "key",
     "mean_losses",
     "mean_with_interval",

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from support.fake_runs import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
+from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
 
 import headscope as hs
 from headscope.errors import BadInput, CannotWrite
@@ -99,6 +99,19 @@ def test_bounds_relative_to_an_earlier_run_are_paired() -> None:
     assert share.outcome == "passes"
     with pytest.raises(BadInput, match="is relative to another run"):
         outcomes(new, None, result="x.loss", at_least="90 %")
+
+
+def test_a_bound_relative_to_an_estimate_decides_nothing() -> None:
+    (outcome,) = outcomes([mean_of(AFTER)], [mean_of(BEFORE, is_exact=False)], result="x.loss", rises_at_most=9)
+    assert (outcome.outcome, outcome.reason) == ("undecided", "an estimate decides nothing")
+
+
+def test_documents_needed_for_a_change_are_counted_from_the_paired_ones() -> None:
+    new, old = [mean_of(AFTER[:4], names=DOCUMENTS[:4])], [mean_of(BEFORE)]
+    (outcome,) = outcomes(new, old, result="x.loss", rises_at_most=0.2)
+    half, distance = (outcome.high - outcome.low) / 2, 0.2 - outcome.value
+    assert outcome.outcome == "undecided"
+    assert outcome.needed == max(3, math.ceil(4 * (half / distance) ** 2 - 1e-9))
 
 
 # Statistics of heads ------------------------------------------------------------------------------------------------

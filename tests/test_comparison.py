@@ -48,6 +48,13 @@ def test_only_documents_that_both_runs_have_are_paired() -> None:
     assert found.difference == pytest.approx(np.mean(AFTER[:4]) - np.mean(BEFORE[:4]))
 
 
+def test_samples_without_a_digest_are_not_paired() -> None:
+    runs = [fake_run([mean_of(values)], ["base"]) for values in (BEFORE, AFTER)]
+    for run in runs:
+        run.manifest["models"], run.manifest["inputs"] = [{"label": "base"}], {}
+    assert compare(*runs).changes[0].n is None, "nothing says that the documents are the same"
+
+
 def test_pairs_and_trials_are_paired_if_the_prompts_are_the_same() -> None:
     names = [f"ioi-{index}" for index in range(6)]
     results = [mean_of(values, "x.share", names) for values in (BEFORE, AFTER)]

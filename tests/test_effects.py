@@ -11,9 +11,8 @@ from scipy import stats
 from headscope.effects import statistics
 from headscope.effects.agreement import agreements, compared_units
 from headscope.effects.comparison import compare_effects, largest_change
-from headscope.effects.ranking import largest_unit, margin_over_rank, rank
+from headscope.effects.ranking import largest_unit, margin_over_rank, rank, select_units
 from headscope.effects.results import sweep_questions, sweep_results
-from headscope.effects.selection import select_units
 from headscope.effects.sweep import (
     Effects,
     Sweep,

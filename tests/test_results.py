@@ -6,14 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from headscope import plugins
+from headscope.results import collection, words
 from headscope.results import questions as registry
-from headscope.results import words
 from headscope.results.heads import top_head_result
 from headscope.results.questions import Question
 from headscope.results.ranking import headlines
 from headscope.results.result import Bound, Result
 from headscope.results.table import results_table
-from headscope.results.verdicts import judged, judged_by_agreement, judged_by_parts, samples_needed
+from headscope.results.verdicts import judge, judge_by_agreement, judge_by_parts, samples_needed
 from headscope.runs.aggregation import wilson_interval
 
 QUESTIONS = {
@@ -117,19 +118,19 @@ def test_answer_lists_up_to_four_models_and_else_the_extremes() -> None:
     ],
 )
 def test_verdict_needs_the_whole_interval_on_one_side(low: float, high: float, side: str, verdict: str) -> None:
-    assert judged(_loss(low=low, high=high), Bound(side)).verdict == verdict  # type: ignore[arg-type]
+    assert judge(_loss(low=low, high=high), Bound(side)).verdict == verdict  # type: ignore[arg-type]
 
 
 def test_inconclusive_says_how_many_documents_would_decide() -> None:
     claim = Result(question="x.claim", model="base", value=0.1, low=-0.1, high=0.3, n=8, details={"limit": 0})
-    undecided = judged(claim, Bound("above"))
+    undecided = judge(claim, Bound("above"))
     assert samples_needed(undecided) == 32, "half width 0.2 at distance 0.1: four times as many"
     assert words.evidence(undecided) == (
         "It rises by +0.10 (95 % confidence interval -0.10 to +0.30, 8 documents); about 32 documents would decide at "
         "the spread seen"
     )
     assert words.sentence(undecided).endswith("at the spread seen. Our criterion: by more than 0.")
-    assert samples_needed(judged(_loss(is_exact=False, low=math.nan, high=math.nan), Bound("above"))) is None
+    assert samples_needed(judge(_loss(is_exact=False, low=math.nan, high=math.nan), Bound("above"))) is None
 
 
 @pytest.mark.parametrize(("share", "threshold", "trials"), [(0.7, 0.5, 10), (1.0, 0.9, 10), (0.3, 0.5, 10)])
@@ -137,7 +138,7 @@ def test_trials_needed_are_those_at_which_the_interval_of_wilson_leaves_the_thre
     share: float, threshold: float, trials: int
 ) -> None:
     low, high = wilson_interval(share, trials)
-    claim = judged(Result(question="x.trials", value=share, low=low, high=high, n=trials), Bound("above", threshold))
+    claim = judge(Result(question="x.trials", value=share, low=low, high=high, n=trials), Bound("above", threshold))
     needed = samples_needed(claim)
     assert claim.verdict == "inconclusive"
     assert needed is not None
@@ -152,8 +153,8 @@ def test_trials_needed_are_those_at_which_the_interval_of_wilson_leaves_the_thre
 
 def test_asymmetric_interval_counts_the_half_that_faces_the_threshold() -> None:
     ratio = Result(question="x.loss", value=2.0, low=1.0, high=6.0, n=10)
-    assert samples_needed(judged(ratio, Bound("above", 1.5))) == 40
-    assert samples_needed(judged(ratio, Bound("below", 4.0))) == 40
+    assert samples_needed(judge(ratio, Bound("above", 1.5))) == 40
+    assert samples_needed(judge(ratio, Bound("below", 4.0))) == 40
 
 
 @pytest.mark.parametrize(
@@ -168,24 +169,24 @@ def test_asymmetric_interval_counts_the_half_that_faces_the_threshold() -> None:
 )
 def test_verdicts_between_two_thresholds(low: float, high: float, between: str, outside: str) -> None:
     change = _loss(value=(low + high) / 2, low=low, high=high)
-    assert judged(change, Bound("between", -0.1, 0.1)).verdict == between
-    assert judged(change, Bound("outside", -0.1, 0.1)).verdict == outside
+    assert judge(change, Bound("between", -0.1, 0.1)).verdict == between
+    assert judge(change, Bound("outside", -0.1, 0.1)).verdict == outside
 
 
 def _part(value: float, half_width: float, side: str = "above", **changes: object) -> Result:
     interval = {"value": value, "low": value - half_width, "high": value + half_width, "n": 10}
-    return judged(_loss(**{**interval, **changes}), Bound(side))  # type: ignore[arg-type]
+    return judge(_loss(**{**interval, **changes}), Bound(side))  # type: ignore[arg-type]
 
 
 def test_all_undecided_parts_must_be_decided_unless_one_would_refute_the_claim() -> None:
     claim = Result(question="x.parts")
     agreeing = [_part(0.1, 0.2), _part(0.1, 0.3), _part(0.1, 0.05)]
-    text = words.evidence(judged_by_parts(claim, agreeing))
+    text = words.evidence(judge_by_parts(claim, agreeing))
     assert text.endswith("; about 90 documents would decide at the spread seen"), "the part that needs most"
     refuting = [*agreeing, _part(-0.1, 0.11)]
-    text = words.evidence(judged_by_parts(claim, refuting))
+    text = words.evidence(judge_by_parts(claim, refuting))
     assert text.endswith("; about 13 documents would decide at the spread seen"), "one part that fails is enough"
-    assert "would decide" not in words.evidence(judged_by_parts(claim, [_part(-0.1, 0.05), *agreeing]))
+    assert "would decide" not in words.evidence(judge_by_parts(claim, [_part(-0.1, 0.05), *agreeing]))
 
 
 def test_more_documents_do_not_decide_a_claim_over_the_heads_of_one_model() -> None:
@@ -195,21 +196,21 @@ def test_more_documents_do_not_decide_a_claim_over_the_heads_of_one_model() -> N
         "may decide (about 40 heads would decide at the spread seen)"
     )
     assert words.evidence(claim).endswith(expected)
-    assert words.evidence(judged_by_parts(Result(question="x.parts"), [claim])).endswith(expected)
+    assert words.evidence(judge_by_parts(Result(question="x.parts"), [claim])).endswith(expected)
 
 
 def test_other_reasons_say_what_would_decide() -> None:
-    few = judged(_loss(low=math.nan, high=math.nan, n=2), Bound("above"))
+    few = judge(_loss(low=math.nan, high=math.nan, n=2), Bound("above"))
     assert words.sentence(few).endswith("; at least 3 documents are needed.")
-    assert words.evidence(judged_by_parts(Result(question="x.parts"), [few, few])).count("at least 3") == 1
+    assert words.evidence(judge_by_parts(Result(question="x.parts"), [few, few])).count("at least 3") == 1
     lengths = {"context_length": 1024, "native_context": 8192, "half_context": 4096}
-    short = judged(_loss(details=lengths), Bound("above"), "short")
+    short = judge(_loss(details=lengths), Bound("above"), "short")
     assert short.verdict == "inconclusive"
     assert words.sentence(short).endswith(
         "; 1,024 tokens are not beyond half of the native context of 8,192. A context of more than 4,096 tokens would "
         "decide."
     )
-    estimate = judged(_loss(is_exact=False), Bound("above"))
+    estimate = judge(_loss(is_exact=False), Bound("above"))
     assert estimate.verdict == "inconclusive", "an estimate decides nothing, whatever its interval"
     assert words.sentence(estimate).endswith("; an estimate decides no claim: an exact value is needed.")
     assert words.sentence(_part(0.0, 0.2)).endswith(
@@ -220,27 +221,27 @@ def test_other_reasons_say_what_would_decide() -> None:
 def test_seeds_must_agree() -> None:
     supported, refuted, undecided = _part(0.4, 0.1), _part(-0.4, 0.1), _part(0.1, 0.2)
     claim = Result(question="x.parts")
-    assert judged_by_agreement(claim, [supported, supported]).verdict == "supported"
-    assert judged_by_agreement(claim, [refuted, refuted]).verdict == "not supported"
+    assert judge_by_agreement(claim, [supported, supported]).verdict == "supported"
+    assert judge_by_agreement(claim, [refuted, refuted]).verdict == "not supported"
     for parts in ([supported, refuted], [supported, undecided]):
-        text = words.sentence(judged_by_agreement(claim, parts))
+        text = words.sentence(judge_by_agreement(claim, parts))
         assert text.startswith("Both hold: inconclusive. ")
         assert text.endswith("; a verdict needs the same verdict from every seed.")
-    assert "about 40 documents" in words.sentence(judged_by_agreement(claim, [undecided]))
+    assert "about 40 documents" in words.sentence(judge_by_agreement(claim, [undecided]))
 
 
 def test_a_claim_without_a_value_is_not_on_its_threshold() -> None:
     details = {"estimated": 1, "units": 5, "unit_nouns": "heads"}
     claim = Result(question="x.optional", model="base", n=8, details=details)
-    text = words.sentence(judged(claim, Bound("above"), "estimated"))
+    text = words.sentence(judge(claim, Bound("above"), "estimated"))
     assert "1 of 5 heads were only estimated" in text
     assert "on the threshold" not in text
 
 
 def test_claim_of_parts_is_refuted_by_one_part() -> None:
-    parts = [judged(_loss(), Bound("above")), judged(_loss(), Bound("below"))]
-    assert judged_by_parts(_loss(), parts).verdict == "not supported"
-    assert judged_by_parts(_loss(), parts[:1]).verdict == "supported"
+    parts = [judge(_loss(), Bound("above")), judge(_loss(), Bound("below"))]
+    assert judge_by_parts(_loss(), parts).verdict == "not supported"
+    assert judge_by_parts(_loss(), parts[:1]).verdict == "supported"
 
 
 def test_headlines_begin_with_the_surest_result_of_every_question() -> None:
@@ -251,7 +252,7 @@ def test_headlines_begin_with_the_surest_result_of_every_question() -> None:
 
 
 def test_table_has_the_parts_of_a_result_and_a_stable_key() -> None:
-    table = results_table([judged_by_parts(_loss(where={"b": 2, "a": "x"}), [_loss(model="part")])])
+    table = results_table([judge_by_parts(_loss(where={"b": 2, "a": "x"}), [_loss(model="part")])])
     assert [*table["model"]] == ["base", "part"]
     assert table["where"][0] == "a=x, b=2"
     assert _loss(layer=1, head=2).key == _loss(layer=3, head=4).key, "the answer is not part of the question"
@@ -281,3 +282,18 @@ def test_top_head_has_an_interval_for_the_choice_among_all_heads() -> None:
     assert (top.unit, top.selected_from, top.n) == (f"L{top.layer}H{top.head}", 40, 8)
     assert len(top.details["next"]) == 4
     assert min([top.value, *top.details["next"].values()]) >= values.mean(axis=1).nlargest(5).min() - 1e-12
+
+
+def test_results_without_question_value_or_key_of_their_own_are_reported_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good, missing = _loss(), Result(question="x.claim", model="base", value=1.0)
+    results = [good, _loss(question="x.unknown"), missing, _loss(layer=1, head=1)]
+    reported: list[str] = []
+    monkeypatch.setattr(plugins, "call_parts", lambda kind, run: [(plugins.Probe("x", "X", "", "", ""), results)])
+    monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
+    assert collection._compute_results(None) == {"x": [good]}  # type: ignore[arg-type]
+    assert [line.partition(" ")[0] for line in reported] == ["probe"] * 3
+    assert "x.unknown" in reported[0]
+    assert "limit" in reported[1]
+    assert "two results with the key x.loss, base" in reported[2]

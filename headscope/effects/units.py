@@ -1,14 +1,16 @@
-"""Names of units, and results about them."""
+"""Units of a sweep: their names, results about them, and columns of the per-head table."""
 
 import math
 from typing import Any
 
 import pandas as pd
 
-from headscope.effects.sweep import UNIT_KEYS, Effects
+from headscope.effects.sweep import UNIT_KEYS, Effects, Sweep
 from headscope.estimates import ESTIMATE_MARK, EXACT
 from headscope.heads import format_head
 from headscope.results.result import Result
+from headscope.runs.aggregation import HEAD_KEYS, group_members, mean_with_interval, with_method
+from headscope.runs.run_tables import RunTables
 
 
 def unit_nouns(units: pd.DataFrame) -> str:
@@ -63,3 +65,21 @@ def unit_result(effects: Effects, unit: pd.Series, question: str, **fields: Any)
         "by_sample": effects.by_sample(unit),
     }
     return Result(question=question, **(values | place | fields))
+
+
+def head_columns(run: RunTables, rows: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
+    """One column for each value of `column` by (model, layer, head, kv_group): the mean over samples with its interval
+    and, if the sweep has estimates, its method: exact; that of the estimates, which has no interval; or mixed.
+
+    `rows` have one method per unit (`best_method_rows`), and `doc`, which names the sample of the mean. Every head of a
+    KV group has the effect of the group.
+    """
+    rows = rows.merge(group_members(run.manifest["models"]), on=["model", "layer", "kv_group"])
+    rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda frame: frame["member"])
+    groups: Any = rows.groupby("column", sort=False)
+    blocks = []
+    for name, block in groups:
+        means = mean_with_interval(block.set_index([*HEAD_KEYS, "doc"])[sweep.value], str(name))
+        has_estimates = len(sweep.methods) > 1
+        blocks.append(with_method(means, block.set_index(HEAD_KEYS)["method"]) if has_estimates else means)
+    return pd.concat(blocks, axis=1)

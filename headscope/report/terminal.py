@@ -140,18 +140,18 @@ def _print_models(run: Run, show_all: bool) -> None:
     as many statistics as fit into `MAX_TABLE_LINES`.
     """
     frame = model_table(run)
-    shown = frame if show_all else frame[frame["model"].isin(default_models(run))]
+    listed_models = frame if show_all else frame[frame["model"].isin(default_models(run))]
     names = [name for name in value_columns(frame) if name != "model"]
-    has_model_rows = len(shown) > MAX_MODEL_COLUMNS
-    label_width = max(map(len, shown["model"]), default=0)
+    has_model_rows = len(listed_models) > MAX_MODEL_COLUMNS
+    label_width = max(map(len, listed_models["model"]), default=0)
     band = max(1, (Console().width - label_width) // COLUMN_WIDTH) if has_model_rows else MAX_TABLE_LINES
-    band_lines = 2 * len(shown) + HEADING_LINES if has_model_rows else MAX_TABLE_LINES
+    band_lines = 2 * len(listed_models) + HEADING_LINES if has_model_rows else MAX_TABLE_LINES
     room = band * max(1, MAX_TABLE_LINES // band_lines)
-    shown_names = names if show_all else names[:room]
+    listed_names = names if show_all else names[:room]
     title = "Models; statistics of heads are medians"
-    for start in range(0, len(shown_names), band):
-        _print_statistics(shown, shown_names[start : start + band], has_model_rows, "" if start else title)
-    counts = {"more models": len(frame) - len(shown), "more statistics": len(names) - len(shown_names)}
+    for start in range(0, len(listed_names), band):
+        _print_statistics(listed_models, listed_names[start : start + band], has_model_rows, "" if start else title)
+    counts = {"more models": len(frame) - len(listed_models), "more statistics": len(names) - len(listed_names)}
     if omitted := " and ".join(count_nouns(count, nouns) for nouns, count in counts.items() if count):
         print_line(f"{omitted} with --all")
 

@@ -6,7 +6,7 @@ and else is undecided.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -87,12 +87,14 @@ def _judge(check: Check, result: Result, compared: Result | Change) -> CheckResu
         0.0 if isinstance(bound, Share) else float(bound)
     )
     is_minimum = name in ("at_least", "falls_at_most")
-    outcome, reason = _compare(result, value, low, high, threshold, is_minimum)
+    is_exact = result.is_exact and (isinstance(compared, Result) or compared.before.is_exact)
+    outcome, reason = _compare(replace(result, is_exact=is_exact), value, low, high, threshold, is_minimum)
     needed = None
     if outcome == "undecided" and math.isfinite(low):
         side: Literal["above", "below"] = "above" if is_minimum else "below"
-        numbers = {"value": value, "low": low, "high": high, "bound": Bound(side, threshold)}
-        needed = samples_needed(Result(question=result.question, n=result.n, **numbers))  # type: ignore[arg-type]
+        n = result.n if isinstance(compared, Result) or compared.n is None else compared.n
+        bounded = Result(question=result.question, n=n, value=value, low=low, high=high, bound=Bound(side, threshold))
+        needed = samples_needed(bounded)
     return CheckResult(
         check.title,
         _subject(check, result),
@@ -170,8 +172,8 @@ def _matching_results(run: Run, check: Check) -> list[Result]:
         if check.model in {None, result.model} and all(_meets(result, *item) for item in check.where.items())
     ]
     if not matching:
-        having = "; ".join(dict.fromkeys(_conditions(result) for result in of_question))
-        raise BadInput(f"check '{check.title}' matches no result. The run has {check.result} for: {having}")
+        conditions = "; ".join(dict.fromkeys(_conditions(result) for result in of_question))
+        raise BadInput(f"check '{check.title}' matches no result. The run has {check.result} for: {conditions}")
     return matching
 
 

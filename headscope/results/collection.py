@@ -1,8 +1,12 @@
 """All results of a run: notes on its models, then those of every probe; computed once per run."""
 
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from headscope import plugins
+from headscope.errors import BrokenProbe
+from headscope.plugins import Probe
+from headscope.results import words
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
 from headscope.runs.run import Run
@@ -23,4 +27,22 @@ def _model_notes(run: Run) -> list[Result]:
 
 
 def _compute_results(run: Run) -> dict[str, list[Result]]:
-    return {probe.name: [*results] for probe, results in plugins.call_parts("results", run)}
+    return {probe.name: [*_usable(probe, results)] for probe, results in plugins.call_parts("results", run)}
+
+
+def _usable(probe: Probe, results: Iterable[Result]) -> Iterator[Result]:
+    """The results that can be worded and have keys of their own; the others are reported and left out."""
+    keys: set[tuple[str, ...]] = set()
+    for result in results:
+        try:
+            plugins.call_part(probe, "questions", words.sentence, result)
+            if result.key in keys:
+                raise BrokenProbe(
+                    f"probe '{probe.name}' has two results with the key {', '.join(filter(None, result.key))}. Give "
+                    "them different conditions in `where`"
+                )
+        except BrokenProbe as error:
+            plugins.report_broken(error)
+            continue
+        keys.add(result.key)
+        yield result

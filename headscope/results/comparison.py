@@ -125,22 +125,21 @@ def change(before: Result, after: Result, same: "SameSamples", share: float = 1.
     """
     difference = after.value - share * before.value
     common = same.names(before, after) if before.unit == after.unit else []
-    if len(common) >= 2 and before.is_exact and after.is_exact:
+    if len(common) >= MIN_DOCUMENTS and before.is_exact and after.is_exact:
         old, new = (np.array([result.by_sample[name] for name in common], float) for result in (before, after))
         low, high = _paired_interval(old, new, share)
-        if math.isfinite(low):
-            return Change(before, after, float((new - share * old).mean()), low, high, len(common))
+        return Change(before, after, float((new - share * old).mean()), low, high, len(common))
     low, high = _unpaired_interval(before, after, difference, share)
     return Change(before, after, difference, low, high)
 
 
 def _paired_interval(old: FloatArray, new: FloatArray, share: float) -> tuple[float, float]:
-    """Interval of the mean of new - share * old; NaN below three samples.
+    """Interval of the mean of new - share * old, over at least three samples.
 
     Student's t on the differences. Outcomes that are all 0 or 1 can be equal in every sample, where Student's t has no
     width: their difference of proportions has the interval of `_paired_proportions_interval`.
     """
-    if len(old) >= MIN_DOCUMENTS and np.isin([old, new], (0, 1)).all():
+    if np.isin([old, new], (0, 1)).all():
         return _paired_proportions_interval(old, new, share)
     (low,), (high,) = confidence_interval((new - share * old)[None])
     return float(low), float(high)
@@ -182,12 +181,15 @@ def _unpaired_interval(before: Result, after: Result, difference: float, share: 
 
 
 class SameSamples:
-    """Which documents, pairs or trials of two runs are the same, by the digests in their run.json."""
+    """Which documents, pairs or trials of two runs are the same, by the digests in their run.json.
+
+    Samples of which a run has no digest are not the same: runs of earlier versions have none.
+    """
 
     def __init__(self, before: Run, after: Run, labels: Mapping[str, str]) -> None:
-        self._labels = labels
         self._documents = tuple(_documents(run) for run in (before, after))
-        self._has_same_prompts = _text_inputs(before, {}) == _text_inputs(after, labels)
+        prompts = _text_inputs(before, {})
+        self._has_same_prompts = bool(prompts) and prompts == _text_inputs(after, labels)
 
     def names(self, before: Result, after: Result) -> list[str]:
         """The names of the samples that both results have and that are equal."""

@@ -31,7 +31,7 @@ def verdict_of(result: Result, bound: Bound) -> Verdict:
     return between if bound.side == "between" else _OPPOSITE.get(between, between)
 
 
-def judged(result: Result, bound: Bound, reason: str = "") -> Result:
+def judge(result: Result, bound: Bound, reason: str = "") -> Result:
     """The result with the verdict on the claim that its value is on this side of the threshold.
 
     With a `reason` (a key of `words.REASONS`) the data cannot decide the claim, whatever the interval is.
@@ -44,14 +44,14 @@ def judged(result: Result, bound: Bound, reason: str = "") -> Result:
     return replace(result, verdict=verdict, bound=bound, reason=reason)
 
 
-def judged_by_parts(result: Result, parts: Iterable[Result], reason: str = "") -> Result:
+def judge_by_parts(result: Result, parts: Iterable[Result], reason: str = "") -> Result:
     """The result with the verdict on a claim of several parts: all must be supported; one that is not refutes it."""
     all_parts = tuple(parts)
     verdict = "inconclusive" if reason else verdict_of_parts([part.verdict for part in all_parts])
     return replace(result, verdict=verdict, reason=reason, parts=all_parts)
 
 
-def judged_by_agreement(result: Result, parts: Iterable[Result]) -> Result:
+def judge_by_agreement(result: Result, parts: Iterable[Result]) -> Result:
     """The result with the verdict that all its parts share, such as seeds; inconclusive if they differ."""
     all_parts = tuple(parts)
     verdicts = {part.verdict for part in all_parts}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.effects.head_columns import head_columns
 from headscope.effects.sweep import Effects, Sweep, sweep_effects
+from headscope.effects.units import head_columns
 from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables

@@ -9,14 +9,14 @@ else.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from headscope.results.result import Bound, Result, Scalar
-from headscope.results.verdicts import judged, judged_by_parts
+from headscope.results.samples import mean_result
+from headscope.results.verdicts import judge, judge_by_parts
 from headscope.runs.aggregation import confidence_interval, mean_losses, rank_correlations, statistic_interval
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
@@ -52,7 +52,7 @@ def _training_results(run: Run) -> Iterator[Result]:
         best = means.sort_values().head(1)
         details = {"step": means.index[-1], "start": means.iloc[0], "last": means.iloc[-1]}
         details |= {"best_step": best.index[0], "best": best.iloc[0]}
-        yield _mean_result("adapt.validation_loss", change, where={"training": str(training)}, details=details)
+        yield mean_result("adapt.validation_loss", change, where={"training": str(training)}, details=details)
 
 
 def _claims_for(run: Run, models: ComparedModels) -> Iterator[Result]:
@@ -80,7 +80,7 @@ def _judged_in_long_context(result: Result, bound: Bound, native: int) -> Result
     """The result with its verdict, which needs a context length beyond half of the native context."""
     is_long = int(result.where["context_length"]) > native / 2
     lengths = {"native_context": native, "half_context": native // 2}
-    return judged(replace(result, details={**result.details, **lengths}), bound, "" if is_long else "short")
+    return judge(replace(result, details={**result.details, **lengths}), bound, "" if is_long else "short")
 
 
 def _loss_claims(run: Run, adarope: str, yarn: str) -> Iterator[Result]:
@@ -94,7 +94,7 @@ def _loss_claims(run: Run, adarope: str, yarn: str) -> Iterator[Result]:
         details["certain"] = sum(part.high < 0 for part in parts)
     where = {"context_length": last.where["context_length"]}
     claim = replace(last, question="adapt.claim.loss", where=where, details=details, bound=None, reason="")
-    yield judged_by_parts(claim, parts)
+    yield judge_by_parts(claim, parts)
 
 
 def losses_by_position(run: Run, label: str, baseline: str) -> Iterator[Result]:
@@ -109,15 +109,7 @@ def losses_by_position(run: Run, label: str, baseline: str) -> Iterator[Result]:
     for position in difference.index:
         where = {"context_length": length, "position": int(position)}
         differences = difference.loc[position].dropna()
-        yield _mean_result("adapt.loss_at_position", differences, model=label, baseline=baseline, where=where)
-
-
-def _mean_result(question: str, values: pd.Series, **fields: Any) -> Result:
-    """The mean of the values, one per document (index), with its interval."""
-    low, high = confidence_interval(values.to_numpy(dtype=np.float64)[None])[:, 0]
-    by_document = {str(doc): float(value) for doc, value in values.items()}
-    mean = float(values.mean())
-    return Result(question=question, value=mean, low=low, high=high, n=len(values), by_sample=by_document, **fields)
+        yield mean_result("adapt.loss_at_position", differences, model=label, baseline=baseline, where=where)
 
 
 def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
@@ -129,7 +121,7 @@ def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
     share = float(slow.sum() / every.sum()) if every.any() else np.nan
     low, high = _group_share_interval(slow, every)
     rms = {name: np.sqrt((change[mask] ** 2).mean()) for name, mask in (("slow", is_slow), ("fast", ~is_slow))}
-    yield judged(
+    yield judge(
         Result(
             question="adapt.claim.slow_pairs", model=model, value=share, low=low, high=high, n=len(every), details=rms
         ),
@@ -154,10 +146,10 @@ def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
             n=len(values),
             where={"layers": name},
         )
-        parts.append(judged(part, bound))
+        parts.append(judge(part, bound))
     correlation = by_layer.corr(pd.Series(by_layer.index, by_layer.index), method="spearman")
     claim = Result(question="adapt.claim.depth", model=model, details={"correlation": correlation})
-    yield judged_by_parts(claim, parts)
+    yield judge_by_parts(claim, parts)
 
 
 def _group_share_interval(parts: FloatArray, totals: FloatArray) -> tuple[float, float]:
@@ -179,14 +171,14 @@ def _temperature_claims(heads: pd.DataFrame, model: str, yarn_tau: float | None)
         "yarn_tau": yarn_tau,
     }
     distance = abs(tau.median() - 1)
-    yield judged(
+    yield judge(
         Result(
             question="adapt.claim.tau", model=model, value=distance, low=low, high=high, n=len(tau), details=details
         ),
         Bound("below", MAX_TAU_DISTANCE),
     )
     low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
-    yield judged(
+    yield judge(
         Result(
             question="adapt.claim.gamma",
             model=model,
@@ -225,7 +217,7 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
         ]
         details = {"shorter": shorter, "longer": longer}
         claim = Result(question=question, model=label, baseline=models.base, where=where, details=details)
-        yield judged_by_parts(claim, parts)
+        yield judge_by_parts(claim, parts)
 
 
 def _length_ratios(wide: pd.DataFrame, label: str, base: str, where: Mapping[str, Scalar]) -> Iterator[Result]:
@@ -259,12 +251,12 @@ def _evenness_claim(heads: pd.DataFrame, models: ComparedModels) -> Iterator[Res
     claim = Result(question="adapt.claim.evenness", model=models.adarope, n=len(covs), details={"medians": medians})
     bound = Bound("below", MAX_COV_RATIO)
     if models.yarn is None or models.yarn not in medians:
-        yield judged(claim, bound, "start")
+        yield judge(claim, bound, "start")
         return
     both = covs[[models.adarope, models.yarn]].dropna().to_numpy().T
     low, high = statistic_interval(lambda index: np.divide(*np.median(both[:, index], -1)), np.arange(both.shape[1]))
     ratio = medians[models.adarope] / medians[models.yarn]
-    yield judged(replace(claim, baseline=models.yarn, value=ratio, low=low, high=high), bound)
+    yield judge(replace(claim, baseline=models.yarn, value=ratio, low=low, high=high), bound)
 
 
 def _base_claim(heads: pd.DataFrame, model: str) -> Result:
@@ -281,4 +273,4 @@ def _base_claim(heads: pd.DataFrame, model: str) -> Result:
         n=groups.shape[1],
         details={"lowest": finite["effective_base"].min(), "highest": finite["effective_base"].max()},
     )
-    return judged(claim, Bound("above", MIN_DEPTH_CORRELATION))
+    return judge(claim, Bound("above", MIN_DEPTH_CORRELATION))

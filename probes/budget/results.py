@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.results.result import Bound, Result, Scalar
-from headscope.results.verdicts import judged
+from headscope.results.verdicts import judge
 from headscope.runs.aggregation import confidence_interval, plain_types
 from headscope.runs.run import Run
 from probes.budget.analysis import (
@@ -76,7 +76,7 @@ def _order_gain(run: Run, rows: pd.DataFrame) -> Result:
     result = _summary_result(run, "budget.order_gain", best.to_dict(), "area_vs_random")
     (low,), (high,) = confidence_interval(np.asarray([[*result.by_sample.values()]]), choices=orders)
     corrected = replace(result, low=float(low), high=float(high), selected_from=orders)
-    return judged(corrected, Bound("below"))
+    return judge(corrected, Bound("below"))
 
 
 def order_results(run: Run, row: Mapping[Any, Any]) -> dict[str, Result]:
@@ -165,7 +165,7 @@ def _task_results(run: Run) -> Iterator[Result]:
         best = best_order(of_model[of_model["context_length"] == of_model["context_length"].max()])["order"]
         worse = Bound("above" if task.endswith(LOWER_IS_BETTER) else "below")
         for result in changes_at_half("budget.task_score", model, {"task": task}, block):
-            yield judged(result, worse) if result.where["order"] == best else result
+            yield judge(result, worse) if result.where["order"] == best else result
 
 
 def changes_at_half(question: str, model: str, where: Mapping[str, Scalar], scores: pd.DataFrame) -> Iterator[Result]:

@@ -1,10 +1,39 @@
 """Results of the evaluate probe: the score of every model on each task, and means over tasks of one kind."""
 
 from collections.abc import Iterator
+from typing import Literal
 
+from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, with_intervals
+
+
+def _score(name: str, better: Literal["higher", "lower"]) -> Question:
+    return Question(
+        name=name,
+        sentence="{task} at {context_length:,} tokens ({metric}): {model} scores {value}, with a standard error of "
+        "{stderr:.3f}",
+        headline="{task} at {context_length:,} tokens ({metric}): {value}",
+        number=".3f",
+        samples="documents",
+        level="headline",
+        better=better,
+    )
+
+
+QUESTIONS = (
+    Question(
+        name="tasks.mean_score",
+        sentence="Mean {kind} of {tasks:n tasks} at {context_length:,} tokens: {model} scores {value}",
+        headline="mean {kind} of {tasks:n tasks} at {context_length:,} tokens: {value}",
+        number=".3f",
+        level="headline",
+        better="higher",
+    ),
+    _score("tasks.score", "higher"),
+    _score("tasks.error", "lower"),
+)
 
 
 def results(run: Run) -> Iterator[Result]:

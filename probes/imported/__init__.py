@@ -19,7 +19,7 @@ PROBE = Probe(
     statistics="probes.imported.schema:STATISTICS",
     head_columns="probes.imported.schema:head_statistics",
     charts="probes.imported.report:charts",
-    questions="probes.imported.questions:QUESTIONS",
+    questions="probes.imported.results:QUESTIONS",
     results="probes.imported.results:results",
     synthetic_rows="probes.imported.schema:synthetic_cells",
 )

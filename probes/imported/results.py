@@ -3,9 +3,22 @@
 from collections.abc import Iterator
 
 from headscope.plugin_api import Result, Run
+from headscope.results.questions import Question
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import default_models
 from probes.imported.schema import correlations
+
+QUESTIONS = (
+    Question(
+        name="imported.agreement",
+        sentence="In {model}, the measures that rank the {n:n heads} with a score most like the imported scores are "
+        "{measures:.2f}; in parentheses, Spearman's rank correlation",
+        headline="Imported scores rank {n:n heads} most like {closest:.2f} (rank correlation)",
+        number=".2f",
+        level="headline",
+    ),
+)
+
 
 LISTED_MEASURES = 3
 

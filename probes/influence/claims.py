@@ -17,7 +17,7 @@ from headscope.effects.units import unit_nouns
 from headscope.estimates import EXACT
 from headscope.heads import format_head
 from headscope.results.result import Bound, Result
-from headscope.results.verdicts import judged
+from headscope.results.verdicts import judge
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.influence.analysis import (
@@ -61,9 +61,9 @@ def _judged(result: Result, effects: Effects, threshold: float = 0.0) -> Result:
     estimated = int((~effects.is_exact).sum())
     details = {**result.details, "estimated": estimated, "unit_nouns": unit_nouns(effects.units)}
     if not estimated:
-        return judged(result, Bound("above", threshold))
+        return judge(result, Bound("above", threshold))
     unsure = replace(result, details=details, is_exact=False, low=math.nan, high=math.nan)
-    return judged(unsure, Bound("above", threshold), "estimated")
+    return judge(unsure, Bound("above", threshold), "estimated")
 
 
 def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int) -> Iterator[Result]:

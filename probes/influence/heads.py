@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from headscope.effects.head_columns import head_columns
 from headscope.effects.sweep import best_method_rows
+from headscope.effects.units import head_columns
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.influence.bands import band_mask

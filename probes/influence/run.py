@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from headscope.effects.selection import select_units
+from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.forward.interventions import Unit
 from headscope.positions.model import Model, load

@@ -14,7 +14,7 @@ from headscope.report.text import head_mask
 from headscope.results.heads import kept_role_results, role_results, top_head_result
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Bound, Result, Scalar
-from headscope.results.verdicts import judged, verdict_of
+from headscope.results.verdicts import judge, verdict_of
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from probes.needle import analysis
@@ -164,7 +164,7 @@ def _ablation_claim(curve: pd.DataFrame, sizes: pd.Series) -> Result:
     elif verdict_of(drop, bound) == "inconclusive":
         can_detect = analysis.can_detect_retrieval_drop(_at_size(curve, size, False), int(curve["trials"].iloc[0]))
         reason = "" if can_detect else "power"
-    return judged(drop, bound, reason)
+    return judge(drop, bound, reason)
 
 
 def _ablation_drop(question: str, curve: pd.DataFrame, size: int) -> Result:

@@ -16,7 +16,7 @@ from headscope.effects.comparison import Comparison, compare_effects, largest_ch
 from headscope.effects.units import unit_fields, unit_name, unit_nouns
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
-from headscope.results.verdicts import deciding_part, judged, judged_by_parts
+from headscope.results.verdicts import deciding_part, judge, judge_by_parts
 from headscope.runs.aggregation import MIN_DOCUMENTS, Verdict
 from headscope.runs.run import Run
 from probes.patching.analysis import sweeps
@@ -77,17 +77,17 @@ def _kept(comparison: Comparison, blank: Result) -> Result:
     claim = _detailed(claim, {"top": len(top), "share": MIN_KEPT_SHARE, "heads": names})
     if missing := int((~top.index.isin(comparison.after.index)).sum()):
         counts = {"estimated": missing, "units": len(top), "unit_nouns": claim.details["nouns"]}
-        return judged(_detailed(claim, counts), Bound("above"), "estimated")
+        return judge(_detailed(claim, counts), Bound("above"), "estimated")
     before, after = top.sum(), comparison.after.loc[top.index].sum()
     place = {name: getattr(claim, name) for name in ("model", "baseline", "where", "details")}
     claim = mean_result("patching.kept", after - MIN_KEPT_SHARE * before, **place)
-    return judged(_detailed(claim, {"before": before.mean(), "after": after.mean()}), Bound("above"))
+    return judge(_detailed(claim, {"before": before.mean(), "after": after.mean()}), Bound("above"))
 
 
 def _changed(comparison: Comparison, blank: Result) -> Result:
     """Whether the effect of at least one unit changes by more than `MIN_CHANGE`: the opposite of that all are stable,
     by simultaneous intervals."""
-    stable = judged_by_parts(Result(question=""), map(_stable, comparison.exact.to_dict("records")))
+    stable = judge_by_parts(Result(question=""), map(_stable, comparison.exact.to_dict("records")))
     verdicts = [part.verdict for part in stable.parts]
     need = deciding_part(stable)
     counts = {
@@ -106,7 +106,7 @@ def _changed(comparison: Comparison, blank: Result) -> Result:
 def _stable(unit: Mapping[Any, Any]) -> Result:
     """The verdict on the claim that the effect of one unit changes by less than `MIN_CHANGE`."""
     change = Result(question="", value=unit["change"], low=unit["low"], high=unit["high"], n=unit["n"])
-    return judged(change, Bound("between", -MIN_CHANGE, MIN_CHANGE))
+    return judge(change, Bound("between", -MIN_CHANGE, MIN_CHANGE))
 
 
 def _largest_change(comparison: Comparison, units: pd.DataFrame, blank: Result) -> Result:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from headscope.effects.selection import select_units
+from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
 from headscope.forward.interventions import Unit

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.results.result import Bound, Result
-from headscope.results.verdicts import judged, judged_by_agreement, judged_by_parts
+from headscope.results.verdicts import judge, judge_by_agreement, judge_by_parts
 from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
 from headscope.runs.run import Run
 from probes.pretrain.analysis import (
@@ -76,9 +76,9 @@ def _head_claims(heads: pd.DataFrame, final_labels: dict[TrainingKey, str], trai
         for seed, models in by_seed.items():
             if parts := [*parts_of_seed(models)]:
                 of_seed = Result(question="pretrain.seed", where={"claim": name, "seed": seed})
-                seeds.append(judged_by_parts(of_seed, parts))
+                seeds.append(judge_by_parts(of_seed, parts))
         if seeds:
-            yield judged_by_agreement(Result(question=f"pretrain.claim.{name}"), seeds)
+            yield judge_by_agreement(Result(question=f"pretrain.claim.{name}"), seeds)
 
 
 def _has_columns(models: HeadsByVariant, variants: Sequence[str], *columns: str) -> bool:
@@ -110,7 +110,7 @@ def _part(
         n=len(samples[0]) if n is None else n,
         details=details,
     )
-    return judged(part, bound)
+    return judge(part, bound)
 
 
 def _cov_parts(models: HeadsByVariant) -> Iterator[Result]:
@@ -247,7 +247,7 @@ def _loss_claims(run: Run, final_labels: dict[TrainingKey, str]) -> Iterator[Res
         ("pretrain.claim.schemes", OTHER_SCHEMES, {}),
     ):
         if parts := [*_loss_gaps(by_training, final_labels, compared, length, Bound("above", margin))]:
-            yield judged_by_parts(Result(question=question, where=where, details={**details, **further_details}), parts)
+            yield judge_by_parts(Result(question=question, where=where, details={**details, **further_details}), parts)
 
 
 def _margin(by_training: LossesByTraining) -> tuple[float, str]:
@@ -272,7 +272,7 @@ def _loss_gaps(
             continue
         gap = (by_training[training] - by_training[adarope]).dropna()
         (low,), (high,) = confidence_interval(gap.to_numpy(dtype=np.float64)[None])
-        yield judged(
+        yield judge(
             Result(
                 question="pretrain.loss_gap",
                 model=labels[training],

@@ -15,7 +15,7 @@ PROBE = Probe(
     runner="probes.scaling.run:ScalingRunner",
     tables="probes.scaling.schema:TABLES",
     charts="probes.scaling.report:charts",
-    questions="probes.scaling.questions:QUESTIONS",
+    questions="probes.scaling.results:QUESTIONS",
     results="probes.scaling.results:results",
     glossary="probes.scaling.report:GLOSSARY",
 )

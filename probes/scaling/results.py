@@ -5,9 +5,22 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
+
+QUESTIONS = (
+    Question(
+        name="scaling.ratio",
+        sentence="With {scheme} logits and target ESS_{beta:g} = L^{exponent:g} (case {case}), the geometric mean of "
+        "effective length / target at L = {context_length:,} is {value}",
+        headline="ESS_{beta:g} of {scheme} logits / target L^{exponent:g} at L = {context_length:,}: {value}",
+        number=".3f",
+        samples="rows",
+        level="headline",
+    ),
+)
 
 
 def results(run: Run) -> Iterator[Result]:

@@ -15,7 +15,7 @@ PROBE = Probe(
     runner="probes.window.run:WindowRunner",
     tables="probes.window.schema:TABLES",
     charts="probes.window.report:charts",
-    questions="probes.window.questions:QUESTIONS",
+    questions="probes.window.results:QUESTIONS",
     results="probes.window.results:results",
     glossary="probes.window.report:GLOSSARY",
 )

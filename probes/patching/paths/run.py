@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from headscope.effects.selection import select_units
+from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.forward.patching import Direction, PairTokens, PatchingReplay
