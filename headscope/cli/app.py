@@ -19,7 +19,6 @@ from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
-from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
@@ -44,8 +43,6 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         probes = plugins.requestable_probes().values()
-        if new_name := old_names.PROBES.get(cmd_name):
-            raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
         if cmd_name == "measure":
             raise BadInput("unknown command 'measure'. Use: headscope run --model base=smollm2-135m")
         probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
@@ -368,12 +365,12 @@ def renamed_option(error: ClickException) -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")
-    probes = plugins.requestable_probes().values()
-    probe_name = next((probe.name for probe in probes if probe.command_name == command), "")
+    probe = next((probe for probe in plugins.requestable_probes().values() if probe.command_name == command), None)
     negation = "no-" if str(option).startswith("--no-") else ""
-    old_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
-    new_name = old_names.OPTIONS.get(probe_name, {}).get(old_name, "").replace("_", "-")
-    return f"option {option} is now --{negation}{new_name}. See headscope {command} --help" if new_name else None
+    former_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
+    if probe is None or not (name := plugins.load_part(probe, "options").former_names.get(former_name)):
+        return None
+    return f"option {option} is now --{negation}{name.replace('_', '-')}. See headscope {command} --help"
 
 
 def _write_report(paths: list[Path], out: Path) -> None:
