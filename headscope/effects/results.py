@@ -42,7 +42,7 @@ def sweep_questions(
         sentence=f"{subject}: the most positive effect{of_measured} is that of {unit}, {{value}}",
         headline=f"{brief_subject}: {unit} has the largest effect, {{value}}",
         number=number,
-        unit=value_unit,
+        value_unit=value_unit,
         samples=samples,
         level="headline",
     )

@@ -76,7 +76,7 @@ def change_row(change: Change) -> list[str]:
     question = questions()[change.after.question]
     conditions = ", ".join(f"{name} {value}" for name, value in change.after.where.items())
     against = f" against {change.after.baseline}" if change.after.baseline else ""
-    unit = f" {question.unit}" if question.unit else ""
+    unit = f" {question.value_unit}" if question.value_unit else ""
     difference = signed(change.difference, question.number)
     if math.isfinite(change.low):
         ends = [signed(end, question.number).removesuffix(POINTS) for end in (change.low, change.high)]
