@@ -9,12 +9,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.estimates import EXACT
-from headscope.runs.aggregation import adjust_p_values, confidence_interval, plain_types, t_test
+from headscope.runs.aggregation import SIGNIFICANCE, adjust_p_values, confidence_interval, plain_types, t_test
 
 UNIT_KEYS = ("layer", "kv_group", "head")
 """Keys of a head, or of a KV group if `head` is -1."""
-SIGNIFICANCE = 0.05
-"""False discovery rate at which an effect counts as different from zero."""
 
 
 @dataclass(frozen=True, kw_only=True)

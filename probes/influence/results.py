@@ -90,7 +90,7 @@ def _set_results(run: Run) -> Iterator[Result]:
         top = ranked[ranked["choice"] == "top"].sort_values("size")
         for unit, rows in top.groupby("unit") if not bands.is_band(effects.key["intervention"]) else ():
             details = {**change, "nouns": SET_NOUNS[str(unit)], "first": rows["effect"].iloc[0]}
-            yield _set_result(effects, f"{area}.all_units", rows.iloc[-1], details, {"unit": str(unit)})
+            yield _set_result(effects, f"{area}.all_units", rows.iloc[-1], details, {"units": str(unit)})
         for _, named in named_sets(run, effects.key).iterrows():
             yield _set_result(effects, f"{area}.named_set", named, change, {"choice": named["choice"]})
 
