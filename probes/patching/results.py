@@ -44,7 +44,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         if effects.model != model or groups.empty:
             continue
         sizes = effects.units["effect"].abs()
-        for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows():
+        for unit in units_of_head(effects, layer, head, groups.iloc[0]):
             place = {"rank": rank(sizes, abs(unit["effect"])), "units": len(sizes), "nouns": unit_nouns(effects.units)}
             yield unit_result(effects, unit, "patching.head", details={**sweep_details(effects), **place})
 
