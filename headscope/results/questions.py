@@ -14,7 +14,7 @@ from typing import Literal
 from headscope import plugins
 from headscope.probe import Probe
 
-Level = Literal["warning", "headline", "detail"]
+Level = Literal["warning", "row", "headline", "detail"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Question:
     samples: str = ""
     """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
     level: Level = "detail"
-    """A warning is also printed after measuring; headlines are shown first."""
+    """A warning is also printed after measuring; rows, in their order, and headlines are shown first."""
     topic: str = ""
     """Heading of the sentence in reports, by default the title of the probe."""
     better: Literal["", "higher", "lower"] = ""
