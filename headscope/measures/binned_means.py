@@ -112,9 +112,9 @@ class LossByPosition:
     name = "nll"
 
     def __init__(self, length: int):
-        self.edges = torch.from_numpy(position_bin_edges(length))
+        self.edges = position_bin_edges(length)
         self.sums = torch.zeros(len(self.edges), dtype=torch.float64)
-        self.counts = torch.zeros(len(self.edges), dtype=torch.int64)
+        self.counts = np.zeros(len(self.edges), np.int64)
 
     def update(self, logits: Tensor, targets: Tensor, first_position: int) -> None:
         """Add logits [n, vocabulary] and their target tokens [n], which start at position `first_position`."""
@@ -123,10 +123,10 @@ class LossByPosition:
         losses = torch.cat(
             [nn.functional.cross_entropy(tile.float(), of_tile, reduction="none") for tile, of_tile in tiles]
         )
-        bins = torch.bucketize(torch.arange(first_position, first_position + len(targets)), self.edges)
+        bins = np.searchsorted(self.edges, np.arange(first_position, first_position + len(targets)))
         self.sums = sums_beside(self.sums, losses)
-        add_by_cell(self.sums, losses.double(), bins.numpy())
-        self.counts += torch.bincount(bins, minlength=len(self.edges))
+        add_by_cell(self.sums, losses.double(), bins)
+        self.counts += np.bincount(bins, minlength=len(self.edges))
 
     def merge(self, other: "LossByPosition") -> None:
         """Add the sums of another accumulator of the same length."""
@@ -136,9 +136,8 @@ class LossByPosition:
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the `nll` table without model, length and doc: mean nats per token of each nonempty bin."""
         has_tokens = self.counts > 0
-        columns = {
+        return {
             "position": self.edges[has_tokens],
-            "nll": self.sums.cpu()[has_tokens] / self.counts[has_tokens],
+            "nll": self.sums.cpu().numpy()[has_tokens] / self.counts[has_tokens],
             "tokens": self.counts[has_tokens],
         }
-        return {name: column.numpy() for name, column in columns.items()}

@@ -68,4 +68,4 @@ class MaxLogit:
     @staticmethod
     def _replace_smaller(best: Tensor, other: Tensor) -> None:
         other = other.to(best.device)
-        best.copy_(torch.where(other[0] > best[0], other, best))
+        best[:] = torch.where(other[0] > best[0], other, best)
