@@ -25,7 +25,7 @@ from headscope.study.config import build_study
 RENAMED = [
     (name, old, new)
     for name, probe in plugins.requestable_probes().items()
-    for old, new in plugins.load_part(probe, "options").former_names.items()
+    for old, new in probe.options().former_names.items()
 ]
 SHAPE = {"models": ("base",), "layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
 
@@ -35,7 +35,7 @@ def test_former_option_answers_with_its_present_name(
     probe_name: str, old: str, new: str, refused: Callable[..., str]
 ) -> None:
     probe = plugins.probes()[probe_name]
-    fields = plugins.load_part(probe, "options").model_fields
+    fields = probe.options().model_fields
     assert new in fields
     assert old not in fields
     message = f"option '{old}' of '{probe_name}' is now '{new}'"

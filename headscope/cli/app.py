@@ -19,6 +19,7 @@ from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
+from headscope.probe import Probe
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
@@ -52,7 +53,7 @@ class Commands(TyperGroup):
 class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
-    def __init__(self, probe: plugins.Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
         self.probe = probe
 
@@ -368,7 +369,7 @@ def renamed_option(error: ClickException) -> str | None:
     probe = next((probe for probe in plugins.requestable_probes().values() if probe.command_name == command), None)
     negation = "no-" if str(option).startswith("--no-") else ""
     former_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
-    if probe is None or not (name := plugins.load_part(probe, "options").former_names.get(former_name)):
+    if probe is None or not (name := plugins.call_part(probe, Probe.options).former_names.get(former_name)):
         return None
     return f"option {option} is now --{negation}{name.replace('_', '-')}. See headscope {command} --help"
 

@@ -1,10 +1,13 @@
 """The tables of a finished run, read from disk as pandas frames, and checks of its files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar, TypeVarTuple
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -24,6 +27,8 @@ Arguments = TypeVarTuple("Arguments")
 MAX_WHOLE_ROWS = 2**20
 """Rows up to which a table is read as a whole and cached, whatever part of it is needed."""
 NO_VALUES: Values = MappingProxyType({})
+HEAD = ("layer", "head")
+NO_ROWS = np.empty(0, np.intp)
 
 
 class RunTables:
@@ -66,6 +71,10 @@ class RunTables:
         if self.manifest["tables"][name]["rows"] > MAX_WHOLE_ROWS and name not in self._frames:
             return self._read(name, wanted, columns)
         frame = self.table(name)
+        if wanted.keys() >= {*HEAD}:  # pages look up one head after the other
+            indices = self.derived(_head_indices, name)
+            places = {*product(*(wanted.pop(key) for key in HEAD))} & indices.keys()
+            frame = frame.take(np.sort(np.concatenate([indices[place] for place in places] or [NO_ROWS])))
         for key, allowed in wanted.items():
             frame = frame[frame[key].isin(allowed)]
         return frame if columns is None else frame[[*columns]]
@@ -153,6 +162,12 @@ class RunTables:
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {', '.join(self.models)}>"
+
+
+def _head_indices(run: RunTables, name: str) -> dict[tuple[int, int], npt.NDArray[np.intp]]:
+    """The rows of each head (layer, head) in a table."""
+    indices: dict[tuple[int, int], npt.NDArray[np.intp]] = run.table(name).groupby([*HEAD], sort=False).indices
+    return indices
 
 
 def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:
