@@ -1,19 +1,19 @@
 """The pairs of a run: their metrics, which of them count, and results about them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.effects.sweep import shared_samples
-from headscope.prompts.answers import ANSWER_CRITERIA, count_exchanged, gives_answer
+from headscope.prompts.answers import ANSWER_CRITERIA, count_exchanged
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.results.answers import answered_result
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.samples import mean_result
-from headscope.runs.aggregation import plain_types, wilson_interval
+from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
 from probes.patching.schema import MIN_DIFFERENCE, PATCHING
 
@@ -85,20 +85,7 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
         }
         yield mean_result(f"{area}.metric", clean, details=details, **place)
         if metric in ANSWER_CRITERIA:
-            yield _answered_result(f"{area}.answered", metric, clean, place)
-
-
-def _answered_result(question: str, metric: str, clean: pd.Series, place: dict[str, Any]) -> Result:
-    """The share of pairs whose answer the unchanged model gives, from the metric of the clean prompts by pair."""
-    is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index).astype("float64")
-    details = {
-        "answer_criterion": ANSWER_CRITERIA[metric],
-        "unanswered": int((is_answered == 0).sum()) or None,
-        "doubt": DOUBT if metric == "logit_diff" and is_answered.mean() < 0.5 else "",
-    }
-    low, high = wilson_interval(float(is_answered.mean()), len(clean))
-    result = mean_result(question, is_answered, details=details, **place)
-    return replace(result, low=float(low), high=float(high))
+            yield answered_result(f"{area}.answered", metric, clean, DOUBT, **place)
 
 
 def _shared_count(run: RunTables, table: str, prompts: str, metric: str, pairs: pd.DataFrame) -> int | None:
