@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,12 @@ class Effects:
     def exact_values(self) -> pd.DataFrame:
         """The rows of `values` of the measured units."""
         return self.values.loc[self.values.index.isin(unit_index(self.exact, self.sweep))]
+
+    @cached_property
+    def unit_positions(self) -> dict[tuple[int, int, int], int]:
+        """The row of each unit in `units`, by layer, KV group and head, which is -1 for a KV group."""
+        places = self.units[[*UNIT_KEYS]].itertuples(index=False, name=None)
+        return {place: position for position, place in enumerate(places)}
 
     @property
     def significant_count(self) -> int:

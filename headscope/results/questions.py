@@ -12,8 +12,9 @@ from functools import cache
 from typing import Literal
 
 from headscope import plugins
+from headscope.probe import Probe
 
-Level = Literal["warning", "headline", "detail"]
+Level = Literal["warning", "row", "headline", "detail"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Question:
     samples: str = ""
     """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
     level: Level = "detail"
-    """A warning is also printed after measuring; headlines are shown first."""
+    """A warning is also printed after measuring; rows, in their order, and headlines are shown first."""
     topic: str = ""
     """Heading of the sentence in reports, by default the title of the probe."""
     better: Literal["", "higher", "lower"] = ""
@@ -61,7 +62,7 @@ def questions() -> Mapping[str, Question]:
 
     shared = (*model_notes.QUESTIONS, *ranks.QUESTIONS)
     declared = {question.name: question for question in shared}
-    for probe, probe_questions in plugins.load_parts("questions"):
+    for probe, probe_questions in plugins.call_parts(Probe.questions):
         for question in probe_questions:
             topic = question.topic or (CLAIMS_TOPIC if question.is_claim else probe.title)
             declared[question.name] = replace(question, topic=topic)

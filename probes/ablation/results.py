@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
+
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result
-from headscope.prompts.answers import ANSWER_CRITERIA
+from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.text import head_mask
 from headscope.results.answers import answered_result
@@ -35,7 +37,9 @@ def _answered_results(run: Run) -> Iterator[Result]:
     for (model, prompts, metric), values in run.derived(prompt_metrics).items():
         if metric in ANSWER_CRITERIA:
             where = {"prompts": prompts, "metric": metric}
-            yield answered_result("ablation.answered", metric, values, DOUBT, model=model, where=where)
+            is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
+            unanswered = int((~is_answered).sum())
+            yield answered_result("ablation.answered", metric, is_answered, unanswered, DOUBT, model=model, where=where)
 
 
 def _set_result(run: Run, effects: Effects) -> Result:
@@ -50,8 +54,9 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     if ABLATION.name not in run.tables:
         return
     for effects in run.derived(sweeps):
-        units = effects.units[head_mask(effects.units, layer, head)]
-        for _, unit in units.iterrows() if effects.model == model else ():
+        if effects.model != model:
+            continue
+        for _, unit in effects.units[head_mask(effects.units, layer, head)].iterrows():
             yield unit_result(effects, unit, "ablation.head", details=_details(effects))
 
 

@@ -231,8 +231,7 @@ def chance_score(run: RunTables, model: str, kind: str) -> float | None:
 
 def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:
     """The rows of one head and model in a table."""
-    rows = run.table(table)
-    return rows[(rows["layer"] == layer) & (rows["head"] == head) & (rows["model"] == model)]
+    return run.rows(table, model=model, layer=layer, head=head)
 
 
 def head_score_columns(heads: pd.DataFrame) -> list[str]:
