@@ -11,6 +11,7 @@ from headscope import plugins
 
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
+    "compat": {"errors"},
     "signals": set(),
     "model_spec": {"errors", "user_input"},
     "model_identity": {"errors"},
@@ -20,11 +21,12 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plugins": {"errors"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
-    "attention": {"errors"},
+    "attention": {"errors", "compat"},
     "measures": {"attention", "bins", "streaming"},
-    "models": {"errors", "user_input", "model_spec", "model_identity", "attention"},
+    "models": {"errors", "compat", "user_input", "model_spec", "model_identity", "attention"},
     "positions": {"errors", "user_input", "model_spec", "model_identity", "attention", "models"},
     "forward": {
+        "compat",
         "errors",
         "user_input",
         "heads",
@@ -54,6 +56,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "effects": {"estimates", "heads", "runs", "results"},
     "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results", "effects"},
     "study": {
+        "compat",
         "errors",
         "user_input",
         "model_identity",
@@ -65,7 +68,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "forward",
         "prompts",
     },
-    "tasks": {"errors", "user_input", "positions", "study"},
+    "tasks": {"errors", "compat", "user_input", "positions", "study"},
     "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
     "plugin_api": {
         *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),

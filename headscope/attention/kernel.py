@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
 from headscope.attention.record import soft_cap
+from headscope.compat.torch import cpu_flash_attention
 from headscope.errors import UnsupportedModel
 
 ROWS_PER_BLOCK = 256
@@ -111,12 +112,14 @@ def fused_attention(
 def _fused_attention_cpu(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    kernel = cpu_flash_attention()
+    if kernel is None:
+        return blockwise_attention(q, k, v, scaling, is_causal, visible_mask)
     bias = None if visible_mask is None else q.new_zeros(visible_mask.shape).masked_fill(~visible_mask, -torch.inf)
     width = v.shape[-1]
     if width != q.shape[-1]:  # the kernel needs equal widths; zeros change nothing
         widest = max(width, q.shape[-1])
         q, k, v = (nn.functional.pad(t, (0, widest - t.shape[-1])) for t in (q, k, v))
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
     return out[..., :width], lse
 

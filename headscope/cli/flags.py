@@ -1,11 +1,15 @@
 """Flags that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer._click.core import Context
 from typer.core import TyperCommand, TyperOption
+
+from headscope.compat.typer import DISPLAY_TYPE
+
+if TYPE_CHECKING:
+    from headscope.compat.typer import Context
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
@@ -129,12 +133,12 @@ TYPE_NAMES = {
 class GroupedCommand(TyperCommand):
     """A command whose help ends with the common options, and shows no type for flags that take no value."""
 
-    def get_params(self, ctx: Context) -> list[Any]:
+    def get_params(self, ctx: "Context") -> list[Any]:
         params = super().get_params(ctx)
         is_study = any(param.name == "resume" for param in params)
         for param in params:
             if isinstance(param, TyperOption):
-                value_type = param.display_type(ctx).strip("<>")
+                value_type = DISPLAY_TYPE.of(param)(ctx).strip("<>")
                 param.metavar = "" if param.is_flag else param.metavar or TYPE_NAMES.get(value_type)
             if param.name in (COMMON | COMMON_IN_STUDIES if is_study else COMMON):
                 param.rich_help_panel = "Common options"  # type: ignore[attr-defined]  # of options and arguments
