@@ -8,6 +8,7 @@ import pytest
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
 
 from headscope import plugins
+from headscope.runs.synthetic import synthetic_run
 
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
@@ -177,6 +178,47 @@ def test_help_loads_no_heavy_package() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "headscope.cli.app" in result.stderr.split()
     assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
+
+
+def test_tables_and_results_are_printed_without_plotly(tmp_path: Path) -> None:
+    """Of a run with the tables of every probe."""
+    run = synthetic_run(tmp_path, layers=2, heads=2, groups=1, docs=2)
+    code = f"""
+import sys
+from headscope.report import comparison, terminal
+from headscope.runs.run import Run
+
+run = Run.open({str(run.path)!r})
+terminal.print_warnings(run)
+terminal.print_summary(run, show_all=True)
+terminal.print_next_steps(run)
+terminal.run_to_dict(run)
+print(*sys.modules, file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {*parts_of_kind("results"), *parts_of_kind("overview")} <= set(result.stderr.split())
+    assert not set(result.stderr.split()) & {"plotly", *TORCH}
+
+
+def parts_of_kind(kind: plugins.Kind) -> set[str]:
+    """The modules of one part of every probe."""
+    return {part.partition(":")[0] for probe in plugins.probes().values() if (part := getattr(probe, kind))}
+
+
+def test_importing_the_command_line_reads_no_shipped_run() -> None:
+    modules = ", ".join(module(file) for file in files("headscope/cli"))
+    code = f"""
+import sys
+
+def note(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "glob.glob") and "examples" in str(arguments[0]):
+        print(event, *arguments, file=sys.stderr)
+
+sys.addaudithook(note)
+import {modules}
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not result.stderr
 
 
 @pytest.mark.parametrize("package", ALLOWED_IMPORTS)

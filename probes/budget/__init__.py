@@ -20,7 +20,7 @@ PROBE = Probe(
     statistics="probes.budget.analysis:STATISTICS",
     model_columns="probes.budget.analysis:model_statistics",
     glossary="probes.budget.report:GLOSSARY",
-    overview="probes.budget.report:overview",
+    overview="probes.budget.results:overview",
     synthetic_rows="probes.budget.synthetic:synthetic_cells",
     bench="probes.budget.bench:benchmark_variants",
 )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.report.blocks import Overview
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import judge
 from headscope.runs.aggregation import confidence_interval, plain_types
@@ -190,3 +191,8 @@ def changes_at_half(question: str, model: str, where: Mapping[str, Scalar], scor
             },
             by_sample={str(item): float(change) for item, change in changes.items()},
         )
+
+
+def overview(run: Run) -> Overview | None:
+    """Summaries by model, context length and order, for JSON."""
+    return Overview("budget", run.derived(summaries)) if LOSS.name in run.tables else None

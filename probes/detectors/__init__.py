@@ -25,7 +25,7 @@ PROBE = Probe(
     results="probes.detectors.results:results",
     head_results="probes.detectors.results:head_results",
     glossary="probes.detectors.report:GLOSSARY",
-    overview="probes.detectors.report:overview",
+    overview="probes.detectors.results:overview",
     synthetic_rows="probes.detectors.schema:synthetic_cells",
     bench="probes.detectors.run:benchmark_variants",
 )

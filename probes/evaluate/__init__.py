@@ -20,6 +20,6 @@ PROBE = Probe(
     statistics="probes.evaluate.analysis:STATISTICS",
     model_columns="probes.evaluate.analysis:model_statistics",
     glossary="probes.evaluate.report:GLOSSARY",
-    overview="probes.evaluate.report:overview",
+    overview="probes.evaluate.results:overview",
     synthetic_rows="probes.evaluate.schema:synthetic_cells",
 )

@@ -24,7 +24,7 @@ PROBE = Probe(
     results="probes.patching.results:results",
     head_results="probes.patching.results:head_results",
     glossary="probes.patching.report:GLOSSARY",
-    overview="probes.patching.report:overview",
+    overview="probes.patching.results:overview",
     synthetic_rows="probes.patching.schema:synthetic_cells",
     bench="probes.patching.bench:benchmark_variants",
 )

@@ -1,16 +1,14 @@
-"""Charts of the patching probe for report and app, charts of one head, its data for JSON, and its glossary."""
+"""Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
 from collections.abc import Iterator
-
-import pandas as pd
 
 from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_name, unit_result, units_of_head
+from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.report.effect_cards import effects_card
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import head_mask
@@ -22,7 +20,6 @@ from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
 from probes.patching.analysis import STATISTICS, position_effects, spans_of_sweep, sweeps
 from probes.patching.labels import describe_sweep
-from probes.patching.pairs import pair_metrics
 from probes.patching.results import sweep_details, unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
@@ -110,29 +107,6 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
             "Error bars: confidence interval over pairs, from three pairs on. Pale bars are estimates.",
             half_width=True,
         )
-
-
-def overview(run: Run) -> Overview | None:
-    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
-    if PATCHING.name not in run.tables:
-        return None
-    records = []
-    metrics = run.derived(pair_metrics)
-    for effects in run.derived(sweeps):
-        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
-        largest = largest_unit(effects)
-        records.append(
-            {
-                "model": effects.model,
-                **effects.where,
-                "pairs": int(effects.units["n"].max()),
-                "clean": pairs["metric_clean"].mean(),
-                "corrupted": pairs["metric_corrupted"].mean(),
-                "most positive effect": unit_name(largest),
-                **{name: largest[name] for name in ("effect", "low", "high", "method")},
-            }
-        )
-    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:

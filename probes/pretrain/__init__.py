@@ -16,6 +16,6 @@ PROBE = Probe(
     charts="probes.pretrain.report:charts",
     questions="probes.pretrain.questions:QUESTIONS",
     results="probes.pretrain.results:results",
-    next_steps="probes.pretrain.report:next_steps",
+    next_steps="probes.pretrain.results:next_steps",
     bench="probes.pretrain.run:benchmark_variants",
 )

@@ -19,6 +19,6 @@ PROBE = Probe(
     results="probes.patching.paths.results:results",
     head_results="probes.patching.paths.results:head_results",
     glossary="probes.patching.paths.report:GLOSSARY",
-    overview="probes.patching.paths.report:overview",
+    overview="probes.patching.paths.results:overview",
     synthetic_rows="probes.patching.paths.schema:synthetic_cells",
 )
