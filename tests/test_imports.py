@@ -180,9 +180,10 @@ def test_help_loads_no_heavy_package() -> None:
     assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
 
 
+@pytest.mark.slow
 def test_tables_and_results_are_printed_without_plotly(tmp_path: Path) -> None:
     """Of a run with the tables of every probe."""
-    run = synthetic_run(tmp_path, layers=2, heads=2, groups=1, docs=2)
+    run = synthetic_run(tmp_path, models=("base",), layers=1, heads=2, groups=1, pairs=4, lengths=(256,), docs=1)
     code = f"""
 import sys
 from headscope.report import comparison, terminal
