@@ -1,7 +1,10 @@
 """Which module may import which."""
 
+import ast
+import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,8 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "bins": set(),
     "streaming": set(),
     "user_input": {"errors"},
-    "plugins": {"errors"},
+    "probe": set(),
+    "plugins": {"errors", "probe"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
     "attention": {"errors", "compat"},
@@ -47,15 +51,27 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "user_input",
         "signals",
         "plugins",
+        "probe",
         "heads",
         "model_spec",
         "model_identity",
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
-    "results": {"errors", "estimates", "plugins", "heads", "model_identity", "user_input", "runs"},
+    "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
-    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results", "effects"},
+    "report": {
+        "errors",
+        "estimates",
+        "plugins",
+        "probe",
+        "heads",
+        "model_identity",
+        "runs",
+        "plots",
+        "results",
+        "effects",
+    },
     "study": {
         "compat",
         "errors",
@@ -63,6 +79,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "model_identity",
         "model_spec",
         "plugins",
+        "probe",
         "runs",
         "models",
         "positions",
@@ -72,14 +89,14 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "tasks": {"errors", "compat", "user_input", "positions", "study"},
     "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
     "plugin_api": {
-        *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),
+        *("errors", "heads", "plugins", "probe", "attention", "models", "positions", "forward", "measures"),
         *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
     },
     "playground": {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
         *("prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "runs", "results", "report", "study", "models", "positions"},
+    "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "report", "study", "models", "positions"},
     "callback": {"errors", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""
@@ -93,6 +110,7 @@ WITHOUT_TORCH = (
     "heads",
     "model_spec",
     "model_identity",
+    "probe",
     "plugins",
     "plugin_api",
     "prompts",
@@ -130,18 +148,18 @@ def loaded_by(*modules: str) -> set[str]:
     return loaded
 
 
-def parts(may_run_models: bool) -> list[str]:
-    """The modules that probes name for their parts."""
-    kinds = [kind for kind in vars(plugins.Probe)["__dataclass_fields__"] if kind in plugins.Kind.__args__]
-    declared_parts = [getattr(probe, kind) for probe in plugins.probes().values() for kind in kinds]
-    module_names = {
-        getattr(probe, kind).partition(":")[0]
+def parts() -> list[str]:
+    """The modules that the methods of built-in probes import, but for those that may run models."""
+    names = {
+        str(node.module)
         for probe in plugins.probes().values()
-        for kind in kinds
-        if getattr(probe, kind) and (kind in MAY_RUN_MODELS) == may_run_models
+        for method in vars(type(probe)).values()
+        if inspect.isfunction(method) and method.__name__ not in MAY_RUN_MODELS
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method))))
+        if isinstance(node, ast.ImportFrom)
     }
-    assert len(declared_parts) > len(module_names) > 0
-    return sorted(module_names)
+    assert len(names) > 50
+    return sorted(names)
 
 
 @pytest.mark.slow
@@ -162,7 +180,7 @@ def test_run_readers_do_not_import_torch_or_transformers() -> None:
 def test_run_readers_and_reports_load_without_torch() -> None:
     readable = {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")}
     readers = [module(file) for file in sorted(readable)]
-    assert not loaded_by(*readers, *parts(may_run_models=False)) & TORCH
+    assert not loaded_by(*readers, *parts()) & TORCH
 
 
 def test_importing_headscope_loads_no_heavy_package() -> None:
@@ -197,13 +215,8 @@ terminal.run_to_dict(run)
 print(*sys.modules, file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert {*parts_of_kind("results"), *parts_of_kind("overview")} <= set(result.stderr.split())
+    assert {module(file) for file in files("probes") if file.stem == "results"} <= set(result.stderr.split())
     assert not set(result.stderr.split()) & {"plotly", *TORCH}
-
-
-def parts_of_kind(kind: plugins.Kind) -> set[str]:
-    """The modules of one part of every probe."""
-    return {part.partition(":")[0] for probe in plugins.probes().values() if (part := getattr(probe, kind))}
 
 
 def test_importing_the_command_line_reads_no_shipped_run() -> None:

@@ -28,6 +28,7 @@ from headscope.cli.flags import (
 )
 from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
+from headscope.probe import Probe
 from headscope.runs import old_names
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Commands(TyperGroup):
 class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
-    def __init__(self, probe: plugins.Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
         self.probe = probe
 
