@@ -27,7 +27,8 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
     "attention": {"errors", "compat"},
-    "measures": {"attention", "bins", "streaming"},
+    "kernels": {"attention"},
+    "measures": {"attention", "bins", "kernels", "streaming"},
     "models": {"errors", "compat", "user_input", "model_spec", "model_identity", "attention"},
     "positions": {"errors", "user_input", "model_spec", "model_identity", "attention", "models"},
     "forward": {
