@@ -112,15 +112,18 @@ def fused_attention(
 def _fused_attention_cpu(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    kernel = cpu_flash_attention()
-    if kernel is None:
-        return blockwise_attention(q, k, v, scaling, is_causal, visible_mask)
     bias = None if visible_mask is None else q.new_zeros(visible_mask.shape).masked_fill(~visible_mask, -torch.inf)
     width = v.shape[-1]
     if width != q.shape[-1]:  # the kernel needs equal widths; zeros change nothing
         widest = max(width, q.shape[-1])
         q, k, v = (nn.functional.pad(t, (0, widest - t.shape[-1])) for t in (q, k, v))
-    out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
+    kernel = cpu_flash_attention()
+    if kernel is not None:
+        out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
+    else:
+        with torch.no_grad():  # as the kernel's, this log-sum-exp has no gradient
+            _, lse = blockwise_attention(q, k, v[..., :0], scaling, is_causal, visible_mask)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, is_causal, scale=scaling, enable_gqa=True)
     return out[..., :width], lse
 
 
