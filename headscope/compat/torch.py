@@ -61,7 +61,7 @@ def cpu_flash_attention() -> Callable[..., "tuple[Tensor, Tensor]"] | None:
     try:
         kernel: Callable[..., tuple[Tensor, Tensor]] = CPU_FLASH_ATTENTION.resolve()
     except IncompatibleLibrary as error:
-        _warn_once(f"{error}. Until then, its log-sum-exp is computed in blocks of rows, which is slower")
+        _warn_once(f"{error}. Until then, headscope computes the log-sum-exp in blocks of rows, which is slower")
         return None
     return kernel
 
