@@ -13,7 +13,6 @@ from headscope.results.result import Result
 from headscope.runs.column_metadata import exceeds, roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.circuits import plots
 from probes.circuits.analysis import (
     COMPOSITION_COLUMNS,
     attributed_heads,
@@ -25,6 +24,7 @@ from probes.circuits.analysis import (
     strongest_inputs,
     strongest_paths,
 )
+from probes.circuits.schema import SIDES
 
 COPYING_THRESHOLD = 0.5
 """Copying score above which a head is called OV-copying [ours]."""
@@ -207,7 +207,7 @@ def _logit_result(run: Run, model: str, layer: int, head: int) -> Result:
         layer=layer,
         head=head,
         where={"attributed_head": format_head(layer, head)},
-        details={side: means[side].nlargest(LISTED_COMPONENTS).to_dict() for side in plots.SIDE_LABELS},
+        details={side: means[side].nlargest(LISTED_COMPONENTS).to_dict() for side in SIDES},
     )
 
 
