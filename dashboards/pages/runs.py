@@ -12,6 +12,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.plots import axes, style
+from headscope.plugins import Probe
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.comparison import comparison_tables
 from headscope.report.explorer_blocks import query_link
@@ -97,8 +98,15 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     return Chart(
         figure,
         f"One row per run{newest}. Colour: rows that the probe stored; empty: not measured.",
-        cell_links=[[query_link(probe.path, run=run.path.name) for probe in rows_by_probe] for run in runs],
+        cell_links=[[query_link(_page_path(probe), run=run.path.name) for probe in rows_by_probe] for run in runs],
     )
+
+
+def _page_path(probe: Probe) -> str:
+    """The page that shows the data of a probe: its own, else that of trainings or of heads."""
+    if probe.tab is not None:
+        return probe.path
+    return "/checkpoints" if probe.group == "Training" else "/heads"
 
 
 def describe_progress(progress: RunProgress) -> str:

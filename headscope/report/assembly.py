@@ -1,7 +1,7 @@
 """Contents of a report or page, in order: findings and charts of every probe, and the notable heads of a run.
 
-This module calls probes only through `headscope.plugins` and names none. Charts are drawn lazily. If a probe fails, its
-remaining charts are left out and the failure is logged.
+This module calls probes only through `headscope.plugins` and names none. Charts are drawn lazily. If a probe fails, a
+line in the place of its remaining charts says so, and the failure is logged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +25,7 @@ from headscope.report.blocks import (
     PageContent,
     RenderContext,
     Term,
+    TextBlock,
 )
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
@@ -213,9 +214,11 @@ def overview_cards(context: RenderContext) -> Iterator[Block]:
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
     """Blocks of the probes for a page of the app, by heading, drawn lazily."""
     iterators: dict[str, list[Iterator[Block]]] = {}
-    for probe, groups in plugins.call_parts("charts", context):
-        for group in groups:
-            if page in group.app_pages.split():
+    for probe, part_function in plugins.load_parts("charts"):
+        for group in _iterate_part(probe, "charts", part_function, context):
+            if isinstance(group, TextBlock):  # the probe fails
+                iterators.setdefault("", []).append(iter([group]))
+            elif page in group.app_pages.split():
                 iterators.setdefault(group.heading or group.chapter, []).append(_iterate_charts(probe, group))
     return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
@@ -316,14 +319,14 @@ def collect_next_steps(run: Run) -> list[str]:
 
 
 def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Any]:
-    """The charts of a group, drawn lazily; stops and reports the probe when one fails."""
+    """The charts of a group, drawn lazily; if one fails, a line in its place says so and ends the group."""
     return _iterate_part(probe, "charts", lambda: group.charts)
 
 
 def _iterate_part(
     probe: Probe, kind: Kind, part_function: Callable[..., Iterable[Any]], *arguments: object
 ) -> Iterator[Any]:
-    """The items that a part of a probe returns, created lazily; stops and reports the probe when one fails."""
+    """The items that a part of a probe returns, created lazily; if one fails, a line in its place says so."""
 
     def items() -> Iterator[Any]:
         yield from part_function(*arguments)
@@ -334,6 +337,7 @@ def _iterate_part(
             yield item
     except BrokenProbe as error:
         plugins.report_broken(error)
+        yield TextBlock([f"Not shown: {error}. The terminal that draws this page names the line that fails."])
 
 
 def _call_part(probe: Probe, kind: Kind, *arguments: object) -> Any:
