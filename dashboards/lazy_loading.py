@@ -116,8 +116,9 @@ class RenderedPage:
 
 def rendered_page(path: str, search: str) -> RenderedPage:
     """The page of a URL, from the cache if the runs are unchanged. Raises HeadscopeError like `layout.resolve_url`."""
-    store = current_store()
-    return _cached_page(path, search, store.folder, store.fingerprint())
+    store, names = current_store(), parse_query(search).get("run", [])
+    tables = store.table_stamps([names] if isinstance(names, str) else names)
+    return _cached_page(path, search, store.folder, store.fingerprint(), tables)
 
 
 @lru_cache(CACHED_PAGES)

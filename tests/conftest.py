@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # the value that headscope sets; here torch is imported first
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores share the tests: those that they start, too
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; on a GPU, set 0 for the tests marked cuda
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts compiles all libraries again
 
 import copy

@@ -36,6 +36,8 @@ TEXT_COLOUR = "#777777"
 GRID_COLOUR = "rgba(128,128,128,0.22)"
 SEQUENTIAL_SCALE = sequential.Viridis
 DIVERGING_SCALE = diverging.RdBu_r
+ORDERED_SCALE = ("rgb(46,114,184)", "rgb(138,99,192)", "rgb(194,85,157)", "rgb(207,106,46)")
+"""Colours of lines in an order, all of middle luminance."""
 PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
 """The colours of Okabe and Ito; blue is lighter and black is grey for dark pages, yellow is darker for light pages."""
 HIGHLIGHT_COLOUR = "#D55E00"
@@ -163,10 +165,9 @@ def _preferred_style(label: str) -> int:
 
 
 def ordered_colours(colour_count: int) -> list[str]:
-    """Colours for an ordered series, from dark to bright."""
-    colours: list[str] = sample_colorscale(
-        SEQUENTIAL_SCALE, [0.1 + 0.75 * index / max(1, colour_count - 1) for index in range(colour_count)]
-    )
+    """Colours for an ordered series, from blue to orange; each is visible on light and on dark pages."""
+    shares = [index / max(1, colour_count - 1) for index in range(colour_count)]
+    colours: list[str] = sample_colorscale(ORDERED_SCALE, shares)
     return colours
 
 
