@@ -230,7 +230,7 @@ def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> h
     rows = heads.replace([np.inf, -np.inf], np.nan).astype(object).where(heads.notna(), None)
     state = ", selected" if view.selected_heads else ", filtered" if view.has_filters else ""
     tools = [
-        html.Span(f"{block.caption}: {count_nouns(len(rows), "heads")}{state}.", id="head-table-count"),
+        html.Span(f"{block.caption}: {count_nouns(len(rows), 'heads')}{state}.", id="head-table-count"),
         html.Button("CSV", id="head-table-csv", type="button"),
     ]
     table = dag.AgGrid(

@@ -120,7 +120,7 @@ def _printable_block(block: Block, view: ViewState) -> Block:
             return TextTable(block.caption, block.column_names, rows)
         case HeadTable():
             heads = visible_rows(block.heads, view)
-            return statistics_table(f"{block.caption}: {count_nouns(len(heads), "heads")}", heads)
+            return statistics_table(f"{block.caption}: {count_nouns(len(heads), 'heads')}", heads)
         case _:
             return block
 

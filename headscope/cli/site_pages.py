@@ -186,7 +186,7 @@ def _head_table(part: HeadTable) -> TextTable:
     name = part.highlighted_column
     columns = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
     selected = part.heads[[column for column in columns if column in part.heads]]
-    table = statistics_table(f"{part.caption}: {count_nouns(len(selected), "heads")}", selected)
+    table = statistics_table(f"{part.caption}: {count_nouns(len(selected), 'heads')}", selected)
     identifiers = part.heads[["layer", "head"]].itertuples(index=False, name=None)
     rows = [
         [Link(f"L{layer}H{number}", f"{head.PATH}/{layer}.{number}"), *row]

@@ -327,9 +327,15 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Raise the top margin so that a wrapped legend, of about 58 characters per row, stays below the title."""
+    """Raise the top margin so that a wrapped legend stays below the title, and above the panels of small multiples.
+
+    A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
+    """
     widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
-    return set_top_margin(figure.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(widths) / 58)))
+    has_panels = figure.layout.legend.yref == "container"
+    rows = max(1, math.ceil(sum(widths) / (110 if has_panels else 58)))
+    figure.update_layout(showlegend=True, height=figure.layout.height + 24 * (rows - 1))
+    return set_top_margin(figure, 74 + 24 * rows if has_panels else 46 + 24 * rows)
 
 
 def stacked_figure(title: str, height: int) -> go.Figure:

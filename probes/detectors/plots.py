@@ -59,7 +59,7 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
         name="chance",
     )
     figure.update_yaxes(title_text="mean weight", range=[0, 1])
-    return figure.update_layout(barmode="group")
+    return style.fit_legend(figure.update_layout(barmode="group"))
 
 
 def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:
