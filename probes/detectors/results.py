@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from headscope.results.heads import kept_role_results, role_results, top_head_result
 from headscope.results.result import Result, Scalar
-from headscope.runs.aggregation import confidence_interval, plain_types, rows_at_longest_length
+from headscope.results.samples import mean_result
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.detectors.analysis import (
@@ -69,15 +69,12 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     rows = rows_at_longest_length(plain_types(run.rows("detectors", model=model, layer=layer, head=head)))
     if rows.empty:
         return
-    scores = rows.pivot(index="kind", columns="sequence", values="score")
-    kind = str(scores.mean(axis=1).idxmax())
-    low, high = confidence_interval(scores.loc[[kind]].to_numpy(np.float64)).clip(0, 1).ravel().tolist()
-    yield Result(
-        question="detectors.largest_score",
-        value=float(scores.mean(axis=1)[kind]),
-        low=low,
-        high=high,
-        n=scores.shape[1],
+    scores = rows.pivot(index="sequence", columns="kind", values="score")
+    kind = str(scores.mean().idxmax())
+    yield mean_result(
+        "detectors.largest_score",
+        scores[kind],
+        (0, 1),
         model=model,
         layer=layer,
         head=head,
