@@ -71,7 +71,8 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
             count = int(heads_with_role(heads, name).sum())
             top = leading_heads(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
             links = [Link(f"L{layer}H{head}", view.link(f"/head/{layer}.{head}", model=model)) for layer, head in top]
-            all_heads = Link(count_nouns(count, "heads"), build_url("/heads", {**_run_query(view), "model": model, "role": name}))
+            address = build_url("/heads", {**_run_query(view), "model": model, "role": name})
+            all_heads = Link(count_nouns(count, "heads"), address)
             cells.append(
                 Links([all_heads, *links]) if count else "none" if is_role_measured(heads, name) else "not measured"
             )
