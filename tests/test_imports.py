@@ -56,6 +56,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results", "effects"},
     "study": {
         "errors",
+        "kernels",
         "user_input",
         "model_identity",
         "model_spec",

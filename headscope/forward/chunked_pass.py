@@ -77,7 +77,7 @@ def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tenso
                     output = residual_stream(runner.output)
                 stream = _write_tokens(output, tokens, stream, length)
     assert stream is not None
-    if not all(bool(part.isfinite().all()) for part in torch.split(stream, chunk_tokens, -2)):
+    if not bool(torch.stack([part.isfinite().all() for part in torch.split(stream, chunk_tokens, -2)]).all()):
         refuse_non_finite(model, ids, stream)
     return stream
 

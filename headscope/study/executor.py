@@ -14,6 +14,7 @@ import torch
 
 from headscope import plugins
 from headscope.forward.observe import observe
+from headscope.kernels.runtime import describe_kernels
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
@@ -224,6 +225,7 @@ def hardware() -> dict[str, Any]:
         "cpus": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
+        **describe_kernels(),
     }
 
 
