@@ -19,6 +19,7 @@ from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
+from headscope.probe import Probe
 from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
@@ -55,7 +56,7 @@ class Commands(TyperGroup):
 class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
-    def __init__(self, probe: plugins.Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
         self.probe = probe
 
