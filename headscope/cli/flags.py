@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperOption
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
-EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
+EXAMPLE = next((path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*")), EXAMPLES)
 """The run that opens first: the large example where it is installed (package headscope-examples)."""
 EXAMPLE_MAPS = [path.name for path in EXAMPLES.glob("*-maps-*")]
 """Names of the shipped runs of attention maps that `headscope dash` combines with it; empty if none is installed."""
