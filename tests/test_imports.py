@@ -36,6 +36,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "model_identity",
         "streaming",
         "attention",
+        "kernels",
         "models",
         "positions",
         "measures",

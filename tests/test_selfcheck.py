@@ -1,11 +1,13 @@
 """The selfcheck finds no difference on a correct machine, and reports every measure that is wrong."""
 
+import importlib
 import json
 from typing import Any
 
 import pytest
 import torch
 from support import families
+from support.kernels import interpreting
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
@@ -97,9 +99,10 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
     good = CliRunner().invoke(cli.app, [*arguments, "--json"])
     assert good.exit_code == 0, good.output
     rows = json.loads(good.output.splitlines()[-1])
-    checked, timed = rows[: 2 * len(TOLERANCES)], rows[2 * len(TOLERANCES) :]
+    names = [name for name in TOLERANCES if not name.endswith("kernel")]
+    checked, timed = rows[: 2 * len(names)], rows[2 * len(names) :]
     assert {row["result"] for row in checked} == {"agrees"}
-    assert [row["check"] for row in checked] == 2 * list(TOLERANCES)
+    assert [row["check"] for row in checked] == 2 * names
     assert [row["check"] for row in timed] == ["time of measuring, ratio", "memory of measuring, ratio"]
     assert {row["length"] for row in timed} == {256}
     monkeypatch.setattr(selfcheck, "row_statistics", scaled(selfcheck.row_statistics, 1.01))
@@ -107,3 +110,21 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
     assert bad.exit_code == 1
     assert "DISAGREES" in bad.output
     assert f"torch {torch.__version__.partition('+')[0]}" in bad.output
+
+
+def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here in Triton's interpreter; an error of one percent in a kernel's sums fails its checks."""
+    monkeypatch.setattr(selfcheck, "RANDOM_KEY_COUNT", 40)
+    monkeypatch.setattr(selfcheck, "RANDOM_QUERY_COUNTS", (17,))
+    ids = torch.randint(3, 100, (20,), generator=torch.Generator().manual_seed(0))
+    kernel_checks = [name for name in TOLERANCES if name.endswith("kernel")]
+    with interpreting():
+        results = {result.quantity: result for result in selfcheck.run_checks(tiny, ids)}
+        assert [name for name, result in results.items() if not result.is_within_tolerance] == []
+        assert {*kernel_checks} <= {*results}
+        for function in ("pair_moments.pair_moments", "distance_sums.distance_sums"):
+            module, name = function.split(".")
+            kernel = getattr(importlib.import_module(f"headscope.kernels.{module}"), name)
+            monkeypatch.setattr(f"headscope.kernels.{function}", scaled(kernel, 1.01))
+        failed = [result.quantity for result in selfcheck.run_checks(tiny, ids) if not result.is_within_tolerance]
+    assert failed == ["rotary pairs, kernel", "distance profile, kernel"]
