@@ -104,7 +104,9 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
             is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index)
             is_counted = pairs.set_index("pair")["is_counted"]
             yield from _failure_results(area, pairs.set_index("pair"), is_answered, metric, place)
-            yield _answered_result(f"{area}.answered", metric, is_answered, int((is_counted & ~is_answered).sum()), place)
+            yield _answered_result(
+                f"{area}.answered", metric, is_answered, int((is_counted & ~is_answered).sum()), place
+            )
 
 
 def _failure_results(

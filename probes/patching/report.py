@@ -22,7 +22,7 @@ from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
-from probes.patching.analysis import STATISTICS, position_effects, spans_of_sweep, sweeps
+from probes.patching.analysis import STATISTICS, parts_of_sweep, position_effects, span_sweeps, sweeps
 from probes.patching.labels import describe_sweep
 from probes.patching.pairs import pair_metrics
 from probes.patching.questions import EFFECT
@@ -157,7 +157,7 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
             texts.get("patching.agreement", ""),
             half_width=True,
         )
-    if spans := spans_of_sweep(run, effects):
+    if spans := parts_of_sweep(run.derived(span_sweeps), effects):
         yield Chart(plots.plot_spans(effects, spans), SPAN_CAPTION, half_width=True)
     if PATCHING_TOKENS.name not in run.tables:
         return
