@@ -23,6 +23,7 @@ LENGTH = 40
 
 CPU_CHECKS = [name for name in TOLERANCES if not name.endswith("kernel")]
 
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_checkpoint(tmp_path_factory.mktemp("selfcheck") / "tiny"))
@@ -113,10 +114,12 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
 
 
 def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here in Triton's interpreter; an error of one percent in a kernel's sums fails its checks."""
+    """Here in Triton's interpreter; an error of one percent fails them."""
     monkeypatch.setattr(selfcheck, "RANDOM_KEY_COUNT", 20)
     monkeypatch.setattr(selfcheck, "RANDOM_QUERY_COUNTS", (9,))
-    monkeypatch.setattr(selfcheck, "VARIANT_CASES", {name: VARIANT_CASES[name] for name in ("soft cap", "learned sink")})
+    monkeypatch.setattr(
+        selfcheck, "VARIANT_CASES", {name: VARIANT_CASES[name] for name in ("soft cap", "learned sink")}
+    )
     ids = torch.randint(3, 100, (12,), generator=torch.Generator().manual_seed(0))
     for function in ("pair_moments.pair_moments", "distance_sums.distance_sums"):
         module, name = function.split(".")
