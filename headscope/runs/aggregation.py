@@ -4,6 +4,7 @@ The interval of a mean is Student's t over three or more documents; one or two d
 and effective lengths are averaged as logarithms. `docs/intervals.md` has the measured coverage.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 from headscope.bins import in_last_octave
 from headscope.estimates import EXACT, method_column
@@ -28,6 +29,8 @@ SIGNIFICANCE = 0.05
 """False discovery rate at which an effect or a change counts as different from zero."""
 NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
+Ends = tuple[float, float, float]
+"""A value with the lower and the upper end of its interval."""
 
 
 def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
@@ -43,12 +46,26 @@ def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> np
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
 
 
-def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
-    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays."""
-    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
-    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
-    scale = 1 + NORMAL_QUANTILE**2 / trials
+def wilson_interval(share: Any, trials: Any, choices: int = 1) -> tuple[Any, Any]:
+    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays.
+
+    `choices` as in `confidence_interval`.
+    """
+    quantile = NORMAL_QUANTILE if choices == 1 else ndtri(1 - 0.025 / choices)
+    centre = share + quantile**2 / (2 * trials)
+    half_width = quantile * np.sqrt(share * (1 - share) / trials + quantile**2 / (4 * trials**2))
+    scale = 1 + quantile**2 / trials
     return np.maximum((centre - half_width) / scale, 0), np.minimum((centre + half_width) / scale, 1)
+
+
+def difference_interval(first: Ends, second: Ends) -> tuple[float, float]:
+    """95 % confidence interval of `first` minus `second`, two independent values with their intervals.
+
+    Square-and-add: method 10 of Newcombe (1998) for shares with Wilson intervals, Zou and Donner (2008) for others.
+    """
+    (one, one_low, one_high), (other, other_low, other_high) = first, second
+    low = one - other - math.hypot(one - one_low, other_high - other)
+    return low, one - other + math.hypot(one_high - one, other - other_low)
 
 
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -138,7 +155,22 @@ def _label_texts(labels: pd.Series) -> pd.Series:
 
 def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) -> pd.DataFrame:
     """The rows at the longest context length of each group of these columns, by default of each model."""
+    if frame["context_length"].nunique() == 1:
+        return frame
     return frame[frame["context_length"] == frame.groupby([*by])["context_length"].transform("max")]
+
+
+def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[np.int64], pd.Index]:
+    """The number of each row's group by these columns, and the groups in order: one key is faster than several."""
+    groups = frame.groupby([*by])
+    return groups.ngroup().to_numpy(), groups.size().index
+
+
+def last_octave_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last four bins of visible keys that the head's layer fills, at each length."""
+    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
+    rows: pd.DataFrame = frame[in_last_octave(frame["visible"], top)]
+    return rows
 
 
 def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str = "population") -> pd.DataFrame:
@@ -147,8 +179,7 @@ def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str =
     The last octave consists of the last four bins that the head's layer fills. Bins are weighted by the column
     `weight`, by default their number of query rows in the document, so that every row of the octave counts once.
     """
-    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
-    last_rows = frame[in_last_octave(frame["visible"], top)]
+    last_rows = last_octave_rows(frame)
     unit = [*HEAD_KEYS, "context_length", "doc"]
     total = last_rows[unit].join(last_rows[[*columns]].mul(last_rows[weight], axis=0)).groupby(unit).sum()
     return total.div(last_rows.groupby(unit)[weight].sum(), axis=0)
