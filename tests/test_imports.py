@@ -41,6 +41,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "model_identity",
         "streaming",
         "attention",
+        "kernels",
         "models",
         "positions",
         "measures",
@@ -78,6 +79,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "study": {
         "compat",
         "errors",
+        "kernels",
         "user_input",
         "model_identity",
         "model_spec",

@@ -128,7 +128,8 @@ def demo(
     check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
-    from headscope.report.terminal import print_line, print_summary, print_warnings
+    from headscope.report.console import print_line
+    from headscope.report.terminal import print_summary, print_warnings
 
     print_warnings(run)
     print_summary(run, show_all)
@@ -250,7 +251,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
-    from headscope.report.terminal import bold, print_line, print_run_entry, run_to_dict
+    from headscope.report.console import bold, print_line
+    from headscope.report.terminal import print_run_entry, run_to_dict
 
     entries: list[tuple[Path, Run | BadRun]] = []
     for path, run in finished_runs(directory):
