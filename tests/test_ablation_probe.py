@@ -193,7 +193,7 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     answered, top, lowest, *_ = results(run)
     assert (answered.question, answered.n, answered.details["unanswered"]) == ("ablation.answered", 3, 1)
     subject = "Resample ablation in base, prompts, one head at a time, change of the logit difference (logits)"
-    assert sentence(top).startswith(f"{subject}: the most positive effect is that of {top.unit}, {top.value:+.3g} (")
+    assert sentence(top).startswith(f"{subject}: the highest effect is that of {top.unit}, {top.value:+.3g} (")
     changes = run.heads["ablation_resample"]
     assert (top.value, lowest.value) == pytest.approx((changes.max(), changes.min()))
     assert top.selected_from == lowest.selected_from == 16

@@ -21,6 +21,11 @@ UnitFields = Callable[[pd.Series], Fields]
 """Fields of the result about a unit, such as its `details`, from its row of `Effects.units`."""
 
 
+LEADS = "has the largest effect,"
+LEADS_UNCLEARLY = "is largest, but not clearly different from 0:"
+"""What a headline says about the unit of largest effect: the second if its interval contains 0."""
+
+
 def sweep_questions(
     area: str,
     subject: str,
@@ -39,8 +44,8 @@ def sweep_questions(
     of_measured = "[ among the {measured:,} of {units:,} {nouns} with exact effects]"
     effect = Question(
         name=f"{area}.top",
-        sentence=f"{subject}: the most positive effect{of_measured} is that of {unit}, {{value}}",
-        headline=f"{brief_subject}: {unit} has the largest effect, {{value}}",
+        sentence=f"{subject}: the highest effect{of_measured} is that of {unit}, {{value}}",
+        headline=f"{brief_subject}: {unit} {{leads}} {{value}}",
         number=number,
         unit=value_unit,
         samples=samples,
@@ -95,7 +100,8 @@ def sweep_results(
     for name, ascending in (("top", False), ("lowest", True)):
         unit = largest_unit(effects, ascending)
         fields = dict(unit_fields(unit))
-        all_details = {**counts, "measured": measured, **fields.pop("details", {})}
+        leads = LEADS_UNCLEARLY if unit["low"] <= 0 <= unit["high"] else LEADS
+        all_details = {**counts, "measured": measured, "leads": leads, **fields.pop("details", {})}
         yield unit_result(effects, unit, f"{area}.{name}", details=all_details, **fields)
     if not exact:
         yield _sweep_result(effects, f"{area}.estimated", counts)

@@ -46,6 +46,8 @@ ADDED_COLUMNS = {
     **dict.fromkeys(("patching", "patching_spans", "paths"), {"is_counted": "is_normalised"}),
 }
 """By table: column that earlier versions did not store -> the stored column of the same type that it equals there."""
+ADDED_CONSTANTS = {"ablation_sets": {"draw": 0}}
+"""By table: column that earlier versions did not store -> its only value there."""
 COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}
 BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""
@@ -166,13 +168,8 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
     """A stored table of an older run with present column names and values; `name` is its present name."""
     import pyarrow as pa  # the command line reads this module for old command names and must start fast
 
-    from headscope.runs.columns import all_tables
-
     for column, value in ABSENT_COLUMNS.get(name, {}).items():
-        if column not in table.column_names:
-            declared = all_tables()[name].arrow
-            values = pa.array([value] * table.num_rows, declared.field(column).type)
-            table = table.add_column(declared.get_field_index(column), declared.field(column), values)
+        table = _add_constant(name, table, column, value)
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)
@@ -197,7 +194,22 @@ def add_missing_columns(name: str, table: "pa.Table") -> "pa.Table":
         if column not in table.column_names and source in table.column_names:
             index = all_tables()[name].arrow.get_field_index(column)
             table = table.add_column(index, all_tables()[name].arrow.field(index), table[source])
+    for column, value in ADDED_CONSTANTS.get(name, {}).items():
+        table = _add_constant(name, table, column, value)
     return table
+
+
+def _add_constant(name: str, table: "pa.Table", column: str, value: float) -> "pa.Table":
+    """The table with a declared column of one value, unless it has that column."""
+    import pyarrow as pa
+
+    from headscope.runs.columns import all_tables
+
+    if column in table.column_names:
+        return table
+    declared = all_tables()[name].arrow
+    values = pa.array([value] * table.num_rows, declared.field(column).type)
+    return table.add_column(declared.get_field_index(column), declared.field(column), values)
 
 
 def _translate_option(probe: str, option: str, value: Any) -> Any:

@@ -93,7 +93,7 @@ QUESTIONS = (
     Question(
         name="answer_influence.answered_top",
         sentence="{change:capital} in {model}, one {noun} at a time, over the trials that the unchanged model answers: "
-        "the most positive effect is that of {unit}, {value}",
+        "the highest effect is that of {unit}, {value}",
         number="+.2g",
         unit="nats/token",
         samples="trials",

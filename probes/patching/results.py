@@ -55,8 +55,10 @@ def _pair_result(run: Run, effects: Effects) -> Result:
         "clean": float(pairs["metric_clean"].mean()),
         "corrupted": float(pairs["metric_corrupted"].mean()),
     }
-    unit = largest_unit(effects)
-    return unit_result(effects, unit, "patching.pair", where=where, details=sweep_details(effects) | details)
+    fields = {"where": where, "details": sweep_details(effects) | details}
+    if "pair" in where:
+        fields["n"] = None  # one pair is no sample of pairs
+    return unit_result(effects, largest_unit(effects), "patching.pair", **fields)
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
