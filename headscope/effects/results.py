@@ -21,11 +21,6 @@ UnitFields = Callable[[pd.Series], Fields]
 """Fields of the result about a unit, such as its `details`, from its row of `Effects.units`."""
 
 
-LEADS = "has the largest effect,"
-LEADS_UNCLEARLY = "is largest, but not clearly different from 0:"
-"""What a headline says about the unit of largest effect: the second if its interval contains 0."""
-
-
 def sweep_questions(
     area: str,
     subject: str,
@@ -55,6 +50,12 @@ def sweep_questions(
     return (
         effect,
         replace(effect, name=f"{area}.lowest", sentence=lowest, headline="", level="detail"),
+        replace(
+            effect,
+            name=f"{area}.only",
+            sentence=f"{subject}: {unit} has the effect {{value}}",
+            headline=f"{brief_subject}: {unit} {{value}}",
+        ),
         Question(
             name=f"{area}.significant",
             sentence=f"{subject}: {{value}} of {{exact:,}} exact effects differ from zero (false discovery rate "
@@ -97,11 +98,11 @@ def sweep_results(
     counts = {**details, "nouns": nouns, "units": len(effects.units)}
     exact = int(effects.is_exact.sum())
     measured = exact if 0 < exact < len(effects.units) else None
-    for name, ascending in (("top", False), ("lowest", True)):
+    has_choice = len(effects.candidates) > 1
+    for name, ascending in (("top", False), ("lowest", True)) if has_choice else (("only", False),):
         unit = largest_unit(effects, ascending)
         fields = dict(unit_fields(unit))
-        leads = LEADS_UNCLEARLY if unit["low"] <= 0 <= unit["high"] else LEADS
-        all_details = {**counts, "measured": measured, "leads": leads, **fields.pop("details", {})}
+        all_details = {**counts, "measured": measured, "leads": leads(unit), **fields.pop("details", {})}
         yield unit_result(effects, unit, f"{area}.{name}", details=all_details, **fields)
     if not exact:
         yield _sweep_result(effects, f"{area}.estimated", counts)
@@ -112,6 +113,12 @@ def sweep_results(
         yield from _agreement_results(
             effects, area, counts | {"estimates": estimate_labels[agreement.method]}, agreement
         )
+
+
+def leads(unit: pd.Series) -> str:
+    """What a headline says about the unit of largest effect, whose interval may contain 0."""
+    is_unclear = unit["low"] <= 0 <= unit["high"]
+    return "is largest, but not clearly different from 0:" if is_unclear else "has the largest effect,"
 
 
 def _agreement_results(effects: Effects, area: str, details: Fields, agreement: Agreement) -> Iterator[Result]:

@@ -204,8 +204,15 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
         keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
-        blocks = []
+        keys["metric_before"] = -1.0
+        blocks, sets = [], []
         for kind in KINDS:
             change = -np.exp(-12 * sizes.heads["growth"]) + rng.normal(0, 0.02, len(sizes.heads))
             blocks.append(sizes.heads.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
-        yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys, metric_before=-1.0)}
+            after = np.array([-3.0, -1.1, -1.1]) + rng.normal(0, 0.05, 3)
+            sets.append(pd.DataFrame({"kind": kind, "draw": range(3), "size": 2, "metric_after": after}))
+        tables = {"ablation": blocks, "ablation_sets": sets}
+        yield (
+            f"ioi {number}",
+            {name: pd.concat(parts, ignore_index=True).assign(**keys) for name, parts in tables.items()},
+        )
