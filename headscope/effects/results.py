@@ -9,6 +9,7 @@ import pandas as pd
 
 from headscope.effects.agreement import Agreement, agreements
 from headscope.effects.ranking import largest_unit
+from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.sweep import SIGNIFICANCE, Effects
 from headscope.effects.units import unit_result
 from headscope.results.questions import Question
@@ -133,7 +134,7 @@ def _agreement_results(effects: Effects, area: str, details: Fields, agreement: 
         "shared": agreement.shared,
         "top": agreement.top,
     }
-    if pd.notna(agreement.spearman):
+    if agreement.compared >= MIN_COMPARED and pd.notna(agreement.spearman):
         interval = {"value": agreement.spearman, "low": agreement.low, "high": agreement.high}
         yield _sweep_result(
             effects, f"{area}.agreement", {**details, **numbers}, n=agreement.compared, where=where, **interval

@@ -6,6 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from headscope.effects.statistics import MIN_COMPARED
 from headscope.runs.aggregation import (
     HEAD_KEYS,
     last_octave_means,
@@ -230,9 +231,9 @@ def chance_score(run: RunTables, model: str, kind: str) -> float | None:
 
 
 def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:
-    """Spearman's correlation of two columns over heads with both values, and their number."""
+    """Spearman's correlation of two columns over heads with both values, and their number; NaN below ten heads."""
     both = pd.DataFrame({"x": x, "y": y}).dropna()
-    if len(both) < 3 or both["x"].nunique() < 2 or both["y"].nunique() < 2:
+    if len(both) < MIN_COMPARED or both["x"].nunique() < 2 or both["y"].nunique() < 2:
         return float("nan"), len(both)
     return float(np.corrcoef(both["x"].rank(), both["y"].rank())[0, 1]), len(both)
 

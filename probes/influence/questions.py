@@ -36,7 +36,7 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     yield replace(
         effect,
         name=f"{area}.top_head",
-        sentence=f"{subject}: the effect of {named}, {{unit}}, is {{value}}, rank {{rank:,}} of {{units:,}} {{nouns}}",
+        sentence=f"{subject}: the effect of {named}, {{unit}}, is {{value}}[, rank {{rank:,}} of {{units:,}} {{nouns}}]",
     )
     yield replace(
         effect,
@@ -59,8 +59,8 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     yield replace(
         effect,
         name=f"{area}.head",
-        sentence=f"Influence in {{model}}, {{change}} ({conditions}): {{value}} for {{unit}}, rank {{rank:,}} of "
-        "{units:,}",
+        sentence=f"Influence in {{model}}, {{change}} ({conditions}): {{value}} for {{unit}}[, rank {{rank:,}} of "
+        "{units:,}]",
     )
     yield replace(
         effect,

@@ -71,7 +71,8 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
             continue
         sizes = effects.units["effect"].abs()
         for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows():
-            place = {"rank": rank(sizes, abs(unit["effect"])), "units": len(sizes), "nouns": unit_nouns(effects.units)}
+            own_rank = rank(sizes, abs(unit["effect"])) if len(sizes) > 1 else None
+            place = {"rank": own_rank, "units": len(sizes), "nouns": unit_nouns(effects.units)}
             yield unit_result(effects, unit, "patching.head", details={**sweep_details(effects), **place})
 
 
