@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from headscope import plugins, user_input
 from headscope.errors import BadInput
-from headscope.plugins import Probe
+from headscope.probe import Probe
 from headscope.runs import old_names
 from headscope.runs.run import Run
 
@@ -64,8 +64,9 @@ def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
 
     question, model, baseline and where name the result; before, after: its values; unit_before and unit_after: its head
     or KV group; difference with its 95 % confidence interval low to high, over `paired` equal documents, pairs or
-    trials (missing if unpaired); direction: better, worse, higher, lower, no clear change, or unknown without an
-    interval. The attribute `.attrs["roles"]` lists the heads that gained or lost a role.
+    trials (missing if unpaired); p_adjusted: p-value of no change, adjusted for the number of results
+    (Benjamini-Hochberg); direction: better, worse, higher, lower, no clear change (p_adjusted of 0.05 or more), or
+    unknown without an interval. The attribute `.attrs["roles"]` lists the heads that gained or lost a role.
     """
     from headscope.report.comparison import comparison_to_frame
     from headscope.results.comparison import compare as compare_runs
@@ -98,7 +99,7 @@ def _open_run(run: Run | Path | str, argument_name: str) -> Run:
 def probe_function(name: str) -> Callable[..., Run]:
     """The function that runs the probe `name`, with its options as keywords."""
     probe = plugins.probes()[name]
-    options: type[BaseModel] = plugins.load_part(probe, "options")
+    options = plugins.call_part(probe, Probe.options)
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
@@ -130,7 +131,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
-        refuse_texts_beside_prompt(plugins.load_part(probe, "options"), keywords, changed)
+        refuse_texts_beside_prompt(plugins.call_part(probe, Probe.options), keywords, changed)
     with hide_progress_bars(quiet):
         in_memory_models = {}
         if {"models", "model"} & set(probe.takes):

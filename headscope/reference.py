@@ -14,11 +14,12 @@ from typing import Any
 import typer
 
 import headscope
-from headscope import plugins
+from headscope import plugins, stub
 from headscope.api import SHARED_KEYWORDS, keyword_fields
 from headscope.cli.app import ProbeCommand, app
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
+from headscope.probe import Probe
 from headscope.report.blocks import Term
 from headscope.runs.column_metadata import capitalise, roles, statistics
 from headscope.runs.columns import all_tables
@@ -155,7 +156,7 @@ def _functions() -> list[str]:
         exported = getattr(headscope, name)
         names = "" if isinstance(exported, type) else f"({', '.join(inspect.signature(exported).parameters)})"
         parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(exported)}")
-    for probe, options in plugins.load_parts("options"):
+    for probe, options in plugins.call_parts(Probe.options):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
         for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
@@ -218,7 +219,7 @@ def _statistics() -> str:
 def glossary_page() -> str:
     """The glossary as Markdown: the terms of all probes, the general vocabulary, and the roles of heads."""
     terms = {term.word: term for term in VOCABULARY}
-    for _, declared_terms in plugins.load_parts("glossary"):
+    for _, declared_terms in plugins.call_parts(Probe.glossary):
         for term in declared_terms:
             terms.setdefault(term.word, term)
     parts = ["# Glossary", "The words of reports, app and tables. `python -m headscope.reference` writes this page."]
@@ -246,6 +247,7 @@ def _column_table(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
+    stub.FILE.write_text(stub.with_probe_functions(stub.FILE.read_text(encoding="utf-8")), encoding="utf-8")
     FILE.write_text(reference_page(), encoding="utf-8")
     GLOSSARY_FILE.write_text(glossary_page(), encoding="utf-8")
     MEASURES_FILE.write_text(measures_page(MEASURES_FILE.read_text(encoding="utf-8")), encoding="utf-8")

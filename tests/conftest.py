@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # the value that headscope sets; here torch is imported first
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores share the tests: those that they start, too
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; on a GPU, set 0 for the tests marked cuda
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts compiles all libraries again
 
 import copy
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -23,18 +25,21 @@ import pytest
 import torch
 import transformers
 from playwright.sync_api import Browser, sync_playwright
+from support import missing_kernel
 from torch import Tensor
 
 import headscope
 from headscope import plugins
 from headscope.__main__ import GC_THRESHOLD
 from headscope.cli import app as cli
+from headscope.compat.torch import cpu_flash_attention
 from headscope.model_spec import ModelSpec
 from headscope.models.checkpoint import Checkpoint, open_checkpoint
 from headscope.models.loading import load_tokenizer
 from headscope.positions.model import Model
 from headscope.prompts import texts
 
+pytest_plugins = ["support.app_pages"]
 sys.dont_write_bytecode = False
 os.fsync = lambda descriptor: None  # tests kill processes, never the machine; a disk may need 10 ms for each call
 gc.set_threshold(GC_THRESHOLD)
@@ -47,6 +52,12 @@ untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.to
 hypothesis.settings.register_profile("explore", derandomize=False, **untimed)
 hypothesis.settings.register_profile("repeat", derandomize=True, **untimed)
 hypothesis.settings.load_profile("repeat")
+
+# `HEADSCOPE_TEST_WITHOUT_CPU_KERNEL=1 pytest ...`: the suite as it runs on a torch that renames the kernel.
+if os.environ.get("HEADSCOPE_TEST_WITHOUT_CPU_KERNEL"):
+    whole_session = ExitStack()
+    whole_session.enter_context(missing_kernel.without_cpu_kernel())
+    assert cpu_flash_attention() is None  # warns, once
 
 
 LONG_FILES = (

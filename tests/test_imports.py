@@ -1,30 +1,39 @@
 """Which module may import which."""
 
+import ast
+import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
 
 from headscope import plugins
+from headscope.runs.synthetic import synthetic_run
 
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
+    "compat": {"errors"},
     "signals": set(),
     "model_spec": {"errors", "user_input"},
     "model_identity": {"errors"},
     "bins": set(),
     "streaming": set(),
     "user_input": {"errors"},
-    "plugins": {"errors"},
+    "probe": set(),
+    "lazy_names": set(),
+    "plugins": {"errors", "probe"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
-    "attention": {"errors"},
-    "measures": {"attention", "bins", "streaming"},
-    "models": {"errors", "user_input", "model_spec", "model_identity", "attention"},
+    "attention": {"errors", "compat"},
+    "kernels": {"attention"},
+    "measures": {"attention", "bins", "kernels", "streaming"},
+    "models": {"errors", "compat", "user_input", "model_spec", "model_identity", "attention"},
     "positions": {"errors", "user_input", "model_spec", "model_identity", "attention", "models"},
     "forward": {
+        "compat",
         "errors",
         "user_input",
         "heads",
@@ -44,41 +53,56 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "user_input",
         "signals",
         "plugins",
+        "probe",
         "heads",
         "model_spec",
         "model_identity",
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
-    "results": {"errors", "estimates", "plugins", "heads", "model_identity", "user_input", "runs"},
+    "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
-    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results", "effects"},
+    "report": {
+        "errors",
+        "estimates",
+        "plugins",
+        "probe",
+        "heads",
+        "model_identity",
+        "runs",
+        "plots",
+        "results",
+        "effects",
+    },
     "study": {
+        "compat",
         "errors",
         "user_input",
         "model_identity",
         "model_spec",
         "plugins",
+        "probe",
         "runs",
         "models",
         "positions",
         "forward",
         "prompts",
     },
-    "tasks": {"errors", "user_input", "positions", "study"},
+    "tasks": {"errors", "compat", "user_input", "positions", "study"},
     "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
     "plugin_api": {
-        *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),
+        "lazy_names",
+        *("errors", "heads", "plugins", "probe", "attention", "models", "positions", "forward", "measures"),
         *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
     },
     "playground": {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
         *("prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "runs", "results", "report", "study", "models", "positions"},
+    "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "report", "study", "models", "positions"},
     "callback": {"errors", "study"},
 }
-"""Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""
+"""Folder or module of headscope -> those that it may import. `bench`, `cli`, `reference` and `stub` may import all."""
 
 TORCH = {"torch", "transformers", "transformer_lens"}
 WITHOUT_TORCH = (
@@ -89,6 +113,7 @@ WITHOUT_TORCH = (
     "heads",
     "model_spec",
     "model_identity",
+    "probe",
     "plugins",
     "plugin_api",
     "prompts",
@@ -126,18 +151,18 @@ def loaded_by(*modules: str) -> set[str]:
     return loaded
 
 
-def parts(may_run_models: bool) -> list[str]:
-    """The modules that probes name for their parts."""
-    kinds = [kind for kind in vars(plugins.Probe)["__dataclass_fields__"] if kind in plugins.Kind.__args__]
-    declared_parts = [getattr(probe, kind) for probe in plugins.probes().values() for kind in kinds]
-    module_names = {
-        getattr(probe, kind).partition(":")[0]
+def parts() -> list[str]:
+    """The modules that the methods of built-in probes import, but for those that may run models."""
+    names = {
+        str(node.module)
         for probe in plugins.probes().values()
-        for kind in kinds
-        if getattr(probe, kind) and (kind in MAY_RUN_MODELS) == may_run_models
+        for method in vars(type(probe)).values()
+        if inspect.isfunction(method) and method.__name__ not in MAY_RUN_MODELS
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method))))
+        if isinstance(node, ast.ImportFrom)
     }
-    assert len(declared_parts) > len(module_names) > 0
-    return sorted(module_names)
+    assert len(names) > 50
+    return sorted(names)
 
 
 @pytest.mark.slow
@@ -158,7 +183,7 @@ def test_run_readers_do_not_import_torch_or_transformers() -> None:
 def test_run_readers_and_reports_load_without_torch() -> None:
     readable = {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")}
     readers = [module(file) for file in sorted(readable)]
-    assert not loaded_by(*readers, *parts(may_run_models=False)) & TORCH
+    assert not loaded_by(*readers, *parts()) & TORCH
 
 
 def test_importing_headscope_loads_no_heavy_package() -> None:
@@ -176,6 +201,43 @@ def test_help_loads_no_heavy_package() -> None:
     assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
 
 
+@pytest.mark.slow
+def test_tables_and_results_are_printed_without_plotly(tmp_path: Path) -> None:
+    """Of a run with the tables of every probe."""
+    run = synthetic_run(tmp_path, models=("base",), layers=1, heads=2, groups=1, pairs=4, lengths=(256,), docs=1)
+    code = f"""
+import sys
+from headscope.report import comparison, terminal
+from headscope.runs.run import Run
+
+run = Run.open({str(run.path)!r})
+terminal.print_warnings(run)
+terminal.print_summary(run, show_all=True)
+terminal.print_next_steps(run)
+terminal.run_to_dict(run)
+print(*sys.modules, file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {module(file) for file in files("probes") if file.stem == "results"} <= set(result.stderr.split())
+    assert not set(result.stderr.split()) & {"plotly", *TORCH}
+
+
+def test_importing_the_command_line_reads_no_shipped_run() -> None:
+    modules = ", ".join(module(file) for file in files("headscope/cli"))
+    code = f"""
+import sys
+
+def note(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "glob.glob") and "examples" in str(arguments[0]):
+        print(event, *arguments, file=sys.stderr)
+
+sys.addaudithook(note)
+import {modules}
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not result.stderr
+
+
 @pytest.mark.parametrize("package", ALLOWED_IMPORTS)
 def test_package_imports_only_allowed_packages(package: str) -> None:
     for file in files(f"headscope/{package}"):
@@ -186,7 +248,7 @@ def test_every_package_has_allowed_imports_without_cycles() -> None:
     existing = {
         path.stem for path in (ROOT / "headscope").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    assert existing == {*ALLOWED_IMPORTS, "__init__", "__main__", "bench", "cli", "reference"}
+    assert existing == {*ALLOWED_IMPORTS, "__init__", "__main__", "bench", "cli", "reference", "stub"}
     ordered: set[str] = set()
     while ready := {package for package, allowed in ALLOWED_IMPORTS.items() if allowed <= ordered} - ordered:
         ordered |= ready

@@ -10,7 +10,7 @@ import pytest
 
 import headscope
 from headscope import plugins
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 from headscope.errors import BadInput
 from headscope.report.html_page import provenance
 from headscope.runs import old_names
@@ -21,6 +21,8 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.runs.writer import join_runs
 from headscope.study.config import build_study
 
+EXAMPLE = example_run()
+
 RENAMED = [(probe, old, new) for probe, names in old_names.OPTIONS.items() for old, new in names.items()]
 SHAPE = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2, "probes": ["measure"]}
 
@@ -28,7 +30,7 @@ SHAPE = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "d
 @pytest.mark.parametrize(("probe_name", "old", "new"), RENAMED)
 def test_old_option_answers_with_its_new_name(probe_name: str, old: str, new: str, refused: Callable[..., str]) -> None:
     probe = plugins.probes()[probe_name]
-    fields = plugins.load_part(probe, "options").model_fields
+    fields = probe.options().model_fields
     assert new in fields
     assert old not in fields
     message = f"option '{old}' of '{probe_name}' is now '{new}'"

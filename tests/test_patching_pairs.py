@@ -73,14 +73,18 @@ def test_failing_pairs_are_named_and_left_out_of_means(run: Run) -> None:
     assert [*wrong.details["names"]] == ["unanswered"]
     assert [*same.details["names"]] == ["one answer"]
     lines = warning_lines(run)
-    assert any("1 of 6 pairs are left out of means, because the unchanged model does not give" in line for line in lines)
+    assert any(
+        "1 of 6 pairs are left out of means, because the unchanged model does not give" in line for line in lines
+    )
     assert any("both prompts prefer the same answer" in line and "one answer (+" in line for line in lines)
     assert set(effects_table(sweeps(run))["n"]) == {4}
 
 
 def test_failing_pairs_count_if_the_user_keeps_them(folder: Path, tmp_path: Path) -> None:
     kept = patch(folder, tmp_path, method="estimate", keep_failing=True)
-    assert set(effects_table(sweeps(kept))["n"]) == {int(kept.table("patching").groupby("pair")["is_normalised"].any().sum())}
+    assert set(effects_table(sweeps(kept))["n"]) == {
+        int(kept.table("patching").groupby("pair")["is_normalised"].any().sum())
+    }
     assert not any("left out of means, because" in line for line in warning_lines(kept))
     (answered,) = (result for result in results(kept) if result.question == "patching.answered")
     assert "Means include 1 pair without it" in sentence(answered)
@@ -104,7 +108,9 @@ def test_swapped_answers_are_measured_if_the_user_keeps_them(folder: Path, tmp_p
 def test_each_pair_has_its_own_largest_estimates_patched_exactly(run: Run) -> None:
     rows = run.table("patching").query("is_counted").astype({"effect": float})
     exact = rows[rows["method"] == "exact"]
-    shared = set.intersection(*({*zip(b["layer"], b["head"], strict=True)} for _, b in exact.groupby("pair", observed=True)))
+    shared = set.intersection(
+        *({*zip(b["layer"], b["head"], strict=True)} for _, b in exact.groupby("pair", observed=True))
+    )
     for pair, estimates in rows[rows["method"] == "estimate"].groupby("pair", observed=True):
         own = exact[exact["pair"] == pair]
         top = estimates.loc[estimates["effect"].abs().idxmax()]

@@ -46,7 +46,7 @@ def test_every_sentence_about_random_effects_varies(units: int, exact: int, pair
         rng = np.random.default_rng([units, exact, pairs, seed])
         effects = random_effects(units, exact, pairs, rng)
         for result in sweep_results(effects, "patching", "heads", details):
-            clauses = tuple([sentence(result), headline(result)])
+            clauses = (sentence(result), headline(result))
             texts.setdefault(result.question, set()).add(clauses)
             shared, top = (result.details.get(name) for name in ("shared", "top"))
             texts.setdefault(f"{result.question}, overlap", set()).add((str(shared),)) if top else None

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
 from headscope.attention.record import soft_cap
+from headscope.compat.torch import cpu_flash_attention
 from headscope.errors import UnsupportedModel
 
 ROWS_PER_BLOCK = 256
@@ -116,8 +117,13 @@ def _fused_attention_cpu(
     if width != q.shape[-1]:  # the kernel needs equal widths; zeros change nothing
         widest = max(width, q.shape[-1])
         q, k, v = (nn.functional.pad(t, (0, widest - t.shape[-1])) for t in (q, k, v))
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
+    kernel = cpu_flash_attention()
+    if kernel is not None:
+        out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
+    else:
+        with torch.no_grad():  # as the kernel's, this log-sum-exp has no gradient
+            _, lse = blockwise_attention(q, k, v[..., :0], scaling, is_causal, visible_mask)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, is_causal, scale=scaling, enable_gqa=True)
     return out[..., :width], lse
 
 
@@ -256,7 +262,7 @@ def _maskless_cuda_attention(
     if variant.softcap is not None or (variant.sink is not None and torch.is_grad_enabled()):
         return None
     outs, lses = [], []
-    for rows, cols in _chunk_slices(q.shape[2], k.shape[2], variant.chunk_size, first_key):
+    for rows, cols in chunk_slices(q.shape[2], k.shape[2], variant.chunk_size, first_key):
         result = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], variant.scaling, variant.window)
         if result is None:
             return None
@@ -269,7 +275,7 @@ def _maskless_cuda_attention(
     return (out * (lse - lse_with_sink).exp()[..., None]).to(out.dtype), lse_with_sink
 
 
-def _chunk_slices(n_queries: int, n_keys: int, chunk_size: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
+def chunk_slices(n_queries: int, n_keys: int, chunk_size: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
     """Slices of the queries of each chunk, and of the chunk's keys up to the last of these queries."""
     first, start = n_keys - n_queries, 0
     while start < n_queries:

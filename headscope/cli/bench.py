@@ -12,7 +12,8 @@ import typer
 
 from headscope import plugins
 from headscope.cli import quiet_libraries
-from headscope.cli.flags import EXAMPLE, Json
+from headscope.cli.flags import Json, example_run
+from headscope.probe import Probe
 
 BF16_LENGTH = 1024
 """Tokens of the documents that are also measured in bfloat16."""
@@ -72,7 +73,7 @@ def bench(
         if dashboard:
             from dashboards import browser_timing
 
-            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
+            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(example_run()))
             return
         if growth:
             from headscope.bench import scale
@@ -146,7 +147,7 @@ def command() -> Any:
             ),
         ]
         for name, probe in plugins.probes().items()
-        if probe.bench
+        if probe.has(Probe.bench)
     }
     *own, _ = inspect.signature(bench).parameters.values()
     probe_parameters = [

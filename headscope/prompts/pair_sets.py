@@ -220,9 +220,7 @@ def _ioi_builder(tokenizer: Any) -> Builder:
             "all": prompt(others[0], others[1], others[2]),
         }[corruption]
         clean, group = prompt(recipient, giver, giver), f"{'ABBA' if is_abba else 'BABA'} {corruption}"
-        pair = PromptPair(
-            name, clean, corrupted, f" {recipient}", f" {giver}", group, is_contrast=corruption == "swap"
-        )
+        pair = PromptPair(name, clean, corrupted, f" {recipient}", f" {giver}", group, is_contrast=corruption == "swap")
         tokens = tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
         (recipient_at,), (subject_at, repeated_at) = (
             np.flatnonzero(tokens.clean == answer) for answer in (tokens.answer, tokens.wrong)

@@ -166,9 +166,7 @@ def tokenize_pair(
                 "token, or --metric nll"
             )
     spans = _token_spans(tokenizer, pair, len(clean), location)
-    return TokenPair(
-        pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast
-    )
+    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast)
 
 
 def common_suffix_length(a: Ids, b: Ids) -> int:

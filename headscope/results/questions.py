@@ -1,8 +1,9 @@
 """Questions that results answer, declared as data by the probes: a sentence with places for the numbers.
 
 A template has places such as {value}, {model}, {unit} (the head), {n}, and every name of the result's `where` and
-`details`. A place may have a format: one of Python's, or one of `words.FORMATS`. A part in square brackets is left out
-if one of its places has no value: "the score is {value}[; without the needle it is {control:.3f}]".
+`details`, which must differ from the others. A place may have a format: one of Python's, or one of `words.FORMATS`. A
+part in square brackets is left out if one of its places has no value: "the score is {value}[; without the needle it is
+{control:.3f}]".
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from functools import cache
 from typing import Literal
 
 from headscope import plugins
+from headscope.probe import Probe
 
 Level = Literal["warning", "row", "headline", "detail"]
 
@@ -33,8 +35,8 @@ class Question:
     """Template of our own threshold, if the statement names none."""
     number: str = "number"
     """Format of the value and of both ends of its interval."""
-    unit: str = ""
-    """Unit that follows the value, such as "tokens"."""
+    value_unit: str = ""
+    """Unit of measure that follows the value, such as "tokens"."""
     samples: str = ""
     """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
     level: Level = "detail"
@@ -60,7 +62,7 @@ def questions() -> Mapping[str, Question]:
 
     shared = (*model_notes.QUESTIONS, *ranks.QUESTIONS)
     declared = {question.name: question for question in shared}
-    for probe, probe_questions in plugins.load_parts("questions"):
+    for probe, probe_questions in plugins.call_parts(Probe.questions):
         for question in probe_questions:
             topic = question.topic or (CLAIMS_TOPIC if question.is_claim else probe.title)
             declared[question.name] = replace(question, topic=topic)

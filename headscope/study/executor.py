@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from headscope import plugins
+from headscope.compat.torch import cpu_flash_attention
+from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
+from headscope.probe import Probe
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
@@ -68,7 +71,7 @@ class JobExecutor:
         for name, probe in plugins.probes().items():
             options = context.study.probe_options.get(name)
             if options is not None or probe.runs_always:
-                self.runners[name] = plugins.load_part(probe, "runner")(options, context)
+                self.runners[name] = plugins.call_part(probe, Probe.runner)(options, context)
 
     def plan(self) -> list[Job]:
         """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""
@@ -172,7 +175,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "checkpoint": model.name,
         "bridge": describe_bridge(model.bridge),
         "lora": None if spec is None else spec.lora,
-        "revision": getattr(model.module.config, "_commit_hash", None),
+        "revision": getattr(model.module.config, COMMIT_HASH, None),
         "weights_sha256": identity.weights.bfloat16,
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
@@ -222,6 +225,7 @@ def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "cpus": torch.get_num_threads(),
+        "fused_cpu_attention": cpu_flash_attention() is not None,
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
     }

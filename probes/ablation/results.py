@@ -12,10 +12,10 @@ from headscope.effects.units import unit_result
 from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.text import head_mask
+from headscope.results.answers import answered_result
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import judge
-from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from probes.ablation.analysis import prompt_metrics, set_sweeps, sweeps, with_change
 from probes.ablation.schema import ABLATION, ABLATION_SETS
@@ -45,25 +45,10 @@ def _answered_results(run: Run) -> Iterator[Result]:
     """How many prompts of each set the unchanged model answers."""
     for (model, prompts, metric), values in run.derived(prompt_metrics).items():
         if metric in ANSWER_CRITERIA:
-            is_answered = gives_answer(metric, values.to_numpy())
-            share = float(is_answered.mean())
-            low, high = wilson_interval(share, len(values))
-            details = {
-                "answer_criterion": ANSWER_CRITERIA[metric],
-                "unanswered": int((~is_answered).sum()) or None,
-                "doubt": DOUBT if metric == "logit_diff" and share < 0.5 else "",
-            }
-            yield Result(
-                question="ablation.answered",
-                value=share,
-                low=float(low),
-                high=float(high),
-                n=len(values),
-                model=model,
-                where={"prompts": prompts, "metric": metric},
-                details=details,
-                by_sample=dict(zip(map(str, values.index), map(float, is_answered), strict=True)),
-            )
+            where = {"prompts": prompts, "metric": metric}
+            is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
+            unanswered = int((~is_answered).sum())
+            yield answered_result("ablation.answered", metric, is_answered, unanswered, DOUBT, model=model, where=where)
 
 
 def _set_result(run: Run, effects: Effects) -> Result:
@@ -99,8 +84,9 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     if ABLATION.name not in run.tables:
         return
     for effects in run.derived(sweeps):
-        units = effects.units[head_mask(effects.units, layer, head)]
-        for _, unit in units.iterrows() if effects.model == model else ():
+        if effects.model != model:
+            continue
+        for _, unit in effects.units[head_mask(effects.units, layer, head)].iterrows():
             yield unit_result(effects, unit, "ablation.head", details=_details(effects))
 
 

@@ -6,7 +6,6 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.effects.statistics import MIN_COMPARED
 from headscope.runs.aggregation import (
     HEAD_KEYS,
     last_octave_means,
@@ -230,18 +229,9 @@ def chance_score(run: RunTables, model: str, kind: str) -> float | None:
     return None if values.empty else float(values.iloc[0])
 
 
-def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:
-    """Spearman's correlation of two columns over heads with both values, and their number; NaN below ten heads."""
-    both = pd.DataFrame({"x": x, "y": y}).dropna()
-    if len(both) < MIN_COMPARED or both["x"].nunique() < 2 or both["y"].nunique() < 2:
-        return float("nan"), len(both)
-    return float(np.corrcoef(both["x"].rank(), both["y"].rank())[0, 1]), len(both)
-
-
 def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:
     """The rows of one head and model in a table."""
-    rows = run.table(table)
-    return rows[(rows["layer"] == layer) & (rows["head"] == head) & (rows["model"] == model)]
+    return run.rows(table, model=model, layer=layer, head=head)
 
 
 def head_score_columns(heads: pd.DataFrame) -> list[str]:

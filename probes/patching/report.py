@@ -1,16 +1,18 @@
-"""Charts of the patching probe for report and app, charts of one head, its data for JSON, and its glossary."""
+"""Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import pandas as pd
 
 from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
+from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_name, unit_result, units_of_head
+from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.report.effect_cards import effects_card
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import head_mask
@@ -22,7 +24,7 @@ from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
 from probes.patching.analysis import STATISTICS, pair_sweeps, parts_of_sweep, position_effects, span_sweeps, sweeps
 from probes.patching.labels import describe_sweep
-from probes.patching.pairs import pair_metrics
+from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
@@ -101,42 +103,27 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if PATCHING.name not in run.tables or groups.empty:
         return
     models = default_models_with(run, model)
-    own = [
-        (effects, unit)
-        for effects in run.derived(sweeps)
-        if effects.model in models
-        for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows()
-    ]
-    if own:
+    rows = _head_rows(run, layer, head, int(groups.iloc[0]))
+    rows = rows[rows["model"].isin(models)] if len(rows) else rows
+    if len(rows):
         yield Chart(
-            plots.plot_head(own, models, layer, head),
+            plots.plot_head(rows, models, layer, head),
             "Share of the metric's difference between the two prompts that patching this head moves, mean over pairs. "
             "Error bars: confidence interval over pairs, from three pairs on. Pale bars are estimates.",
             half_width=True,
         )
 
 
-def overview(run: Run) -> Overview | None:
-    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
-    if PATCHING.name not in run.tables:
-        return None
-    records = []
-    metrics = run.derived(pair_metrics)
-    for effects in run.derived(sweeps):
-        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
-        largest = largest_unit(effects)
-        records.append(
-            {
-                "model": effects.model,
-                **effects.where,
-                "pairs": int(effects.units["n"].max()),
-                "clean": pairs["metric_clean"].mean(),
-                "corrupted": pairs["metric_corrupted"].mean(),
-                "most positive effect": unit_name(largest),
-                **{name: largest[name] for name in ("effect", "low", "high", "method")},
-            }
-        )
-    return Overview(PROBE.name, pd.DataFrame(records))
+@lru_cache(8)
+def _head_rows(run: Run, layer: int, head: int, kv_group: int) -> pd.DataFrame:
+    """The effect of the head or its KV group in every sweep, with its keys and `text`; cached for all models' pages."""
+    return pd.DataFrame(
+        [
+            {**unit, **effects.key, "text": effect_text(effects, unit, EFFECT)}
+            for effects in run.derived(sweeps)
+            for unit in units_of_head(effects, layer, head, kv_group)
+        ]
+    )
 
 
 def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:

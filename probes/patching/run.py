@@ -14,8 +14,8 @@ from headscope.errors import BadInput
 from headscope.forward.interventions import Unit
 from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack, decode_tokens
 from headscope.prompts.answers import shows_answer
+from headscope.prompts.haystack import Haystack, decode_tokens
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.aggregation import plain_types
@@ -277,9 +277,7 @@ class _Selection:
         return {key: [*dict.fromkeys([*units, *own.get(key, [])])] for key, units in self._shared.items()}
 
 
-def _select_by_sweep(
-    estimates: pd.DataFrame, options: PatchingOptions, seed: int
-) -> dict[tuple[str, str], list[Unit]]:
+def _select_by_sweep(estimates: pd.DataFrame, options: PatchingOptions, seed: int) -> dict[tuple[str, str], list[Unit]]:
     """The units of largest estimates, and random ones, by activation and direction."""
     return {
         (activation, direction): select_verified(

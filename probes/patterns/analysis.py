@@ -112,7 +112,7 @@ def top_far_rows(
     document, at least 8 tokens apart.
     """
     frame, ranges = run.derived(_sorted_far_keys)
-    pattern_keys = [key for key in ranges if (key[0], *key[3:]) == (model, layer, head)]
+    pattern_keys = run.derived(_far_patterns_by_head).get((model, layer, head), [])
     longest = max((length for _, length, *_ in pattern_keys), default=0)
     selected = [
         _select_spaced_rows(frame.iloc[slice(*ranges[key])], max_per_document).assign(doc=key[2])
@@ -147,6 +147,14 @@ def _sorted_far_keys(run: RunTables) -> tuple[pd.DataFrame, RowRanges]:
     return _sort_by_pattern(run, "far_keys", ["query"])
 
 
+def _far_patterns_by_head(run: RunTables) -> dict[tuple[str, int, int], list[PatternKey]]:
+    """The patterns of each (model, layer, head) with far keys."""
+    patterns: dict[tuple[str, int, int], list[PatternKey]] = {}
+    for model, length, doc, layer, head in run.derived(_sorted_far_keys)[1]:
+        patterns.setdefault((model, layer, head), []).append((model, length, doc, layer, head))
+    return patterns
+
+
 def _sort_by_pattern(run: RunTables, table_name: str, sort_columns: Sequence[str]) -> tuple[pd.DataFrame, RowRanges]:
     """The table sorted by pattern, and the range of rows of each pattern."""
     if table_name not in run.tables:
@@ -178,3 +186,23 @@ def _load_texts(
         special = block["special"].to_numpy(dtype=bool)
         texts[str(tokenizer), str(doc)] = TokenizedText(block["text"].to_numpy(dtype=object), special)
     return tokenizers, texts
+
+
+def mapped_models(run: RunTables) -> list[str]:
+    """The models with stored maps, in the order of the run."""
+    if "attention_maps" not in run.tables:
+        return []
+    measured = {*run.table("attention_maps")["model"].astype(str).unique()}
+    return [label for label in run.models if label in measured]
+
+
+def count_maps(run: RunTables) -> dict[str, int]:
+    """The number of heads with a stored map, by model."""
+    if not (labels := mapped_models(run)):
+        return {}
+    counts = run.table("attention_maps").drop_duplicates(["model", "layer", "head"])["model"].value_counts()
+    return {label: int(counts[label]) for label in labels}
+
+
+def layers_and_heads(rows: pd.DataFrame) -> list[tuple[int, int]]:
+    return [(int(layer), int(head)) for layer, head in rows[["layer", "head"]].itertuples(index=False, name=None)]

@@ -13,12 +13,11 @@ from headscope.plots import style
 from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
 from headscope.report.blocks import Chart
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import head_mask
 from headscope.report.token_spans import to_display_line
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE
-from probes.patterns.analysis import document_text, have_same_tokens, stored_queries
+from probes.patterns.analysis import document_text, have_same_tokens, mapped_models, stored_queries
 from probes.patterns.schema import decode_map
 
 LOWEST_DECADE = -4
@@ -55,28 +54,11 @@ class AttentionMap:
         return np.minimum(self.first_tokens + map_blocks(self.length)[0], self.length) - 1
 
 
-def mapped_models(run: RunTables) -> list[str]:
-    """The models with stored maps, in the order of the run."""
-    if "attention_maps" not in run.tables:
-        return []
-    measured = {*run.table("attention_maps")["model"].astype(str).unique()}
-    return [label for label in run.models if label in measured]
-
-
-def count_maps(run: RunTables) -> dict[str, int]:
-    """The number of heads with a stored map, by model."""
-    if not (labels := mapped_models(run)):
-        return {}
-    counts = run.table("attention_maps").drop_duplicates(["model", "layer", "head"])["model"].value_counts()
-    return {label: int(counts[label]) for label in labels}
-
-
 def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap | None:
     """The map of a head, or None if it is not stored."""
     if "attention_maps" not in run.tables:
         return None
-    rows = run.table("attention_maps")
-    rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)].sort_values("query_block")
+    rows = run.rows("attention_maps", model=model, layer=layer, head=head).sort_values("query_block")
     if rows.empty:
         return None
     length, doc = int(rows["context_length"].iloc[0]), str(rows["doc"].iloc[0])
