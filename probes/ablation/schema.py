@@ -203,7 +203,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """One cell per prompt; heads with growth near 0 matter most."""
     for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
+        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
         keys["metric_before"] = -1.0
         blocks, sets = [], []
         for kind in KINDS:

@@ -1,6 +1,7 @@
 """Results of activation patching: the pairs, every sweep, named spans, single heads, and comparisons of models."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -59,7 +60,7 @@ def _pair_result(run: Run, effects: Effects) -> Result:
         "clean": float(pairs["metric_clean"].mean()),
         "corrupted": float(pairs["metric_corrupted"].mean()),
     }
-    fields = {"where": where, "details": sweep_details(effects) | details}
+    fields: dict[str, Any] = {"where": where, "details": sweep_details(effects) | details}
     if "pair" in where:
         fields["n"] = None  # one pair is no sample of pairs
     return unit_result(effects, largest_unit(effects), "patching.pair", **fields)

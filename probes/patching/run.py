@@ -280,7 +280,7 @@ class _Selection:
 def _select_by_sweep(estimates: pd.DataFrame, options: PatchingOptions, seed: int) -> dict[tuple[str, str], list[Unit]]:
     """The units of largest estimates, and random ones, by activation and direction."""
     return {
-        (activation, direction): select_verified(
+        (str(activation), str(direction)): select_verified(
             rows, options, [seed, ACTIVATIONS.index(activation), int(direction == "noising")]
         )
         for (activation, direction), rows in estimates.groupby(["activation", "direction"])
