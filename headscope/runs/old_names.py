@@ -43,7 +43,7 @@ ADDED_COLUMNS = {
     "attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
     "learned_sink": {"population": "rows"},
     "value_attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
-    **dict.fromkeys(("patching", "patching_spans", "paths"), {"is_counted": "is_normalised"}),
+    **{name: {"is_counted": "is_normalised"} for name in ("patching", "patching_spans", "paths")},
 }
 """By table: column that earlier versions did not store -> the stored column of the same type that it equals there."""
 ADDED_CONSTANTS = {"ablation_sets": {"draw": 0}}

@@ -36,7 +36,8 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     yield replace(
         effect,
         name=f"{area}.top_head",
-        sentence=f"{subject}: the effect of {named}, {{unit}}, is {{value}}[, rank {{rank:,}} of {{units:,}} {{nouns}}]",
+        sentence=f"{subject}: the effect of {named}, {{unit}}, is {{value}}[, rank {{rank:,}} of {{units:,}} "
+        "{nouns}]",
     )
     yield replace(
         effect,
