@@ -186,7 +186,7 @@ def test_every_package_has_allowed_imports_without_cycles() -> None:
     existing = {
         path.stem for path in (ROOT / "headscope").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    assert existing == {*ALLOWED_IMPORTS, "__init__", "__main__", "bench", "cli", "reference"}
+    assert existing == {*ALLOWED_IMPORTS, "__init__", "__main__", "bench", "cli", "reference", "api_pages"}
     ordered: set[str] = set()
     while ready := {package for package, allowed in ALLOWED_IMPORTS.items() if allowed <= ordered} - ordered:
         ordered |= ready

@@ -22,6 +22,7 @@ from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE, maps
 from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
 from probes.patterns.lens import far_rows_table
+from probes.patterns.prompt_rows import prompt_rows
 
 CARD_ROWS = 3
 """Top far rows on the card of a head."""
@@ -91,7 +92,9 @@ def _map_charts(context: RenderContext) -> Iterator[Chart]:
     heads from the first to the last layer."""
     label = next((name for name in maps.mapped_models(context.run) if name in context.models), "")
     heads, kind = context.notable_heads, "notable heads"
-    if not heads and label in (values := context.finite_values("far_weight")):
+    if rows := prompt_rows(context.run, label):
+        heads, kind = {(row.layer, row.head): "" for row in rows}, "the strongest attention"
+    elif not heads and label in (values := context.finite_values("far_weight")):
         leading = context.heads.loc[values[label].nlargest(MAPPED_HEADS).index]
         heads, kind = dict.fromkeys(_layers_and_heads(leading), "top far weight"), "heads of top far weight"
     elif not heads and label:
@@ -130,6 +133,16 @@ def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
 
 
 def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
+    for row in prompt_rows(run, label):
+        text = document_text(run, label, row.doc)
+        yield {
+            "model": label,
+            "head": format_head(row.layer, row.head),
+            "weight": row.weight,
+            "attended token": mark_token(text, row.key, 4, 2),
+            "query token": mark_token(text, row.query, 4, 0),
+            "distance": row.query - row.key,
+        }
     heads = run.heads[run.heads["model"] == label]
     ordered = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
     leading = ordered.sort_values("far_weight", ascending=False)[:MAX_HEADS] if len(ordered) else ordered
