@@ -133,15 +133,15 @@ def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
 
 
 def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
-    for row in prompt_rows(run, label):
-        text = document_text(run, label, row.doc)
+    for attended in prompt_rows(run, label):
+        text = document_text(run, label, attended.doc)
         yield {
             "model": label,
-            "head": format_head(row.layer, row.head),
-            "weight": row.weight,
-            "attended token": mark_token(text, row.key, 4, 2),
-            "query token": mark_token(text, row.query, 4, 0),
-            "distance": row.query - row.key,
+            "head": format_head(attended.layer, attended.head),
+            "weight": attended.weight,
+            "attended token": mark_token(text, attended.key, 4, 2),
+            "query token": mark_token(text, attended.query, 4, 0),
+            "distance": attended.query - attended.key,
         }
     heads = run.heads[run.heads["model"] == label]
     ordered = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
