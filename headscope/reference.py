@@ -182,7 +182,7 @@ def _first_paragraph(exported: Any) -> str:
 
 def _plain(help_text: str) -> str:
     """Help without terminal markup, safe in a Markdown table."""
-    plain = help_text.replace("\\[", "[").replace("[bold]", "`").replace("[/bold]", "`").replace("|", "\\|")
+    plain = re.sub(r"^headscope .*$", r"`\g<0>`", help_text.replace("|", "\\|"), flags=re.MULTILINE)
     return plain.replace("][", "]\\[")  # else Markdown takes the second bracket for a link target
 
 

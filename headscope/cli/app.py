@@ -23,6 +23,19 @@ from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
+COMMAND_GROUPS = {
+    "Start": ("demo", "dash"),
+    "What heads attend to": ("run", "patterns", "detectors", "circuits"),
+    "Which heads an answer depends on": ("patch", "paths", "ablate", "attribution", "influence"),
+    "What remains in long contexts": ("needle", "evaluate", "budget", "import", "export"),
+    "How positions train": ("adapt", "pretrain", "window", "scaling"),
+    "Compare, check and share": ("report", "compare", "check", "join", "bundle", "ls", "validate"),
+    "Cost, and correctness on this machine": ("plan", "bench", "selfcheck"),
+}
+"""The commands by the question that they answer, as help and README list them."""
+OTHER_COMMANDS = "Other probes"
+"""Heading of the commands of probes of other packages."""
+
 
 class Commands(TyperGroup):
     """The built-in commands and one for every installed probe."""
@@ -37,9 +50,13 @@ class Commands(TyperGroup):
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        help_texts = {name: command.help or "" for name, command in commands.items() if command}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in help_texts.items()])
+        first_lines = {name: (command.help or "").partition("\n\n")[0] for name, command in commands.items() if command}
+        listed = {name for names in COMMAND_GROUPS.values() for name in names}
+        groups = {**COMMAND_GROUPS, OTHER_COMMANDS: [name for name in first_lines if name not in listed]}
+        for heading, names in groups.items():
+            if lines := [(name, first_lines[name]) for name in names if name in first_lines]:
+                with formatter.section(heading):
+                    formatter.write_dl(lines)
         self.format_epilog(ctx, formatter)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
@@ -56,7 +73,7 @@ class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
     def __init__(self, probe: plugins.Probe) -> None:
-        super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
+        super().__init__(probe.command_name, help=probe.summary, rich_markup_mode=None)
         self.probe = probe
 
     def with_flags(self) -> Command:
@@ -79,7 +96,7 @@ app = typer.Typer(
     epilog="Start with: headscope demo. Options of a command: headscope COMMAND --help. Version: headscope --version",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -108,9 +125,10 @@ def demo(
     show_all: All = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the bundled SmolLM2-135M under four position schemes at 512 and 2,048 tokens, and write a report.
+    """Measure the bundled model under four position schemes at 512 and 2,048 tokens, and write a report.
 
-    The schemes are base, YaRN, YaRN without its attention factor, and AdaRoPE. Takes a few minutes on two cores.
+    The model is SmolLM2-135M-Instruct, quantised to four bits. The schemes are base, YaRN, YaRN without its attention
+    factor, and AdaRoPE. Takes a few minutes on two cores. A model of the hub: headscope run --model base=ORG/NAME
     """
     from headscope.report.html_page import check_report_file
     from headscope.study.config import read_study
