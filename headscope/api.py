@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from headscope import plugins, user_input
 from headscope.errors import BadInput
-from headscope.plugins import Probe
+from headscope.probe import Probe
 from headscope.runs import old_names
 from headscope.runs.run import Run
 
@@ -98,7 +98,7 @@ def _open_run(run: Run | Path | str, argument_name: str) -> Run:
 def probe_function(name: str) -> Callable[..., Run]:
     """The function that runs the probe `name`, with its options as keywords."""
     probe = plugins.probes()[name]
-    options: type[BaseModel] = plugins.load_part(probe, "options")
+    options = plugins.call_part(probe, Probe.options)
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
@@ -130,7 +130,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
-        refuse_texts_beside_prompt(plugins.load_part(probe, "options"), keywords, changed)
+        refuse_texts_beside_prompt(plugins.call_part(probe, Probe.options), keywords, changed)
     with hide_progress_bars(quiet):
         in_memory_models = {}
         if {"models", "model"} & set(probe.takes):

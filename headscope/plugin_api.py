@@ -30,7 +30,7 @@ Names are imported on first use: importing this module loads neither torch nor p
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headscope.plugins import Probe
+from headscope.probe import Probe
 
 if TYPE_CHECKING:
     from headscope.attention.record import AttentionRecord

@@ -21,6 +21,7 @@ from headscope.api_pages import fill_page
 from headscope.cli.app import ProbeCommand, app
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
+from headscope.probe import Probe
 from headscope.report.blocks import Term
 from headscope.runs.column_metadata import capitalise, roles, statistics
 from headscope.runs.columns import all_tables
@@ -158,7 +159,7 @@ def _functions() -> list[str]:
         exported = getattr(headscope, name)
         names = "" if isinstance(exported, type) else f"({', '.join(inspect.signature(exported).parameters)})"
         parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(exported)}")
-    for probe, options in plugins.load_parts("options"):
+    for probe, options in plugins.call_parts(Probe.options):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
         for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
@@ -221,7 +222,7 @@ def _statistics() -> str:
 def glossary_page() -> str:
     """The glossary as Markdown: the terms of all probes, the general vocabulary, and the roles of heads."""
     terms = {term.word: term for term in VOCABULARY}
-    for _, declared_terms in plugins.load_parts("glossary"):
+    for _, declared_terms in plugins.call_parts(Probe.glossary):
         for term in declared_terms:
             terms.setdefault(term.word, term)
     parts = ["# Glossary", "The words of reports, app and tables. `python -m headscope.reference` writes this page."]

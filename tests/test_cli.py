@@ -19,14 +19,14 @@ from support import families
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
-from headscope.cli.app import COMMAND_GROUPS, ProbeCommand, app
+from headscope.cli.app import ProbeCommand, app, command_groups
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 """A text of a few thousand tokens."""
-LISTED_COMMANDS = [name for names in COMMAND_GROUPS.values() for name in names]
+LISTED_COMMANDS = [name for names in command_groups().values() for name in names]
 
 
 def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy():
@@ -318,7 +318,7 @@ def test_help_at_80_columns_cuts_no_value(name, headscope, monkeypatch):
 def test_the_commands_are_grouped_by_question_in_help_and_readme(headscope):
     _, text, _ = headscope("--help")
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    for heading, names in COMMAND_GROUPS.items():
+    for heading, names in command_groups().items():
         section = text.split(f"{heading}:\n")[1].split("\n\n")[0]
         assert re.findall(r"^  ([a-z]+) ", section, re.MULTILINE) == [*names]
         (row,) = (line for line in readme.splitlines() if line.startswith(f"| {heading} |"))

@@ -3,14 +3,13 @@
 import ast
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from dash import dcc, html
-from support.example_probes import BROKEN, LATE, PROBE
+from support.example_probes import Broken, Foreign, Late, Torn, WithoutTab, WithPage
 
 from dashboards import export
 from dashboards.app import _describe_opened_run, create_app
@@ -22,6 +21,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe
+from headscope.probe import Probe
 from headscope.report import assembly, similar_heads
 from headscope.report.assembly import measured_statistics
 from headscope.report.blocks import Chart, HeadTable, Links, PageContent, TextBlock, TextTable
@@ -625,7 +625,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Install probes for this test, after the probes of headscope."""
     built_in = dict(plugins.probes())
 
-    def add(*probes: plugins.Probe) -> None:
+    def add(*probes: Probe) -> None:
         monkeypatch.setattr(plugins, "probes", lambda: built_in | {probe.name: probe for probe in probes})
         questions.cache_clear()
 
@@ -643,7 +643,7 @@ def fresh(folder: Path, run: Run) -> Iterator[None]:
 
 
 def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: Callable[..., None], fresh: None):
-    install(PROBE)
+    install(Foreign())
     page, run, view, content = resolve_url("/foreign", {"models": ["yarn"]})
     controls = ("models", "layers", "role", "set")
     assert ([page.NAME for page in all_pages()][-3], page.controls(resolve_url("/", {})[1])) == ("Foreign", controls)
@@ -668,10 +668,10 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
 
 
 def test_a_probe_may_have_its_own_page_or_none(install: Callable[..., None], fresh: None):
-    install(replace(PROBE, page="support.example_probes:page"))
+    install(WithPage())
     content = resolve_url("/foreign", {"model": "yarn"})[3]
     assert (content.title, content.introduction, [*content.sections]) == ("My own page", "yarn", [""])
-    install(replace(PROBE, tab=None))
+    install(WithoutTab())
     with pytest.raises(BadInput, match="unknown page"):
         resolve_url("/foreign", {})
 
@@ -688,7 +688,7 @@ def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], t
     with create_app(tmp_path).server.app_context():
         before = {path: chart_titles(path) for path in paths}
         (run.path / "run.json").touch()  # so that it is not cached
-        install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="support.example_probes:failing"))
+        install(Broken(), Late(), Torn())
         with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
             resolve_url("/broken-matters", {})
         assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home", "Claims of the paper", "In words"]

@@ -13,6 +13,7 @@ import yaml
 import headscope as hs
 from headscope import plugins, reference
 from headscope.cli.app import Commands, app
+from headscope.probe import Probe
 from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS
 from headscope.runs.columns import all_tables
@@ -63,7 +64,7 @@ def test_every_command_is_in_the_readme_and_documented_in_the_reference(name):
 
 
 def test_every_function_and_its_keywords_are_in_the_reference():
-    options_of = dict(plugins.load_parts("options"))
+    options_of = dict(plugins.call_parts(Probe.options))
     assert [probe.name for probe in options_of] == [*plugins.requestable_probes()]
     for probe, options in options_of.items():
         chapter = REFERENCE.split(f"### hs.{probe.function_name}(")[1].split("\n### ")[0]

@@ -1,7 +1,10 @@
 """Which module may import which."""
 
+import ast
+import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "bins": set(),
     "streaming": set(),
     "user_input": {"errors"},
-    "plugins": {"errors"},
+    "probe": set(),
+    "plugins": {"errors", "probe"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
     "attention": {"errors"},
@@ -44,21 +48,34 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "user_input",
         "signals",
         "plugins",
+        "probe",
         "heads",
         "model_spec",
         "model_identity",
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
-    "results": {"errors", "estimates", "plugins", "heads", "model_identity", "user_input", "runs"},
+    "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
-    "report": {"errors", "estimates", "plugins", "heads", "model_identity", "runs", "plots", "results", "effects"},
+    "report": {
+        "errors",
+        "estimates",
+        "plugins",
+        "probe",
+        "heads",
+        "model_identity",
+        "runs",
+        "plots",
+        "results",
+        "effects",
+    },
     "study": {
         "errors",
         "user_input",
         "model_identity",
         "model_spec",
         "plugins",
+        "probe",
         "runs",
         "models",
         "positions",
@@ -68,14 +85,14 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "tasks": {"errors", "user_input", "positions", "study"},
     "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
     "plugin_api": {
-        *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),
+        *("errors", "heads", "plugins", "probe", "attention", "models", "positions", "forward", "measures"),
         *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
     },
     "playground": {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
         *("prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "runs", "results", "report", "study", "models", "positions"},
+    "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "report", "study", "models", "positions"},
     "callback": {"errors", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""
@@ -89,6 +106,7 @@ WITHOUT_TORCH = (
     "heads",
     "model_spec",
     "model_identity",
+    "probe",
     "plugins",
     "plugin_api",
     "prompts",
@@ -126,18 +144,18 @@ def loaded_by(*modules: str) -> set[str]:
     return loaded
 
 
-def parts(may_run_models: bool) -> list[str]:
-    """The modules that probes name for their parts."""
-    kinds = [kind for kind in vars(plugins.Probe)["__dataclass_fields__"] if kind in plugins.Kind.__args__]
-    declared_parts = [getattr(probe, kind) for probe in plugins.probes().values() for kind in kinds]
-    module_names = {
-        getattr(probe, kind).partition(":")[0]
+def parts() -> list[str]:
+    """The modules that the methods of built-in probes import, but for those that may run models."""
+    names = {
+        str(node.module)
         for probe in plugins.probes().values()
-        for kind in kinds
-        if getattr(probe, kind) and (kind in MAY_RUN_MODELS) == may_run_models
+        for method in vars(type(probe)).values()
+        if inspect.isfunction(method) and method.__name__ not in MAY_RUN_MODELS
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method))))
+        if isinstance(node, ast.ImportFrom)
     }
-    assert len(declared_parts) > len(module_names) > 0
-    return sorted(module_names)
+    assert len(names) > 50
+    return sorted(names)
 
 
 @pytest.mark.slow
@@ -158,7 +176,7 @@ def test_run_readers_do_not_import_torch_or_transformers() -> None:
 def test_run_readers_and_reports_load_without_torch() -> None:
     readable = {*files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")}
     readers = [module(file) for file in sorted(readable)]
-    assert not loaded_by(*readers, *parts(may_run_models=False)) & TORCH
+    assert not loaded_by(*readers, *parts()) & TORCH
 
 
 def test_importing_headscope_loads_no_heavy_package() -> None:

@@ -28,7 +28,7 @@ SHAPE = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "d
 @pytest.mark.parametrize(("probe_name", "old", "new"), RENAMED)
 def test_old_option_answers_with_its_new_name(probe_name: str, old: str, new: str, refused: Callable[..., str]) -> None:
     probe = plugins.probes()[probe_name]
-    fields = plugins.load_part(probe, "options").model_fields
+    fields = probe.options().model_fields
     assert new in fields
     assert old not in fields
     message = f"option '{old}' of '{probe_name}' is now '{new}'"

@@ -1,20 +1,25 @@
 """Discovery of probes: built-in ones, one from another package, and broken ones."""
 
 import ast
+import importlib
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from mypy import api as mypy_api
 from playwright.sync_api import Browser, expect
 from support.tiny_studies import save_checkpoint, save_texts
 
 from headscope import plugin_api, plugins
+from headscope.probe import Probe
 from headscope.report.assembly import measured_statistics
 from headscope.runs.column_metadata import Statistic, is_statistic, statistics
 
@@ -43,7 +48,6 @@ OTHER_MEANINGS = {
     "window": ["headscope/attention/record.py"],
 }
 """Files where the name of a probe means something else."""
-KINDS: tuple[plugins.Kind, ...] = plugins.Kind.__args__
 
 
 def headscope(*arguments: object, path: Path = EXTERNAL_PLUGIN) -> subprocess.CompletedProcess[str]:
@@ -70,9 +74,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("probe", plugins.probes().values(), ids=lambda probe: probe.name)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_declared_part_of_a_built_in_probe_can_be_imported(probe: plugins.Probe, kind: plugins.Kind) -> None:
-    assert (plugins.load_part(probe, kind) is not None) == bool(getattr(probe, kind))
+def test_every_part_of_a_built_in_probe_leads_to_its_definition_without_a_string(probe: Probe) -> None:
+    """Each method imports one name of the probe's own package and returns it or its result, so editors can follow."""
+    methods = [member for name, member in vars(type(probe)).items() if inspect.isfunction(member)]
+    assert len(methods) >= 2
+    for method in methods:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+        assert isinstance(function, ast.FunctionDef)
+        imported, returned = function.body
+        assert isinstance(imported, ast.ImportFrom)
+        assert isinstance(returned, ast.Return)
+        definition = getattr(importlib.import_module(str(imported.module)), imported.names[0].name)
+        assert str(imported.module).startswith("probes.")
+        base_method = getattr(Probe, method.__name__)
+        assert [*inspect.signature(method).parameters] == [*inspect.signature(base_method).parameters]
+        if isinstance(returned.value, ast.Call):
+            assert callable(definition)
+            inspect.signature(definition).bind(*returned.value.args)
+        else:
+            assert method(probe) is definition
+
+
+def test_mypy_types_what_every_part_of_a_probe_returns(tmp_path: Path) -> None:
+    script = tmp_path / "parts.py"
+    script.write_text(
+        "from headscope import plugins\nfrom headscope.probe import Probe\nfrom headscope.runs.run import Run\n"
+        "from probes.needle import PROBE\n"
+        "reveal_type(PROBE.options())\nreveal_type(PROBE.runner())\n"
+        "def parts(run: Run) -> None:\n"
+        "    reveal_type([*PROBE.results(run)])\n"
+        "    reveal_type(plugins.call_part(PROBE, Probe.head_columns, run))\n"
+        "    plugins.call_part(PROBE, Probe.head_results, run, 'base')\n"
+    )
+    output, _, _ = mypy_api.run([str(script), "--strict", "--cache-dir", str(ROOT / ".mypy_cache")])
+    assert re.findall(r'Revealed type is "(.+)"', output) == [
+        "type[probes.needle.schema.NeedleOptions]",
+        "type[probes.needle.run.NeedleRunner]",
+        "list[headscope.results.result.Result]",
+        "pandas.core.frame.DataFrame | None",
+    ]
+    assert 'parts.py:10: error: Missing positional arguments "layer", "head"' in output, output
 
 
 def test_all_built_in_probes_are_installed_in_order() -> None:
@@ -103,12 +144,10 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
 @pytest.mark.parametrize(
     "probe", [p for p in plugins.probes().values() if p.name not in BASIC_PROBES], ids=lambda p: p.name
 )
-def test_probe_names_appear_only_in_their_own_files(probe: plugins.Probe) -> None:
+def test_probe_names_appear_only_in_their_own_files(probe: Probe) -> None:
     """So that removing its folder and its entry point removes it completely."""
-    folder = probe.runner.split(".")[1]
-    names = [table.name for table in plugins.load_part(probe, "tables")] + list(
-        plugins.load_part(probe, "statistics") or ()
-    )
+    folder = type(probe).__module__.split(".")[1]
+    names = [table.name for table in probe.tables()] + [*probe.statistics()]
     quoted = "|".join(map(re.escape, {probe.name, *names}))
     naming = re.compile(rf"probes[./]{folder}\b|[\"'`]({quoted})[\"'`]|run\.({'|'.join(map(re.escape, names))})\b")
     tracked = subprocess.run(
@@ -130,7 +169,7 @@ def test_probe_names_appear_only_in_their_own_files(probe: plugins.Probe) -> Non
 def test_external_plugin_is_small() -> None:
     files = sorted(EXTERNAL_PLUGIN.rglob("*.py"))
     assert [file.name for file in files] == ["__init__.py", "run.py"]
-    assert sum(len(file.read_text().splitlines()) for file in files) <= 170
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 180
 
 
 def test_external_plugin_imports_only_plugin_api() -> None:
@@ -254,8 +293,12 @@ def test_external_plugin_adds_a_page_to_the_app(app: str, chromium: Browser) -> 
 
 
 def install_broken(folder: Path, declaration: str) -> Path:
-    """Install a package in `folder` with this declaration of a probe; returns `folder`."""
-    (folder / "wrong.py").write_text(f"from headscope.plugins import Probe\n{declaration}\n")
+    """Install a package in `folder` with this declaration of a probe, or one with this method; returns `folder`."""
+    if declaration.startswith("def "):
+        method = textwrap.indent(declaration, "    ")
+        header = "class Wrong(Probe):\n    name = 'wrong'\n    title = summary = 'W'\n"
+        declaration = f"{header}{method}\nPROBE = Wrong()"
+    (folder / "wrong.py").write_text(f"from headscope.plugin_api import Probe\n{declaration}\n")
     info = folder / "wrong-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")
@@ -270,16 +313,21 @@ def install_broken(folder: Path, declaration: str) -> Path:
         ("PROBE = 3", "part 'declaration' fails with TypeError"),
         ("import nothing_of_that_name", "part 'declaration' fails with ModuleNotFoundError"),
         (
-            "PROBE = Probe('wrong', 'W', 'w', options='wrong:gone', runner='')",
-            "part 'options' fails with AttributeError",
+            "PROBE = Probe(name='wrong', title='W', options='wrong:Options')",
+            "part 'declaration' fails with TypeError: a probe is a subclass of Probe since API_VERSION 3",
         ),
         (
-            "PROBE = Probe('wrong', 'W', 'w', options='', runner='', charts='gone:charts')",
-            "part 'charts' fails with ModuleNot",
+            "def findings(self, run):\n    return ()",
+            "part 'declaration' fails with TypeError: 'findings' is 'results' since API_VERSION 3",
         ),
         (
-            "def charts(context):\n    yield 1 / 0\n"
-            "PROBE = Probe('wrong', 'W', 'w', options='', runner='', charts='wrong:charts')",
+            "def chart(self, context):\n    return ()",
+            "a probe has no part 'chart': did you mean 'charts'?",
+        ),
+        ("def options(self):\n    import gone", "part 'options' fails with ModuleNotFoundError"),
+        ("def charts(self, context):\n    import gone", "part 'charts' fails with ModuleNot"),
+        (
+            "def charts(self, context):\n    yield 1 / 0",
             "part 'charts' fails with ZeroDivisionError",
         ),
     ],
@@ -302,11 +350,11 @@ def test_broken_probe_part_gives_one_line_and_the_rest_works(
 
 
 def test_requesting_a_broken_probe_gives_one_line(tmp_path: Path) -> None:
-    folder = install_broken(tmp_path, "PROBE = Probe('wrong', 'W', 'w', options='wrong:gone', runner='')")
+    folder = install_broken(tmp_path, "def options(self):\n    import gone")
     result = headscope("wrong", "--out", tmp_path / "runs", path=folder)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("headscope: probe 'wrong': part 'options' fails with AttributeError")
+    assert line.startswith("headscope: probe 'wrong': part 'options' fails with ModuleNotFoundError")
     assert not (tmp_path / "runs").exists()
 
 
@@ -316,10 +364,10 @@ def declare_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
 
     def declare(name: str) -> dict[str, str]:
         parts = [
-            (plugins.Probe(probe, "", "", options="", runner=""), {key: Statistic(probe, "", "")})
+            (type("Named", (Probe,), {"name": probe})(), {key: Statistic(probe, "", "")})
             for probe, key in (("first", "query_norm"), ("second", name))
         ]
-        monkeypatch.setattr(plugins, "load_parts", lambda kind: iter(parts if kind == "statistics" else ()))
+        monkeypatch.setattr(plugins, "call_parts", lambda part: iter(parts if part is Probe.statistics else ()))
         monkeypatch.setattr(plugins, "_reported", {})
         statistics.cache_clear()
         return {key: entry.label for key, entry in statistics().items()}

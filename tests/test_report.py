@@ -15,10 +15,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
-from support.example_probes import BROKEN, LATE, PROBE
+from support.example_probes import Broken, Foreign, Late
 
 from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
+from headscope.probe import Probe
 from headscope.report import assembly, html_page, run_results, terminal
 from headscope.report.blocks import Chart
 from headscope.report.text import column_heading, format_cell
@@ -401,7 +402,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Install probes for this test, after the probes of headscope."""
     own_probes = dict(plugins.probes())
 
-    def add(*probes: plugins.Probe) -> None:
+    def add(*probes: Probe) -> None:
         monkeypatch.setattr(plugins, "probes", lambda: own_probes | {probe.name: probe for probe in probes})
         questions.cache_clear()
 
@@ -419,7 +420,7 @@ def fresh(tmp_path: Path) -> Run:
 @pytest.mark.slow
 def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callable[..., None], fresh: Run) -> None:
     before = sentences(fresh)
-    install(PROBE)
+    install(Foreign())
     run = Run.open(fresh.path)
     findings = sentences(run)
     assert findings["Foreign matters"] == ["There are 3 models.", "Foreign [red]danger."]
@@ -453,7 +454,7 @@ def test_a_broken_probe_is_reported_and_the_rest_is_unchanged(
         return {topic: [text for text in texts if "oreign" not in text] for topic, texts in findings.items()}
 
     before, charts_before, terms = sentences(fresh), charts(fresh), assembly.collect_glossary(fresh)
-    install(BROKEN, LATE)
+    install(Broken(), Late())
     run = Run.open(fresh.path)
     after = without_foreign(sentences(run))
     assert after.pop("Late matters") == ["There are 3 models."]
@@ -481,7 +482,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_terminal_shows_models_headlines_and_verdicts_and_all_results_on_request(
     install: Callable[..., None], fresh: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(PROBE)
+    install(Foreign())
     monkeypatch.setenv("COLUMNS", "200")
     terminal.print_summary(fresh)
     output = " ".join(printed(capsys).split())
@@ -544,7 +545,7 @@ def test_model_comparison_fits_80_columns_without_truncation(
 
 
 def test_run_to_dict_holds_the_data_of_the_overviews(install: Callable[..., None], run: Run) -> None:
-    install(PROBE)
+    install(Foreign())
     timed = Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}})
     data = terminal.run_to_dict(timed)
     assert [row["model"] for row in data["summary"]] == ["base", "yarn", HOSTILE]

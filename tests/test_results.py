@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from headscope import plugins
+from headscope.probe import Probe
 from headscope.results import collection, words
 from headscope.results import questions as registry
 from headscope.results.heads import top_head_result
@@ -290,7 +291,9 @@ def test_results_without_question_value_or_key_of_their_own_are_reported_and_lef
     good, missing = _loss(), Result(question="x.claim", model="base", value=1.0)
     results = [good, _loss(question="x.unknown"), missing, _loss(layer=1, head=1)]
     reported: list[str] = []
-    monkeypatch.setattr(plugins, "call_parts", lambda kind, run: [(plugins.Probe("x", "X", "", "", ""), results)])
+    probe = Probe()
+    probe.name = "x"  # type: ignore[misc]
+    monkeypatch.setattr(plugins, "call_parts", lambda part, run: [(probe, results)])
     monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
     assert collection._compute_results(None) == {"x": [good]}  # type: ignore[arg-type]
     assert [line.partition(" ")[0] for line in reported] == ["probe"] * 3

@@ -8,6 +8,7 @@ import pandas as pd
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plots import layers, role_emergence
+from headscope.probe import Probe
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
 from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
@@ -28,7 +29,7 @@ def controls(run: Run) -> Sequence[str]:
 def missing_command(run: Run) -> str:
     """The command that measures checkpoints; "" if the run has several, or a table of a probe of trainings."""
     trained = [probe for probe in plugins.probes().values() if probe.group == "Training" and probe.tab is None]
-    names = {table.name for probe in trained for table in plugins.load_part(probe, "tables") or ()}
+    names = {table.name for probe in trained for table in plugins.call_part(probe, Probe.tables)}
     has_training = len(assembly.training_steps(run)) > 1 or bool(names & {*run.tables})
     return "" if has_training else "headscope run --checkpoints 'ckpts/step-*'"
 

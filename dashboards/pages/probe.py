@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
 from dashboards.view_state import ViewState
 from headscope import plugins
-from headscope.plugins import Probe
+from headscope.probe import Probe
 from headscope.report import assembly, run_results
 from headscope.report.blocks import Block, PageContent, TextBlock
 from headscope.results.collection import results_by_probe
@@ -31,7 +31,7 @@ class ProbePage:
         """The model for a page of the probe's own, else the models shown; filters if the probe describes heads."""
         if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not has_tables(self.probe, run):
             return ()
-        models = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
+        models = ("model",) if self.probe.has(Probe.page) else ("models",) if len(run.models) > 1 else ()
         return (*models, "layers", "role", "set") if _describes_heads(self.probe) else models
 
     def missing_command(self, run: Run) -> str:
@@ -42,8 +42,8 @@ class ProbePage:
         """The page for the heads that pass the filters; without the probe's tables, the command that makes them."""
         if not has_tables(self.probe, run):
             return _missing_tables_page(self.probe)
-        models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.shown_models
-        selected_model = view.model if self.probe.page else view.filter_model
+        models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.has(Probe.page) else view.shown_models
+        selected_model = view.model if self.probe.has(Probe.page) else view.filter_model
         context = assembly.render_context(run, selected_model, view.mask_filtered(run.heads), models)
         if page := assembly.probe_page(context, self.probe):
             return page
@@ -58,7 +58,7 @@ class ProbePage:
             ],
         }
         if not any(sections.values()):
-            hint = f" See {self.probe.explorer_tab}." if self.probe.explorer else ""
+            hint = f" See {self.probe.explorer_tab}." if self.probe.has(Probe.explorer) else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}
         return PageContent(self.probe.title, self.probe.summary, sections)
 
@@ -94,29 +94,27 @@ class ExplorerPage:
         models = [*dict.fromkeys([*view.shown_models, view.model])]
         url_query = {name: value for name, value in view.query.items() if isinstance(value, str)}
         context = assembly.render_context(run, view.model, None, models)
-        build_page = plugins.load_part(self.probe, "explorer")
-        page: PageContent = plugins.call_part(self.probe, "explorer", build_page, context, url_query)
-        return page
+        return plugins.call_part(self.probe, Probe.explorer, context, url_query)
 
 
 def probe_pages() -> list[ProbePage | ExplorerPage]:
     """The pages and explorers of all probes, in order."""
     pages: list[ProbePage | ExplorerPage] = []
     for probe in plugins.probes().values():
-        if (probe.charts or probe.results or probe.page) and probe.tab is not None:
+        if probe.tab is not None and (probe.has(Probe.charts) or probe.has(Probe.results) or probe.has(Probe.page)):
             pages.append(ProbePage(probe))
-        if probe.explorer:
+        if probe.has(Probe.explorer):
             pages.append(ExplorerPage(probe))
     return pages
 
 
 def _describes_heads(probe: Probe) -> bool:
-    return bool(probe.head_columns or probe.head_charts or probe.head_results)
+    return probe.has(Probe.head_columns) or probe.has(Probe.head_charts) or probe.has(Probe.head_results)
 
 
 def has_tables(probe: Probe, run: Run) -> bool:
     """Whether the run has a table of the probe, or the probe declares none."""
-    names = {table.name for table in plugins.load_part(probe, "tables") or ()}
+    names = {table.name for table in plugins.call_part(probe, Probe.tables)}
     return not names or bool(names & set(run.tables))
 
 

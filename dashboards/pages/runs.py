@@ -12,6 +12,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.plots import axes, style
+from headscope.probe import Probe
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.comparison import comparison_tables
 from headscope.report.explorer_blocks import query_link
@@ -71,7 +72,7 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     stored = [{name: entry["rows"] for name, entry in run.manifest["tables"].items()} for run in runs]
     rows_by_probe = {
         probe: rows
-        for probe, tables in plugins.load_parts("tables")
+        for probe, tables in plugins.call_parts(Probe.tables)
         if not probe.runs_always
         and any(rows := [sum(tables_of_run.get(table.name, 0) for table in tables) for tables_of_run in stored])
     }

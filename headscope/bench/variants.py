@@ -54,8 +54,8 @@ def compare_variants(
         compared_calls["transformer-lens run_with_cache(hook_pattern)"] = _lens_call(load(spec), ids)
         yield time_calls(lens_length, compared_calls, repeats, model.device)
     for name, max_length in probe_lengths.items():
-        calls = plugins.load_part(plugins.probes()[name], "bench")(model, max_length)
-        yield time_calls(max_length, calls, 1, model.device, warm_up=False)
+        probe_calls = plugins.probes()[name].bench(model, max_length)
+        yield time_calls(max_length, probe_calls, 1, model.device, warm_up=False)
 
 
 def _measuring_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:

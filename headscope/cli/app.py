@@ -19,22 +19,35 @@ from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
 from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
+from headscope.probe import Probe
 from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
+QUESTIONS = {
+    "Heads": "What heads attend to",
+    "Prompts": "What heads attend to",
+    "Causes": "Which heads an answer or the loss depends on",
+    "Tasks": "What the model still does in long contexts",
+    "Training": "How positions train",
+}
+"""Heading of the commands of probes in the help, by the tab of their pages in the app; of another tab, its name."""
 COMMAND_GROUPS = {
     "Start": ("demo", "dash"),
-    "What heads attend to": ("run", "patterns", "detectors", "circuits"),
-    "Which heads an answer depends on": ("patch", "paths", "ablate", "attribution", "influence"),
-    "What remains in long contexts": ("needle", "evaluate", "budget", "import", "export"),
-    "How positions train": ("adapt", "pretrain", "window", "scaling"),
-    "Compare, check and share": ("report", "compare", "check", "join", "bundle", "ls", "validate"),
+    **dict.fromkeys(QUESTIONS.values(), ()),
+    "Compare, check and share": ("report", "compare", "check", "join", "bundle", "export", "ls", "validate"),
     "Cost, and correctness on this machine": ("plan", "bench", "selfcheck"),
 }
-"""The commands by the question that they answer, as help and README list them."""
-OTHER_COMMANDS = "Other probes"
-"""Heading of the commands of probes of other packages."""
+"""The built-in commands by heading."""
+
+
+def command_groups() -> dict[str, list[str]]:
+    """The names of all commands by question, as help and README list them."""
+    groups = {heading: [*names] for heading, names in COMMAND_GROUPS.items()}
+    for probe in plugins.requestable_probes().values():
+        heading = QUESTIONS.get(probe.navigation_group, probe.navigation_group)
+        groups.setdefault(heading, []).append(probe.command_name)
+    return groups
 
 
 class Commands(TyperGroup):
@@ -51,12 +64,9 @@ class Commands(TyperGroup):
         self.format_help_text(ctx, formatter)
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         first_lines = {name: (command.help or "").partition("\n\n")[0] for name, command in commands.items() if command}
-        listed = {name for names in COMMAND_GROUPS.values() for name in names}
-        groups = {**COMMAND_GROUPS, OTHER_COMMANDS: [name for name in first_lines if name not in listed]}
-        for heading, names in groups.items():
-            if lines := [(name, first_lines[name]) for name in names if name in first_lines]:
-                with formatter.section(heading):
-                    formatter.write_dl(lines)
+        for heading, names in command_groups().items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, first_lines[name]) for name in names])
         self.format_epilog(ctx, formatter)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
@@ -72,7 +82,7 @@ class Commands(TyperGroup):
 class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
-    def __init__(self, probe: plugins.Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode=None)
         self.probe = probe
 

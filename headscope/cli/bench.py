@@ -13,6 +13,7 @@ import typer
 from headscope import plugins
 from headscope.cli import quiet_libraries
 from headscope.cli.flags import EXAMPLE, Json
+from headscope.probe import Probe
 
 BF16_LENGTH = 1024
 """Tokens of the documents that are also measured in bfloat16."""
@@ -146,7 +147,7 @@ def command() -> Any:
             ),
         ]
         for name, probe in plugins.probes().items()
-        if probe.bench
+        if probe.has(Probe.bench)
     }
     *own, _ = inspect.signature(bench).parameters.values()
     probe_parameters = [

@@ -15,7 +15,7 @@ from typer._click.core import Command
 from headscope import plugins
 from headscope.cli import flags
 from headscope.errors import BadInput
-from headscope.plugins import Probe
+from headscope.probe import Probe
 
 if TYPE_CHECKING:
     from headscope.study.config import Study
@@ -35,7 +35,7 @@ def build_command(probe: Probe) -> Command:
     """The command of a probe. Raises BrokenProbe if its options cannot be read."""
     from headscope.api import keyword_fields
 
-    options = keyword_fields(plugins.load_part(probe, "options"))
+    options = keyword_fields(plugins.call_part(probe, Probe.options))
     parameters = {
         **_input_flags(probe, "training_texts" in options),
         **{name: _option_flag(name, field) for name, field in options.items()},
@@ -234,7 +234,7 @@ def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str
     }
     if not (file or config):  # other probes of a study file may read documents
         texts = [flag for flag in ("text", "docs", "limit") if values.get(flag) is not None]
-        refuse_texts_beside_prompt(plugins.load_part(probe, "options"), probe_values, texts)
+        refuse_texts_beside_prompt(plugins.call_part(probe, Probe.options), probe_values, texts)
     models: dict[str, str] = {}
     if "model" in probe.takes:
         models = {"base": values["model"]} if values["model"] is not None else {}

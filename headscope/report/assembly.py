@@ -7,7 +7,7 @@ remaining charts are left out and the failure is logged.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Concatenate, TypeVar
 
 import pandas as pd
 
@@ -15,7 +15,8 @@ from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
 from headscope.plots.heads import plot_small_matrices
-from headscope.plugins import Kind, Probe
+from headscope.plugins import Arguments
+from headscope.probe import Probe
 from headscope.report.blocks import (
     Block,
     Chart,
@@ -25,6 +26,7 @@ from headscope.report.blocks import (
     PageContent,
     RenderContext,
     Term,
+    TextTable,
 )
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
@@ -45,6 +47,8 @@ from headscope.runs.summary import (
     longest_ess_column,
     training_checkpoints,
 )
+
+Item = TypeVar("Item")
 
 MAX_CARDS = 8
 """Maximum number of cards of an overview."""
@@ -139,7 +143,7 @@ def probe_for_statistic(statistic_name: str) -> Probe | None:
     """The probe that declares the statistic, or None."""
     owners = (
         probe
-        for probe, declared in plugins.load_parts("statistics")
+        for probe, declared in plugins.call_parts(Probe.statistics)
         if {statistic_name, parse_column(statistic_name).stem} & {*declared}
     )
     return next(owners, None)
@@ -178,7 +182,7 @@ def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[
 
 def drawn_groups(context: RenderContext, topic: str = "") -> Iterator[tuple[Probe, ChartGroup]]:
     """The groups of `collect_chapters` with their probes."""
-    for probe, groups in plugins.call_parts("charts", context):
+    for probe, groups in plugins.call_parts(Probe.charts, context):
         for group in groups:
             if is_about(group, topic) and (charts := [*_iterate_charts(probe, group)]):
                 yield probe, replace(group, charts=charts)
@@ -203,9 +207,7 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
 def overview_cards(context: RenderContext) -> Iterator[Block]:
     """The first cards of the probes for the overview, at most `MAX_CARDS`, created lazily."""
     cards = (
-        card
-        for probe, part_function in plugins.load_parts("overview_cards")
-        for card in _iterate_part(probe, "overview_cards", part_function, context)
+        card for probe in plugins.probes().values() for card in _iterate_part(probe, Probe.overview_cards, context)
     )
     yield from islice(cards, MAX_CARDS)
 
@@ -213,7 +215,7 @@ def overview_cards(context: RenderContext) -> Iterator[Block]:
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
     """Blocks of the probes for a page of the app, by heading, drawn lazily."""
     iterators: dict[str, list[Iterator[Block]]] = {}
-    for probe, groups in plugins.call_parts("charts", context):
+    for probe, groups in plugins.call_parts(Probe.charts, context):
         for group in groups:
             if page in group.app_pages.split():
                 iterators.setdefault(group.heading or group.chapter, []).append(_iterate_charts(probe, group))
@@ -223,15 +225,14 @@ def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Blo
 def probe_charts(context: RenderContext, probe: Probe) -> dict[str, Sequence[Block]]:
     """Blocks of one probe, by heading, drawn lazily. Raises BrokenProbe if the probe fails."""
     iterators: dict[str, list[Iterator[Block]]] = {}
-    for group in _call_part(probe, "charts", context) or ():
+    for group in plugins.call_part(probe, Probe.charts, context):
         iterators.setdefault(group.heading, []).append(_iterate_charts(probe, group))
     return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
 
 def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
     """The probe's own page, or None without one. Raises BrokenProbe if the probe fails."""
-    page: PageContent | None = _call_part(probe, "page", context)
-    return page
+    return plugins.call_part(probe, Probe.page, context)
 
 
 def head_roles_sentence(run: Run, model: str, layer: int, head: int) -> str:
@@ -252,7 +253,7 @@ def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[st
     """Sentences about the head in a model: the first sentence of every probe, and all further sentences."""
     by_probe = {
         probe.name: [sentence(result) for result in head_results]
-        for probe, head_results in plugins.call_parts("head_results", run, model, layer, head)
+        for probe, head_results in plugins.call_parts(Probe.head_results, run, model, layer, head)
     }
     sentences = [by_probe[name] for name in plugins.probes() if name in by_probe]
     return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
@@ -262,8 +263,8 @@ def head_card(run: Run, model: str, layer: int, head: int) -> list[Block]:
     """Blocks of the probes for the top of a head's page: wide charts, then charts and tables of half the width."""
     blocks = [
         block
-        for probe, part_function in plugins.load_parts("head_card")
-        for block in _iterate_part(probe, "head_card", part_function, run, model, layer, head)
+        for probe in plugins.probes().values()
+        for block in _iterate_part(probe, Probe.head_card, run, model, layer, head)
     ]
     return sorted(
         blocks, key=lambda block: (not isinstance(block, Chart), isinstance(block, Chart) and block.half_width)
@@ -272,21 +273,21 @@ def head_card(run: Run, model: str, layer: int, head: int) -> list[Block]:
 
 def similar_head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """Blocks of the probes that list the heads most similar to one, created lazily."""
-    for probe, part_function in plugins.load_parts("similar_heads"):
-        yield from _iterate_part(probe, "similar_heads", part_function, run, model, layer, head)
+    for probe in plugins.probes().values():
+        yield from _iterate_part(probe, Probe.similar_heads, run, model, layer, head)
 
 
 def row_blocks(run: Run, model: str, length: int, doc: str, layer: int, head: int, query: int) -> Iterator[Block]:
     """Blocks of the probes that explain the weights of one attention row, created lazily."""
-    for probe, part_function in plugins.load_parts("row_charts"):
-        yield from _iterate_part(probe, "row_charts", part_function, run, model, length, doc, layer, head, query)
+    for probe in plugins.probes().values():
+        yield from _iterate_part(probe, Probe.row_charts, run, model, length, doc, layer, head, query)
 
 
 def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """Blocks of the probes about one head, created lazily: first texts and tables, then charts."""
     charts: list[Iterator[Block]] = []
-    for probe, part_function in plugins.load_parts("head_charts"):
-        blocks = _iterate_part(probe, "head_charts", part_function, run, model, layer, head)
+    for probe in plugins.probes().values():
+        blocks = _iterate_part(probe, Probe.head_charts, run, model, layer, head)
         for block in blocks:
             if isinstance(block, Chart):
                 charts.append(chain([block], blocks))
@@ -298,7 +299,7 @@ def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
 def collect_glossary(run: Run) -> list[Term]:
     """Glossary terms for the chapters of the run; the first definition of a term wins."""
     terms: dict[str, Term] = {}
-    for _, declared_terms in plugins.load_parts("glossary"):
+    for _, declared_terms in plugins.call_parts(Probe.glossary):
         for term in declared_terms:
             if set(term.tables) & set(run.tables) or (run.models and not term.tables):
                 terms.setdefault(term.word, term)
@@ -307,39 +308,40 @@ def collect_glossary(run: Run) -> list[Term]:
 
 def collect_overviews(run: Run) -> list[Overview]:
     """The data of the probes for `--json`, one per probe that has some."""
-    return [overview for _, overview in plugins.call_parts("overview", run) if overview is not None]
+    return [overview for _, overview in plugins.call_parts(Probe.overview, run) if overview is not None]
 
 
 def collect_next_steps(run: Run) -> list[str]:
     """Suggested next steps, one line each."""
-    return [line for _, lines in plugins.call_parts("next_steps", run) for line in lines]
+    return [line for _, lines in plugins.call_parts(Probe.next_steps, run) for line in lines]
 
 
-def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Any]:
+def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Chart | TextTable]:
     """The charts of a group, drawn lazily; stops and reports the probe when one fails."""
-    return _iterate_part(probe, "charts", lambda: group.charts)
+    return _iterate(probe, "charts", lambda: group.charts)
 
 
 def _iterate_part(
-    probe: Probe, kind: Kind, part_function: Callable[..., Iterable[Any]], *arguments: object
-) -> Iterator[Any]:
+    probe: Probe,
+    part: Callable[Concatenate[Any, Arguments], Iterable[Item]],
+    *arguments: Arguments.args,
+    **keywords: Arguments.kwargs,
+) -> Iterator[Item]:
     """The items that a part of a probe returns, created lazily; stops and reports the probe when one fails."""
+    method = getattr(probe, part.__name__)
+    return _iterate(probe, part.__name__, lambda: method(*arguments, **keywords))
 
-    def items() -> Iterator[Any]:
-        yield from part_function(*arguments)
 
-    iterator = items()
+def _iterate(probe: Probe, part_name: str, items: Callable[[], Iterable[Item]]) -> Iterator[Item]:
+    def lazily() -> Iterator[Item]:
+        yield from items()
+
+    iterator = lazily()
     try:
-        while (item := plugins.call_part(probe, kind, next, iterator, None)) is not None:
+        while (item := plugins.guard(probe, part_name, next, iterator, None)) is not None:
             yield item
     except BrokenProbe as error:
         plugins.report_broken(error)
-
-
-def _call_part(probe: Probe, kind: Kind, *arguments: object) -> Any:
-    """Call a part of a probe; iterators become lists. None if the probe lacks it. Raises BrokenProbe if it fails."""
-    part_function = plugins.load_part(probe, kind)
-    return None if part_function is None else plugins.call_part(probe, kind, part_function, *arguments)
 
 
 def dropped_row_notes(run: Run) -> list[str]:

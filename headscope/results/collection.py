@@ -5,7 +5,7 @@ from itertools import chain
 
 from headscope import plugins
 from headscope.errors import BrokenProbe
-from headscope.plugins import Probe
+from headscope.probe import Probe
 from headscope.results import words
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
@@ -27,7 +27,7 @@ def _model_notes(run: Run) -> list[Result]:
 
 
 def _compute_results(run: Run) -> dict[str, list[Result]]:
-    return {probe.name: [*_usable(probe, results)] for probe, results in plugins.call_parts("results", run)}
+    return {probe.name: [*_usable(probe, results)] for probe, results in plugins.call_parts(Probe.results, run)}
 
 
 def _usable(probe: Probe, results: Iterable[Result]) -> Iterator[Result]:
@@ -35,7 +35,7 @@ def _usable(probe: Probe, results: Iterable[Result]) -> Iterator[Result]:
     keys: set[tuple[str, ...]] = set()
     for result in results:
         try:
-            plugins.call_part(probe, "questions", words.sentence, result)
+            plugins.guard(probe, "questions", words.sentence, result)
             if result.key in keys:
                 raise BrokenProbe(
                     f"probe '{probe.name}' has two results with the key {', '.join(filter(None, result.key))}. Give "

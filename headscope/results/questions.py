@@ -11,6 +11,7 @@ from functools import cache
 from typing import Literal
 
 from headscope import plugins
+from headscope.probe import Probe
 
 Level = Literal["warning", "headline", "detail"]
 
@@ -60,7 +61,7 @@ def questions() -> Mapping[str, Question]:
 
     shared = (*model_notes.QUESTIONS, *ranks.QUESTIONS)
     declared = {question.name: question for question in shared}
-    for probe, probe_questions in plugins.load_parts("questions"):
+    for probe, probe_questions in plugins.call_parts(Probe.questions):
         for question in probe_questions:
             topic = question.topic or (CLAIMS_TOPIC if question.is_claim else probe.title)
             declared[question.name] = replace(question, topic=topic)

@@ -15,6 +15,7 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe, did_you_mean
+from headscope.probe import Probe
 
 RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})
 """Keys of the per-head table, and columns that comparisons add to it."""
@@ -88,7 +89,7 @@ def statistics() -> Mapping[str, Statistic]:
     A name that is already used, or that ends like a column of another statistic, is reported and left out.
     """
     entries: dict[str, Statistic] = {}
-    for probe, declared in plugins.load_parts("statistics"):
+    for probe, declared in plugins.call_parts(Probe.statistics):
         for name, entry in declared.items():
             if name in entries or name in RESERVED_COLUMNS:
                 fault = "the name is already used"
@@ -189,7 +190,7 @@ class Role:
 @cache
 def roles() -> Mapping[str, Role]:
     """Every declared role by name."""
-    return {name: role for _, declared in plugins.load_parts("roles") for name, role in declared.items()}
+    return {name: role for _, declared in plugins.call_parts(Probe.roles) for name, role in declared.items()}
 
 
 def measured_roles(heads: pd.DataFrame) -> list[str]:

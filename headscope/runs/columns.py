@@ -13,6 +13,7 @@ from typing import Literal
 import pyarrow as pa
 
 from headscope import plugins
+from headscope.probe import Probe
 
 FORMAT_VERSION = 4
 """Major version of the run directory. Readers refuse a newer one by name."""
@@ -133,7 +134,7 @@ DISTANCE = key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 
 @cache
 def all_tables() -> Mapping[str, Table]:
     """Every table that a run may hold, by name."""
-    return {table.name: table for _, tables in plugins.load_parts("tables") for table in tables}
+    return {table.name: table for _, tables in plugins.call_parts(Probe.tables) for table in tables}
 
 
 @cache
@@ -144,7 +145,7 @@ def shareable_table_names() -> frozenset[str]:
     """
     return frozenset(
         table.name
-        for probe, tables in plugins.load_parts("tables")
+        for probe, tables in plugins.call_parts(Probe.tables)
         for table in tables
         if probe.runs_always or table.describes_inputs or "model" not in table.keys
     )

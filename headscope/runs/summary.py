@@ -13,6 +13,7 @@ import pandas as pd
 from headscope import plugins
 from headscope.estimates import method_column
 from headscope.model_identity import Comparison, ModelIdentity
+from headscope.probe import Probe
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
@@ -27,7 +28,7 @@ def head_table(run: RunTables) -> pd.DataFrame:
     `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is
     <column>_low .. <column>_high.
     """
-    blocks = [columns for _, columns in plugins.call_parts("head_columns", run) if columns is not None]
+    blocks = [columns for _, columns in plugins.call_parts(Probe.head_columns, run) if columns is not None]
     if not blocks:
         return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
@@ -38,7 +39,7 @@ def head_table(run: RunTables) -> pd.DataFrame:
 def model_table(run: RunTables) -> pd.DataFrame:
     """One row per model, in the order of the study, with the columns of every probe."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
-    for _, columns in plugins.call_parts("model_columns", run):
+    for _, columns in plugins.call_parts(Probe.model_columns, run):
         if columns is not None:
             rows = rows.join(columns, how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()

@@ -1,6 +1,6 @@
 """Synthetic runs of any size with plausible numbers in every table, to test and time the code that reads runs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from headscope import plugins
+from headscope.probe import Probe
+from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 
@@ -91,7 +93,7 @@ def _synthetic_tables(
     docs: int,
     seed: int,
     probes: tuple[str, ...],
-    _declared: tuple[plugins.Probe, ...],  # the tables depend on them
+    _declared: tuple[Probe, ...],  # the tables depend on them
 ) -> dict[str, pd.DataFrame]:
     """The tables of these probes. Tests often write a run of the same ones, each to a folder of its own."""
     heads_of_model = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
@@ -102,9 +104,12 @@ def _synthetic_tables(
     for number, model in enumerate(models):
         is_start = model.startswith("yarn:")  # the scheme that training starts from
         shift = 0.0 if is_start else -0.1 * number
-        cells = [("positions", _position_parameters(model, heads_of_model, pairs, shift))]
-        for _, rows in plugins.call_parts("synthetic_rows", sizes, model, number, only=probes):
-            cells += rows
+        cells: list[tuple[str, Mapping[str, Rows]]] = [
+            ("positions", _position_parameters(model, heads_of_model, pairs, shift))
+        ]
+        for probe in plugins.probes().values():
+            if not probes or probe.name in probes:
+                cells += probe.synthetic_rows(sizes, model, number)
         for _, tables in cells:
             for name, columns in tables.items():
                 blocks.setdefault(name, []).append(pd.DataFrame(columns))

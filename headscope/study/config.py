@@ -25,6 +25,7 @@ from pydantic import (
 from headscope import plugins, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.model_spec import ModelSpec
+from headscope.probe import Probe
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, name_start
 from headscope.runs import old_names
 
@@ -224,7 +225,7 @@ def study_type() -> type[Study]:
     """`Study` with a field for every probe whose options can be imported."""
     fields: dict[str, Any] = {
         probe.name: (options | None, Field(None, description=probe.summary))
-        for probe, options in plugins.load_parts("options")
+        for probe, options in plugins.call_parts(Probe.options)
     }
     return create_model("Study", __base__=Study, **fields)
 

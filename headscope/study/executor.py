@@ -17,6 +17,7 @@ from headscope.forward.observe import observe
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
+from headscope.probe import Probe
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.context import OTHER_WEIGHTS, StudyContext
@@ -68,7 +69,7 @@ class JobExecutor:
         for name, probe in plugins.probes().items():
             options = context.study.probe_options.get(name)
             if options is not None or probe.runs_always:
-                self.runners[name] = plugins.load_part(probe, "runner")(options, context)
+                self.runners[name] = plugins.call_part(probe, Probe.runner)(options, context)
 
     def plan(self) -> list[Job]:
         """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""

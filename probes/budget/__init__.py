@@ -1,26 +1,105 @@
 """Probe `budget`: which share of the KV groups can stream, that is drop most of their cache, and what that costs."""
 
-from headscope.plugins import Probe
+from __future__ import annotations
 
-PROBE = Probe(
-    name="budget",
-    title="KV-cache budget",
-    tab="Budget",
-    summary="Let a growing share of the KV groups keep only the first and last tokens, and measure what that costs.",
-    order=49,
-    takes=("models", "text", "docs"),
-    example="headscope budget --model base=smollm2-135m --length 2048",
-    options="probes.budget.schema:BudgetOptions",
-    runner="probes.budget.run:BudgetRunner",
-    tables="probes.budget.schema:TABLES",
-    overview_cards="probes.budget.report:overview_cards",
-    charts="probes.budget.report:charts",
-    questions="probes.budget.questions:QUESTIONS",
-    results="probes.budget.results:results",
-    statistics="probes.budget.analysis:STATISTICS",
-    model_columns="probes.budget.analysis:model_statistics",
-    glossary="probes.budget.report:GLOSSARY",
-    overview="probes.budget.report:overview",
-    synthetic_rows="probes.budget.synthetic:synthetic_cells",
-    bench="probes.budget.bench:benchmark_variants",
-)
+from typing import TYPE_CHECKING
+
+from headscope.probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+    from headscope.positions.model import Model
+    from headscope.report.blocks import Card, ChartGroup, Overview, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Statistic
+    from headscope.runs.columns import Table
+    from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from probes.budget.run import BudgetRunner
+    from probes.budget.schema import BudgetOptions
+
+
+class Budget(Probe):
+    """The declaration of the probe `budget`."""
+
+    name = "budget"
+    title = "KV-cache budget"
+    tab = "Budget"
+    summary = "Let a growing share of the KV groups keep only the first and last tokens, and measure what that costs."
+    order = 49
+    takes = ("models", "text", "docs")
+    example = "headscope budget --model base=smollm2-135m --length 2048"
+
+    def options(self) -> type[BudgetOptions]:
+        from probes.budget.schema import BudgetOptions
+
+        return BudgetOptions
+
+    def runner(self) -> type[BudgetRunner]:
+        from probes.budget.run import BudgetRunner
+
+        return BudgetRunner
+
+    def tables(self) -> Sequence[Table]:
+        from probes.budget.schema import TABLES
+
+        return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.budget.analysis import STATISTICS
+
+        return STATISTICS
+
+    def model_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.budget.analysis import model_statistics
+
+        return model_statistics(tables)
+
+    def questions(self) -> Sequence[Question]:
+        from probes.budget.questions import QUESTIONS
+
+        return QUESTIONS
+
+    def results(self, run: Run) -> Iterable[Result]:
+        from probes.budget.results import results
+
+        return results(run)
+
+    def overview(self, run: Run) -> Overview | None:
+        from probes.budget.report import overview
+
+        return overview(run)
+
+    def glossary(self) -> Sequence[Term]:
+        from probes.budget.report import GLOSSARY
+
+        return GLOSSARY
+
+    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
+        from probes.budget.report import charts
+
+        return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.budget.report import overview_cards
+
+        return overview_cards(context)
+
+    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
+        from probes.budget.synthetic import synthetic_cells
+
+        return synthetic_cells(sizes, model, number)
+
+    def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
+        from probes.budget.bench import benchmark_variants
+
+        return benchmark_variants(model, max_length)
+
+
+PROBE = Budget()

@@ -1,31 +1,126 @@
 """Probe `detectors`: heads that attend to the previous token, the first token, a duplicate, or the token after it."""
 
-from headscope.plugins import Probe
+from __future__ import annotations
 
-PROBE = Probe(
-    name="detectors",
-    title="Head detectors",
-    tab="Detectors",
-    summary="Score heads as previous-token, current-token, first-token, duplicate-token and induction heads.",
-    group="Heads",
-    order=25,
-    takes=("models",),
-    example="headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8",
-    options="probes.detectors.schema:DetectorsOptions",
-    runner="probes.detectors.run:DetectorsRunner",
-    tables="probes.detectors.schema:TABLES",
-    statistics="probes.detectors.analysis:STATISTICS",
-    head_columns="probes.detectors.analysis:head_statistics",
-    model_columns="probes.detectors.analysis:model_statistics",
-    roles="probes.detectors.analysis:ROLES",
-    overview_cards="probes.detectors.report:overview_cards",
-    charts="probes.detectors.report:charts",
-    head_charts="probes.detectors.report:head_charts",
-    questions="probes.detectors.questions:QUESTIONS",
-    results="probes.detectors.results:results",
-    head_results="probes.detectors.results:head_results",
-    glossary="probes.detectors.report:GLOSSARY",
-    overview="probes.detectors.report:overview",
-    synthetic_rows="probes.detectors.schema:synthetic_cells",
-    bench="probes.detectors.run:benchmark_variants",
-)
+from typing import TYPE_CHECKING
+
+from headscope.probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+    from headscope.positions.model import Model
+    from headscope.report.blocks import Block, Card, ChartGroup, Overview, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Role, Statistic
+    from headscope.runs.columns import Table
+    from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from probes.detectors.run import DetectorsRunner
+    from probes.detectors.schema import DetectorsOptions
+
+
+class Detectors(Probe):
+    """The declaration of the probe `detectors`."""
+
+    name = "detectors"
+    title = "Head detectors"
+    tab = "Detectors"
+    summary = "Score heads as previous-token, current-token, first-token, duplicate-token and induction heads."
+    group = "Heads"
+    order = 25
+    takes = ("models",)
+    example = "headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8"
+
+    def options(self) -> type[DetectorsOptions]:
+        from probes.detectors.schema import DetectorsOptions
+
+        return DetectorsOptions
+
+    def runner(self) -> type[DetectorsRunner]:
+        from probes.detectors.run import DetectorsRunner
+
+        return DetectorsRunner
+
+    def tables(self) -> Sequence[Table]:
+        from probes.detectors.schema import TABLES
+
+        return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.detectors.analysis import STATISTICS
+
+        return STATISTICS
+
+    def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.detectors.analysis import head_statistics
+
+        return head_statistics(tables)
+
+    def model_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.detectors.analysis import model_statistics
+
+        return model_statistics(tables)
+
+    def roles(self) -> Mapping[str, Role]:
+        from probes.detectors.analysis import ROLES
+
+        return ROLES
+
+    def questions(self) -> Sequence[Question]:
+        from probes.detectors.questions import QUESTIONS
+
+        return QUESTIONS
+
+    def results(self, run: Run) -> Iterable[Result]:
+        from probes.detectors.results import results
+
+        return results(run)
+
+    def head_results(self, run: Run, model: str, layer: int, head: int) -> Iterable[Result]:
+        from probes.detectors.results import head_results
+
+        return head_results(run, model, layer, head)
+
+    def overview(self, run: Run) -> Overview | None:
+        from probes.detectors.report import overview
+
+        return overview(run)
+
+    def glossary(self) -> Sequence[Term]:
+        from probes.detectors.report import GLOSSARY
+
+        return GLOSSARY
+
+    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
+        from probes.detectors.report import charts
+
+        return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.detectors.report import overview_cards
+
+        return overview_cards(context)
+
+    def head_charts(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
+        from probes.detectors.report import head_charts
+
+        return head_charts(run, model, layer, head)
+
+    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
+        from probes.detectors.schema import synthetic_cells
+
+        return synthetic_cells(sizes, model, number)
+
+    def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
+        from probes.detectors.run import benchmark_variants
+
+        return benchmark_variants(model, max_length)
+
+
+PROBE = Detectors()

@@ -1,25 +1,95 @@
 """Probe `evaluate`: scores of each model on tasks of EleutherAI's lm-evaluation-harness."""
 
-from headscope.plugins import Probe
+from __future__ import annotations
 
-PROBE = Probe(
-    name="evaluate",
-    title="Tasks",
-    tab="Benchmarks",
-    summary="Score each model on tasks of the lm-evaluation-harness: RULER, common benchmarks, your own task files.",
-    group="Tasks",
-    order=35,
-    takes=("models",),
-    example="headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50",
-    options="probes.evaluate.schema:EvaluateOptions",
-    runner="probes.evaluate.run:EvaluateRunner",
-    tables="probes.evaluate.schema:TABLES",
-    charts="probes.evaluate.report:charts",
-    questions="probes.evaluate.results:QUESTIONS",
-    results="probes.evaluate.results:results",
-    statistics="probes.evaluate.analysis:STATISTICS",
-    model_columns="probes.evaluate.analysis:model_statistics",
-    glossary="probes.evaluate.report:GLOSSARY",
-    overview="probes.evaluate.report:overview",
-    synthetic_rows="probes.evaluate.schema:synthetic_cells",
-)
+from typing import TYPE_CHECKING
+
+from headscope.probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+    from headscope.report.blocks import ChartGroup, Overview, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Statistic
+    from headscope.runs.columns import Table
+    from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from probes.evaluate.run import EvaluateRunner
+    from probes.evaluate.schema import EvaluateOptions
+
+
+class Evaluate(Probe):
+    """The declaration of the probe `evaluate`."""
+
+    name = "evaluate"
+    title = "Tasks"
+    tab = "Benchmarks"
+    summary = "Score each model on tasks of the lm-evaluation-harness: RULER, common benchmarks, your own task files."
+    group = "Tasks"
+    order = 35
+    takes = ("models",)
+    example = "headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50"
+
+    def options(self) -> type[EvaluateOptions]:
+        from probes.evaluate.schema import EvaluateOptions
+
+        return EvaluateOptions
+
+    def runner(self) -> type[EvaluateRunner]:
+        from probes.evaluate.run import EvaluateRunner
+
+        return EvaluateRunner
+
+    def tables(self) -> Sequence[Table]:
+        from probes.evaluate.schema import TABLES
+
+        return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.evaluate.analysis import STATISTICS
+
+        return STATISTICS
+
+    def model_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.evaluate.analysis import model_statistics
+
+        return model_statistics(tables)
+
+    def questions(self) -> Sequence[Question]:
+        from probes.evaluate.results import QUESTIONS
+
+        return QUESTIONS
+
+    def results(self, run: Run) -> Iterable[Result]:
+        from probes.evaluate.results import results
+
+        return results(run)
+
+    def overview(self, run: Run) -> Overview | None:
+        from probes.evaluate.report import overview
+
+        return overview(run)
+
+    def glossary(self) -> Sequence[Term]:
+        from probes.evaluate.report import GLOSSARY
+
+        return GLOSSARY
+
+    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
+        from probes.evaluate.report import charts
+
+        return charts(context)
+
+    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
+        from probes.evaluate.schema import synthetic_cells
+
+        return synthetic_cells(sizes, model, number)
+
+
+PROBE = Evaluate()

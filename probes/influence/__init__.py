@@ -1,37 +1,115 @@
 """Head influence: how the loss changes when one head or KV group is reset or ablated."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
-from headscope.plugins import Probe
+from headscope.probe import Probe
 
 if TYPE_CHECKING:
-    from probes.influence.run import head_influence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+    from headscope.positions.model import Model
+    from headscope.report.blocks import Card, ChartGroup, PageContent, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Statistic
+    from headscope.runs.columns import Table
+    from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from probes.influence.run import InfluenceRunner, head_influence
+    from probes.influence.schema import InfluenceOptions
 
 __all__ = ["PROBE", "head_influence"]
 
-PROBE = Probe(
-    name="influence",
-    title="Head influence",
-    tab="Influence",
-    summary="Measure how the loss changes when one head or KV group is reset or ablated.",
-    group="Causes",
-    order=40,
-    example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
-    options="probes.influence.schema:InfluenceOptions",
-    runner="probes.influence.run:InfluenceRunner",
-    tables="probes.influence.schema:TABLES",
-    statistics="probes.influence.heads:STATISTICS",
-    head_columns="probes.influence.heads:head_statistics",
-    overview_cards="probes.influence.report:overview_cards",
-    charts="probes.influence.report:charts",
-    questions="probes.influence.questions:QUESTIONS",
-    results="probes.influence.results:results",
-    head_results="probes.influence.results:head_results",
-    glossary="probes.influence.report:GLOSSARY",
-    page="probes.influence.report:page",
-    synthetic_rows="probes.influence.schema:synthetic_cells",
-    bench="probes.influence.bench:benchmark_variants",
-)
+
+class Influence(Probe):
+    """The declaration of the probe `influence`."""
+
+    name = "influence"
+    title = "Head influence"
+    tab = "Influence"
+    summary = "Measure how the loss changes when one head or KV group is reset or ablated."
+    group = "Causes"
+    order = 40
+    example = "headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048"
+
+    def options(self) -> type[InfluenceOptions]:
+        from probes.influence.schema import InfluenceOptions
+
+        return InfluenceOptions
+
+    def runner(self) -> type[InfluenceRunner]:
+        from probes.influence.run import InfluenceRunner
+
+        return InfluenceRunner
+
+    def tables(self) -> Sequence[Table]:
+        from probes.influence.schema import TABLES
+
+        return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.influence.heads import STATISTICS
+
+        return STATISTICS
+
+    def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.influence.heads import head_statistics
+
+        return head_statistics(tables)
+
+    def questions(self) -> Sequence[Question]:
+        from probes.influence.questions import QUESTIONS
+
+        return QUESTIONS
+
+    def results(self, run: Run) -> Iterable[Result]:
+        from probes.influence.results import results
+
+        return results(run)
+
+    def head_results(self, run: Run, model: str, layer: int, head: int) -> Iterable[Result]:
+        from probes.influence.results import head_results
+
+        return head_results(run, model, layer, head)
+
+    def glossary(self) -> Sequence[Term]:
+        from probes.influence.report import GLOSSARY
+
+        return GLOSSARY
+
+    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
+        from probes.influence.report import charts
+
+        return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.influence.report import overview_cards
+
+        return overview_cards(context)
+
+    def page(self, context: RenderContext) -> PageContent | None:
+        from probes.influence.report import page
+
+        return page(context)
+
+    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
+        from probes.influence.schema import synthetic_cells
+
+        return synthetic_cells(sizes, model, number)
+
+    def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
+        from probes.influence.bench import benchmark_variants
+
+        return benchmark_variants(model, max_length)
+
+
+PROBE = Influence()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,29 +1,120 @@
 """Measuring models over texts: attention, rotary pairs, distances and loss."""
 
-from headscope.plugins import Probe
+from __future__ import annotations
 
-PROBE = Probe(
-    name="measure",
-    title="Measures",
-    summary="Measure models over texts: effective length, rotary pairs, distance profiles, loss by position.",
-    tab=None,
-    order=10,
-    command="run",
-    example="headscope run --model base=smollm2-135m --model yarn=smollm2-135m@yarn:factor=8 --length 2048",
-    options="probes.measure.schema:MeasureOptions",
-    runner="probes.measure.run:MeasureRunner",
-    tables="probes.measure.schema:TABLES",
-    statistics="probes.measure.analysis:STATISTICS",
-    head_columns="probes.measure.analysis:head_statistics",
-    model_columns="probes.measure.analysis:model_statistics",
-    roles="probes.measure.analysis:ROLES",
-    overview_cards="probes.measure.overview_cards:overview_cards",
-    charts="probes.measure.report:charts",
-    head_card="probes.measure.report:head_card",
-    head_charts="probes.measure.report:head_charts",
-    questions="probes.measure.questions:QUESTIONS",
-    results="probes.measure.results:results",
-    head_results="probes.measure.results:head_results",
-    glossary="probes.measure.glossary:GLOSSARY",
-    synthetic_rows="probes.measure.synthetic:synthetic_cells",
-)
+from typing import TYPE_CHECKING
+
+from headscope.probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+    from headscope.report.blocks import Block, Card, ChartGroup, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Role, Statistic
+    from headscope.runs.columns import Table
+    from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from probes.measure.run import MeasureRunner
+    from probes.measure.schema import MeasureOptions
+
+
+class Measure(Probe):
+    """The declaration of the probe `measure`."""
+
+    name = "measure"
+    title = "Measures"
+    tab = None
+    group = "Heads"
+    summary = "Measure models over texts: effective length, rotary pairs, distance profiles, loss by position."
+    order = 10
+    command = "run"
+    example = "headscope run --model base=smollm2-135m --model yarn=smollm2-135m@yarn:factor=8 --length 2048"
+
+    def options(self) -> type[MeasureOptions]:
+        from probes.measure.schema import MeasureOptions
+
+        return MeasureOptions
+
+    def runner(self) -> type[MeasureRunner]:
+        from probes.measure.run import MeasureRunner
+
+        return MeasureRunner
+
+    def tables(self) -> Sequence[Table]:
+        from probes.measure.schema import TABLES
+
+        return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.measure.analysis import STATISTICS
+
+        return STATISTICS
+
+    def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.measure.analysis import head_statistics
+
+        return head_statistics(tables)
+
+    def model_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.measure.analysis import model_statistics
+
+        return model_statistics(tables)
+
+    def roles(self) -> Mapping[str, Role]:
+        from probes.measure.analysis import ROLES
+
+        return ROLES
+
+    def questions(self) -> Sequence[Question]:
+        from probes.measure.questions import QUESTIONS
+
+        return QUESTIONS
+
+    def results(self, run: Run) -> Iterable[Result]:
+        from probes.measure.results import results
+
+        return results(run)
+
+    def head_results(self, run: Run, model: str, layer: int, head: int) -> Iterable[Result]:
+        from probes.measure.results import head_results
+
+        return head_results(run, model, layer, head)
+
+    def glossary(self) -> Sequence[Term]:
+        from probes.measure.glossary import GLOSSARY
+
+        return GLOSSARY
+
+    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
+        from probes.measure.report import charts
+
+        return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.measure.overview_cards import overview_cards
+
+        return overview_cards(context)
+
+    def head_card(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
+        from probes.measure.report import head_card
+
+        return head_card(run, model, layer, head)
+
+    def head_charts(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
+        from probes.measure.report import head_charts
+
+        return head_charts(run, model, layer, head)
+
+    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
+        from probes.measure.synthetic import synthetic_cells
+
+        return synthetic_cells(sizes, model, number)
+
+
+PROBE = Measure()

@@ -1,44 +1,138 @@
 """Needle-in-a-Haystack probe: whether the model retrieves a hidden fact, and which heads copy it."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.plugins import Probe
+from headscope.probe import Probe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+    from headscope.positions.model import Model
+    from headscope.report.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Role, Statistic
+    from headscope.runs.columns import Table
     from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from probes.needle.run import NeedleRunner
+    from probes.needle.schema import NeedleOptions
 
 __all__ = ["PROBE", "retrieval_scores"]
 
-PROBE = Probe(
-    name="needle",
-    title="Needle in a haystack",
-    tab="Retrieval",
-    summary="Test whether the model retrieves a fact hidden in a long text, and score the heads that copy it.",
-    group="Tasks",
-    order=30,
-    takes=("models", "text"),
-    example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",
-    options="probes.needle.schema:NeedleOptions",
-    runner="probes.needle.run:NeedleRunner",
-    tables="probes.needle.schema:TABLES",
-    statistics="probes.needle.heads:STATISTICS",
-    head_columns="probes.needle.heads:head_statistics",
-    model_columns="probes.needle.analysis:model_statistics",
-    roles="probes.needle.heads:ROLES",
-    overview_cards="probes.needle.report:overview_cards",
-    charts="probes.needle.report:charts",
-    head_charts="probes.needle.report:head_charts",
-    questions="probes.needle.questions:QUESTIONS",
-    results="probes.needle.results:results",
-    head_results="probes.needle.results:head_results",
-    glossary="probes.needle.report:GLOSSARY",
-    overview="probes.needle.results:overview",
-    explorer="probes.needle.trial_explorer:trials_page",
-    explorer_tab="Trials",
-    synthetic_rows="probes.needle.synthetic:synthetic_cells",
-    bench="probes.needle.run:benchmark_variants",
-)
+
+class Needle(Probe):
+    """The declaration of the probe `needle`."""
+
+    name = "needle"
+    title = "Needle in a haystack"
+    tab = "Retrieval"
+    summary = "Test whether the model retrieves a fact hidden in a long text, and score the heads that copy it."
+    group = "Tasks"
+    order = 30
+    takes = ("models", "text")
+    example = "headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1"
+    explorer_tab = "Trials"
+
+    def options(self) -> type[NeedleOptions]:
+        from probes.needle.schema import NeedleOptions
+
+        return NeedleOptions
+
+    def runner(self) -> type[NeedleRunner]:
+        from probes.needle.run import NeedleRunner
+
+        return NeedleRunner
+
+    def tables(self) -> Sequence[Table]:
+        from probes.needle.schema import TABLES
+
+        return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.needle.heads import STATISTICS
+
+        return STATISTICS
+
+    def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.needle.heads import head_statistics
+
+        return head_statistics(tables)
+
+    def model_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.needle.analysis import model_statistics
+
+        return model_statistics(tables)
+
+    def roles(self) -> Mapping[str, Role]:
+        from probes.needle.heads import ROLES
+
+        return ROLES
+
+    def questions(self) -> Sequence[Question]:
+        from probes.needle.questions import QUESTIONS
+
+        return QUESTIONS
+
+    def results(self, run: Run) -> Iterable[Result]:
+        from probes.needle.results import results
+
+        return results(run)
+
+    def head_results(self, run: Run, model: str, layer: int, head: int) -> Iterable[Result]:
+        from probes.needle.results import head_results
+
+        return head_results(run, model, layer, head)
+
+    def overview(self, run: Run) -> Overview | None:
+        from probes.needle.results import overview
+
+        return overview(run)
+
+    def glossary(self) -> Sequence[Term]:
+        from probes.needle.report import GLOSSARY
+
+        return GLOSSARY
+
+    def charts(self, context: RenderContext) -> Iterable[ChartGroup]:
+        from probes.needle.report import charts
+
+        return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.needle.report import overview_cards
+
+        return overview_cards(context)
+
+    def head_charts(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
+        from probes.needle.report import head_charts
+
+        return head_charts(run, model, layer, head)
+
+    def explorer(self, context: RenderContext, query: Mapping[str, str]) -> PageContent:
+        from probes.needle.trial_explorer import trials_page
+
+        return trials_page(context, query)
+
+    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
+        from probes.needle.synthetic import synthetic_cells
+
+        return synthetic_cells(sizes, model, number)
+
+    def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
+        from probes.needle.run import benchmark_variants
+
+        return benchmark_variants(model, max_length)
+
+
+PROBE = Needle()
 
 
 def retrieval_scores(
@@ -51,7 +145,7 @@ def retrieval_scores(
     resume: bool = False,
     quiet: bool = False,
     **grid: Any,
-) -> "Run":
+) -> Run:
     """Measure retrieval scores of the heads of a model, or of several models by label, and return the stored run.
 
     `model` is anything that `headscope.load` accepts. `grid` are options of the probe, such as lengths=[1024],

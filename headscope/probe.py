@@ -1,0 +1,211 @@
+"""The declaration of a probe: a class that names one analysis and whose methods lead to its parts."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from headscope.positions.model import Model
+    from headscope.report.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
+    from headscope.results.questions import Question
+    from headscope.results.result import Result
+    from headscope.runs.arrow import Rows
+    from headscope.runs.column_metadata import Role, Statistic
+    from headscope.runs.columns import Table
+    from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
+    from headscope.runs.synthetic import Sizes
+    from headscope.study.cells import ObservingRunner, ProbeRunner
+    from headscope.study.config import Options
+    from headscope.study.context import StudyContext
+
+
+class Probe:
+    """Base class of the declaration of one analysis.
+
+    A subclass sets `name`, `title` and `summary`, and overrides the methods whose parts it has. Only `runner` and
+    `bench` may import torch, and every method imports what it needs when it is called, so that a declaration is read
+    in no time. The types below are exported by `headscope.plugin_api`.
+    """
+
+    name: ClassVar[str]
+    """Its key in a study file, its command, and its function in Python."""
+    title: ClassVar[str]
+    """Title of its chapter in reports and of its page in the app."""
+    summary: ClassVar[str]
+    """What it does, in one line."""
+    takes: ClassVar[tuple[Literal["models", "model", "text", "docs"], ...]] = ("models", "text", "docs")
+    """Its inputs: models (or one checkpoint), a text, a number of documents."""
+    command: ClassVar[str] = ""
+    """Its command, if that differs from its name."""
+    function: ClassVar[str] = ""
+    """Its function in Python, if that differs from its name."""
+    tab: ClassVar[str | None] = ""
+    """Its name in the navigation of the app, if that differs from its title; None if it has no page of its own."""
+    group: ClassVar[str] = ""
+    """The tab of the app's navigation that holds its pages: "Heads", "Prompts", "Tasks", "Causes", "Training", or a new
+    one. Default: Causes if it takes models, else Training."""
+    explorer_tab: ClassVar[str] = ""
+    """The name of its explorer in the navigation."""
+    example: ClassVar[str] = ""
+    """An example command line."""
+    order: ClassVar[int] = 100
+    """Its position among the probes in runs, reports and the app."""
+    runs_always: ClassVar[bool] = False
+    """Whether it runs for every model of every study without being requested. It then has no options and no command,
+    and its jobs also return the model's entry in run.json."""
+
+    def __init__(self, *old_declaration: Any, **old_parts: Any) -> None:
+        if old_declaration or old_parts:
+            raise TypeError(
+                "a probe is a subclass of Probe since API_VERSION 3, with a method for each part; see 'A probe of your "
+                "own' in the documentation"
+            )
+
+    # What it measures ------------------------------------------------------------------------------------------------
+
+    def options(self) -> "type[Options]":
+        """Its options: the source of flags, help, YAML keys and Python keywords."""
+        raise NotImplementedError(f"probe '{self.name}' has no options")
+
+    def runner(self) -> "Callable[[Any, StudyContext], ProbeRunner | ObservingRunner]":
+        """The class that executes it, called with its options and the study."""
+        raise NotImplementedError(f"probe '{self.name}' has no runner")
+
+    def tables(self) -> "Sequence[Table]":
+        """The tables it stores."""
+        return ()
+
+    # Statistics of heads and models ----------------------------------------------------------------------------------
+
+    def statistics(self) -> "Mapping[str, Statistic]":
+        """How to show its columns of the per-head and per-model tables, by name.
+
+        Names must be new, and must not end in _low, _high, _diff, _method or _<number>: those endings have a meaning.
+        """
+        return {}
+
+    def head_columns(self, tables: "RunTables") -> "pd.DataFrame | None":
+        """Its columns of the per-head table, indexed by (model, layer, head, kv_group); None if the run lacks them."""
+        return None
+
+    def model_columns(self, tables: "RunTables") -> "pd.DataFrame | None":
+        """Its columns of the per-model table, indexed by model; None if the run lacks them."""
+        return None
+
+    def roles(self) -> "Mapping[str, Role]":
+        """Roles of heads that follow from its statistics, by name."""
+        return {}
+
+    # Results ---------------------------------------------------------------------------------------------------------
+
+    def questions(self) -> "Sequence[Question]":
+        """The questions that its results answer."""
+        return ()
+
+    def results(self, run: "Run") -> "Iterable[Result]":
+        """Its results of a run."""
+        return ()
+
+    def head_results(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Result]":
+        """Its results about one head."""
+        return ()
+
+    def overview(self, run: "Run") -> "Overview | None":
+        """Its data for `--json`."""
+        return None
+
+    def next_steps(self, run: "Run") -> Iterable[str]:
+        """Lines that say what to do with the results."""
+        return ()
+
+    def glossary(self) -> "Sequence[Term]":
+        """Terms that a reader of its chapter needs."""
+        return ()
+
+    # Pictures and pages ----------------------------------------------------------------------------------------------
+
+    def charts(self, context: "RenderContext") -> "Iterable[ChartGroup]":
+        """The charts of its chapter and page, in order."""
+        return ()
+
+    def overview_cards(self, context: "RenderContext") -> "Iterable[Card]":
+        """Cards for the overview of a run."""
+        return ()
+
+    def head_card(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":
+        """The few blocks that the page of a head shows first."""
+        return ()
+
+    def head_charts(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":
+        """Further blocks about one head."""
+        return ()
+
+    def similar_heads(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":
+        """Blocks that list the heads most similar to one."""
+        return ()
+
+    def row_charts(
+        self, run: "Run", model: str, length: int, doc: str, layer: int, head: int, query: int
+    ) -> "Iterable[Block]":
+        """Why a head has these weights in the row of one query position of a document."""
+        return ()
+
+    def page(self, context: "RenderContext") -> "PageContent | None":
+        """Its page in the app, if charts and results in order are not enough."""
+        return None
+
+    def explorer(self, context: "RenderContext", query: Mapping[str, str]) -> "PageContent":
+        """An interactive page in the state of the query parameters, built from `headscope.report.explorer_blocks`."""
+        raise NotImplementedError(f"probe '{self.name}' has no explorer")
+
+    # Tests and timings -----------------------------------------------------------------------------------------------
+
+    def synthetic_rows(self, sizes: "Sizes", model: str, number: int) -> "Iterable[tuple[str, Mapping[str, Rows]]]":
+        """Random rows of a model, for tests and timings."""
+        return ()
+
+    def bench(self, model: "Model", max_length: int) -> "Mapping[str, Callable[[], object]]":
+        """Functions to time up to a context length, by name; the first is the reference for the others."""
+        return {}
+
+    # Names that follow -----------------------------------------------------------------------------------------------
+
+    def has(self, part: Callable[..., Any]) -> bool:
+        """Whether it has a part: `probe.has(Probe.charts)`."""
+        return getattr(type(self), part.__name__) is not part
+
+    @property
+    def command_name(self) -> str:
+        """The name of its command."""
+        return self.command or self.name
+
+    @property
+    def function_name(self) -> str:
+        """The name of its function in Python: `hs.<name>`."""
+        return self.function or self.name
+
+    @property
+    def command_line(self) -> str:
+        """A command line that runs it."""
+        return self.example or f"headscope {self.command_name}"
+
+    @property
+    def path(self) -> str:
+        """The path of its page in the app."""
+        return _app_path(self.tab or self.title)
+
+    @property
+    def navigation_group(self) -> str:
+        """The tab of the app's navigation that holds its pages."""
+        return self.group or ("Causes" if {"models", "model"} & {*self.takes} else "Training")
+
+    @property
+    def explorer_path(self) -> str:
+        """The path of its explorer in the app."""
+        return _app_path(self.explorer_tab)
+
+
+def _app_path(name: str) -> str:
+    return f"/{name.lower().replace(' ', '-')}"
