@@ -47,6 +47,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "slope of ln ESS2 on ln n, the visible keys, over bins with n >= 64 at the longest length [ours]; "
             "about 0 for a retrieval head, 1 for an aggregation head",
             formula="ln ESS₂(n) ≈ growth · ln n + const",
+            explanation="0 if the effective length is constant, 1 if in proportion",
         ),
         "ess1": Statistic(
             "ESS1",
@@ -93,6 +94,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "spread of usage E|c_f| over rotary pairs; lower is more even",
             formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
+            explanation="coefficient of variation of their use; 0 if a head uses all alike",
         ),
         "cov_rms": Statistic(
             "CoV of pairs (rms)",
