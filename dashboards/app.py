@@ -156,12 +156,12 @@ def _register_page_callbacks(app: Dash) -> None:
         return components, no_update if unchanged else build_controls(page, run, view), state
 
     @app.callback(  # type: ignore[untyped-decorator]
-        Output({"deferred": MATCH}, "children"),
-        Input({"deferred": MATCH}, "n_clicks"),  # set by the browser once the visible charts are drawn
-        State({"deferred": MATCH}, "id"),
+        Output({"deferred": MATCH, "part": "blocks"}, "children"),
+        Input({"deferred": MATCH, "part": "request"}, "data"),  # the blocks replace it, so that it is set only once
+        State({"deferred": MATCH, "part": "blocks"}, "id"),
         prevent_initial_call=True,
     )
-    def load_deferred(_: int, component_id: dict[str, str]) -> Any:
+    def load_deferred(_: Any, component_id: dict[str, str]) -> Any:
         path, mark, search = component_id["deferred"].partition("?")
         try:
             return rendered_page(path, mark + search).deferred_components()

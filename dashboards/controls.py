@@ -7,7 +7,7 @@ from dash import html
 
 from dashboards.pages import Page
 from dashboards.run_store import current_store
-from dashboards.view_state import FILTER_PARAMETERS, ViewState
+from dashboards.view_state import ViewState
 from headscope.report.assembly import run_statistics
 from headscope.runs.column_metadata import measured_roles, roles, statistic
 from headscope.runs.run import Run
@@ -48,9 +48,6 @@ def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
         component, settings = specs[name]
         control = component(id={"control": name}, value=value, **settings)
         parts.append(dmc.InputWrapper(control, label="Layers") if name == "layers" else control)
-        if name == "run" and (newer := _newer_run(run)):
-            link = html.A(run_label(newer), href=view.link("", *FILTER_PARAMETERS, run=newer))
-            parts.append(html.P(["A newer run has finished: ", link], className="newer-run", role="status"))
     buttons = [
         html.Button("Copy link", id="copy-link", type="button"),
         html.Button("Copy as Python", id="copy-python", type="button", title=PYTHON_TOOLTIP),
@@ -92,12 +89,6 @@ def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
         "min": (dmc.NumberInput, {"label": "Minimum value", **bound}),
         "max": (dmc.NumberInput, {"label": "Maximum value", **bound}),
     }
-
-
-def _newer_run(run: Run) -> str | None:
-    """The newest run that has finished since the app was started, unless it is shown."""
-    newest = current_store().newest_since_start()
-    return newest if newest not in {part.name for part in run.parts} else None
 
 
 def run_label(run_name: str) -> str:

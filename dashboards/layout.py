@@ -46,12 +46,18 @@ def page_shell() -> list[Any]:
         html.Div(id="banner", role="alert"),
         html.Div(
             [
-                html.Aside(id="controls", **{"aria-label": "Controls"}),
+                html.Aside([html.Div(id="controls"), _newer_run_note()], id="sidebar", **{"aria-label": "Controls"}),
                 html.Main(html.P("Loading the run …", className="introduction"), id="content", tabIndex=-1),
             ],
             className="page-columns",
         ),
     ]
+
+
+def _newer_run_note() -> html.P:
+    """Offers a run that has finished since the app was started; the browser fills it in."""
+    link = html.A(id="newer-run-link", href="/")
+    return html.P(["A newer run has finished: ", link], id="newer-run", hidden=True, role="status")
 
 
 def resolve_url(path: str, query: Query) -> tuple[Page, Run, ViewState, PageContent]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from threading import Lock
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from dashboards import layout
 from dashboards.components import MAX_SENTENCES, build_component
@@ -81,8 +81,13 @@ class RenderedPage:
             self._deferred = []
         header = layout.page_header(self.page, self.run, self.content, self.view)
         components = [*header, *self._render_sections(blocks)]
-        placeholder = html.Div(html.P("Loading more …", className="loading"), id={"deferred": self.address})
-        return [*components, placeholder] if has_more else components
+        return [*components, self._placeholder()] if has_more else components
+
+    def _placeholder(self) -> html.Div:
+        """What stands for the deferred blocks; the browser sets its store once the visible charts are drawn."""
+        request = dcc.Store(id={"deferred": self.address, "part": "request"})
+        waiting = html.P("Loading more …", className="loading")
+        return html.Div([waiting, request], id={"deferred": self.address, "part": "blocks"})
 
     def _render_sections(self, placed_blocks: list[PlacedBlock]) -> list[Any]:
         """The blocks under their headings; a section that continues an earlier one has no heading."""

@@ -32,8 +32,8 @@ class ProgressBlock(TextBlock):
 
 @build_component.register
 def _progress_component(block: ProgressBlock, view: ViewState, block_id: str) -> html.Div:
-    items = [html.Li(sentence) for sentence in block.sentences]
-    return html.Div(html.Ul(items, id="run-progress", **{"aria-live": "polite"}), className="text-block")
+    text = "\n".join(block.sentences) or "No run is unfinished."
+    return html.Div(html.P(text, id="run-progress", **{"aria-live": "polite"}), className="text-block")
 
 
 @build_component.register

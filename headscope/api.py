@@ -64,8 +64,9 @@ def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
 
     question, model, baseline and where name the result; before, after: its values; unit_before and unit_after: its head
     or KV group; difference with its 95 % confidence interval low to high, over `paired` equal documents, pairs or
-    trials (missing if unpaired); direction: better, worse, higher, lower, no clear change, or unknown without an
-    interval. The attribute `.attrs["roles"]` lists the heads that gained or lost a role.
+    trials (missing if unpaired); p_adjusted: p-value of no change, adjusted for the number of results
+    (Benjamini-Hochberg); direction: better, worse, higher, lower, no clear change (p_adjusted of 0.05 or more), or
+    unknown without an interval. The attribute `.attrs["roles"]` lists the heads that gained or lost a role.
     """
     from headscope.report.comparison import comparison_to_frame
     from headscope.results.comparison import compare as compare_runs

@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # the value that headscope sets; here torch is imported first
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores share the tests: those that they start, too
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; on a GPU, set 0 for the tests marked cuda
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts compiles all libraries again
 
 import copy
@@ -35,6 +36,7 @@ from headscope.models.loading import load_tokenizer
 from headscope.positions.model import Model
 from headscope.prompts import texts
 
+pytest_plugins = ["support.app_pages"]
 sys.dont_write_bytecode = False
 os.fsync = lambda descriptor: None  # tests kill processes, never the machine; a disk may need 10 ms for each call
 gc.set_threshold(GC_THRESHOLD)

@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_rel
 from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
 
 from headscope.report.comparison import print_comparison, signed
 from headscope.results.comparison import Change, Comparison, SameSamples, change, compare
 from headscope.results.result import Result
+from headscope.runs.aggregation import wilson_interval
 from headscope.runs.column_metadata import Role
 
 
@@ -119,6 +121,43 @@ def test_runs_of_one_model_each_are_compared_whatever_the_labels_are() -> None:
     assert compare(first, second).changes[0].n == 6
     two = fake_run([mean_of(AFTER, model="step 2")], ["step 2", "step 3"])
     assert not compare(first, two).changes
+
+
+@pytest.mark.parametrize("digest", ["same", "other"])
+def test_runs_that_differ_by_noise_have_no_clear_change(digest: str) -> None:
+    """Paired and unpaired: at least 19 of 20 pairs of runs; single intervals call changes in most of them."""
+    rng = np.random.default_rng(0)
+    without, intervals_without_zero = 0, 0
+    for _ in range(20):
+        runs = []
+        for _ in range(2):
+            losses = rng.normal(5, 1, (60, 6))
+            shares = (rng.random((20, 30)) < 0.6).astype(float)
+            results = [mean_of([*row], where={"context_length": index}) for index, row in enumerate(losses)]
+            trials = [f"trial-{index}" for index in range(30)]
+            for index, row in enumerate(shares):
+                low, high = wilson_interval(float(row.mean()), len(row))
+                where = {"size": index}
+                results.append(mean_of([*row], "x.share", trials, where=where, low=float(low), high=float(high)))
+            runs.append(results)
+        changes = compare(fake_run(runs[0], ["base"]), fake_run(runs[1], ["base"], digest=digest)).changes
+        assert len(changes) == 80
+        without += not any(item.is_clear for item in changes)
+        intervals_without_zero += any(item.low > 0 or item.high < 0 for item in changes)
+    assert without >= 19
+    assert intervals_without_zero >= 10
+
+
+def test_a_change_among_noise_is_clear_and_p_of_a_paired_mean_is_that_of_the_t_test() -> None:
+    rng = np.random.default_rng(1)
+    noise = [rng.normal(5, 1, 6).tolist() for _ in range(40)]
+    earlier = [mean_of(row, where={"context_length": index}) for index, row in enumerate(noise)]
+    later = [mean_of(rng.permutation(row).tolist(), where=one.where) for row, one in zip(noise, earlier, strict=True)]
+    moved = mean_of(BEFORE), mean_of([value + 1 + 0.01 * index for index, value in enumerate(BEFORE)])
+    changes = compare(fake_run([*earlier, moved[0]], ["base"]), fake_run([*later, moved[1]], ["base"])).changes
+    assert [item.after for item in changes if item.is_clear] == [moved[1]]
+    assert changes[0].p == pytest.approx(ttest_rel(*(list(one.by_sample.values()) for one in moved)).pvalue)
+    assert changes[0].p_adjusted == pytest.approx(41 * changes[0].p)
 
 
 def test_heads_that_gained_or_lost_a_role_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

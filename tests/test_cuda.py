@@ -5,7 +5,6 @@ substitutes that follow torch's documentation of the kernels.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import eager_reference, families
-from support.simulated_cuda import simulating_cuda
+from support.simulated_cuda import Launches, simulating_cuda
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
@@ -23,8 +22,11 @@ from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Unit, layer_output_edit, uniform_attention
+from headscope.forward.logits import compute_loss_by_position, finite_hidden_states
+from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import load
+from probes.measure.run import MeasureObserver
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
 """Return values of `torch._fused_sdp_choice`."""
@@ -45,7 +47,7 @@ class _CudaOnlyOperations(TorchFunctionMode):
 
 
 @contextmanager
-def fake_cuda() -> Iterator[Counter[str]]:
+def fake_cuda() -> Iterator[Launches]:
     """Fake CUDA tensors without values; yields a count of launches by kernel. Gradients would need a GPU."""
     with simulating_cuda() as launches, _CudaOnlyOperations(), torch.no_grad():
         yield launches
@@ -214,6 +216,30 @@ def test_capture_edits_and_schemes_use_no_cpu_tensors(
             assert logits.device.type == "cuda"
             assert launches[KERNELS[FLASH]] == 5  # four layers, and the ablated KV group again
     assert devices == [{"cuda"}] * 12
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+@pytest.mark.parametrize("rows", [64, None])
+def test_a_pass_waits_for_the_gpu_three_times_whatever_the_number_of_layers(
+    prefer_kernel: Callable[[int], None], layers: int, rows: int | None
+) -> None:
+    """For the largest token, for transformers' search for packed sequences, and for values that are not finite."""
+    prefer_kernel(FLASH)
+    model = load(families.build("llama", {"num_hidden_layers": layers}).bfloat16())
+    ids = torch.zeros(1, 300, dtype=torch.int64)
+    observer = MeasureObserver(model, ids, ["attention", "pairs", "distance", "nll"], rows, 0, {})
+    assert model.schedule is not None  # before the fake tensors
+    with fake_cuda() as launches:
+        move_to_fake_cuda(model.module)
+        ids = torch.zeros(1, 300, dtype=torch.int64, device="cuda:0")
+        launches.clear()
+        launches.waits.clear()
+        with attached(model), evaluating(model), capturing(model) as captured:
+            observer.listen(captured)
+            hidden = finite_hidden_states(model, ids)
+            compute_loss_by_position(model, ids, hidden)
+    assert launches.waits.total() == 3, launches.waits
+    assert launches["_row_sums"] == launches["_mean_abs_products"] == layers
 
 
 # Values, by CPU substitutes -----------------------------------------------------------------------------------------

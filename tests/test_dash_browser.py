@@ -4,11 +4,9 @@ import csv
 import io
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pandas as pd
@@ -16,14 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
-from flask import Flask
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
+from support.app_pages import VISIBLE_DRAWN, set_display, wait_until_drawn
 from support.full_run import whole_run
-from werkzeug.serving import make_server
 
-from dashboards.app import create_app
 from dashboards.layout import all_pages
-from dashboards.run_store import RunStore
 from headscope.cli.flags import EXAMPLE
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
@@ -37,106 +32,17 @@ MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
 RUN = EXAMPLE.name
 TINY = {"layers": 2, "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
-VISIBLE_DRAWN = """() => {
-    const isDrawn = (chart) => chart.querySelector(".main-svg") || chart.getBoundingClientRect().top > innerHeight;
-    return !document.querySelector("main .loading") && [...document.querySelectorAll(".dash-graph")].every(isDrawn);
-}"""
-"""Whether all blocks are loaded and every visible chart is drawn."""
-PAGE_STATE = """
-    const { layout, paths } = dash_stores[0].getState();
-    const state = paths.strs["page-state"].reduce((node, key) => node[key], layout).props.data;"""
-FOLLOW_LINK = f"""(url) => {{ {PAGE_STATE}
-    const {{ pathname, search }} = new URL(url);
-    window.previousState = state;
-    dash_clientside.set_props("url", {{ pathname, search }}); }}"""
-"""Go to a URL like a link of the app, without reloading its scripts."""
 WIDENED_CHARTS = """() => [...document.querySelectorAll("main figure .js-plotly-plot")].flatMap((plot) => {
     const { _fullLayout: { _size: drawn, margin } = {} } = plot;
     return ["l", "r", "t", "b"].filter((side) => drawn && drawn[side] > margin[side] + 1)
         .map((side) => `${plot.closest("figure").textContent.slice(0, 60)}: ${side} ${margin[side]} -> ${drawn[side]}`);
 })"""
 """The charts that plotly drew twice, because their margins were too small for the texts of their axes."""
-STATE_CHANGED = f"() => {{ {PAGE_STATE} return state !== window.previousState; }}"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[tuple[Flask, str]]:
-    """The app and its URL; `serve` sets the runs that it shows."""
-    app = create_app(EXAMPLE).server
-    http_server = make_server("127.0.0.1", 0, app, threaded=True)
-    threading.Thread(target=http_server.serve_forever, daemon=True).start()
-    yield app, f"http://127.0.0.1:{http_server.server_port}"
-    http_server.shutdown()
-
-
-@pytest.fixture
-def serve(server: tuple[Flask, str]) -> Callable[[Path], str]:
-    """Show the runs of a folder; returns the URL."""
-
-    def show(folder: Path) -> str:
-        app, url = server
-        app.config["RUN_STORE"] = RunStore(folder)
-        return url
-
-    return show
 
 
 @pytest.fixture
 def app(serve: Callable[[Path], str]) -> str:
     return serve(EXAMPLE)
-
-
-@pytest.fixture(scope="module")
-def tab(chromium: Browser) -> Iterator[Page]:
-    """One tab that the tests share, so that the browser loads the app's scripts once."""
-    context = chromium.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(60_000)
-    yield context.new_page()
-    context.close()
-
-
-@pytest.fixture
-def browse(tab: Page) -> Iterator[Callable[..., Page]]:
-    """Open a URL in the tab; fails if the page logs an error or requests another host."""
-    problems: list[str] = []
-    listeners = {
-        "console": lambda message: problems.append(message.text) if message.type == "error" else None,
-        "pageerror": lambda error: problems.append(str(error)),
-        "request": lambda request: problems.append(request.url) if not is_local(request.url) else None,
-    }
-    for event, listener in listeners.items():
-        tab.on(event, listener)
-
-    def open_url(url: str, width: int = 1440, scheme: str = "light", reload: bool = False) -> Page:
-        set_display(tab, width, scheme)
-        current = urlsplit(tab.url)
-        if reload or f"{current.scheme}://{current.netloc}" != url[: url.index("/", 8) if "/" in url[8:] else None]:
-            tab.goto(url)
-        else:
-            tab.evaluate(FOLLOW_LINK, url)
-            tab.wait_for_function(STATE_CHANGED)
-        wait_until_drawn(tab)
-        return tab
-
-    yield open_url
-    for event, listener in listeners.items():
-        tab.remove_listener(event, listener)
-    assert problems == []
-
-
-def set_display(page: Page, width: int, scheme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
-
-
-def is_local(url: str) -> bool:
-    return url.startswith(("http://127.0.0.1:", "data:", "blob:http://127.0.0.1:"))
-
-
-def wait_until_drawn(page: Page) -> None:
-    """Wait until the page shows its title and every visible chart is drawn."""
-    expect(page.locator("#content h1")).to_be_visible(timeout=60_000)
-    page.wait_for_function(VISIBLE_DRAWN)
 
 
 def cell_position(page: Page, layer: int, head: int, layers: int = 30, heads: int = 9) -> tuple[float, float]:
@@ -401,11 +307,11 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
 
 
 def test_link_is_stable_after_a_newer_run_and_a_stopped_server_shows_a_banner(
-    tmp_path: Path, serve: Callable[[Path], str], tab: Page
+    tmp_path: Path, serve: Callable[[Path], str], app_tab: Page
 ):
     first = synthetic_run(tmp_path, **TINY)
     url = serve(tmp_path)
-    page = tab.context.new_page()  # whose requests are stopped in the end
+    page = app_tab.context.new_page()  # whose requests are stopped in the end
     page.goto(f"{url}/heads?stat=growth")
     page.wait_for_url(f"**run={first.name}")
     wait_until_drawn(page)

@@ -247,9 +247,16 @@ def test_units_have_names() -> None:
     assert [unit_name(unit) for _, unit in units.iterrows()] == ["L3H1", "L3 KV group 1"]
     assert unit_nouns(units) == "heads and KV groups"
     assert [unit_nouns(units[:1]), unit_nouns(units[1:])] == ["heads", "KV groups"]
-    assert units_of_head(units, 3, 2, 1).index.to_list() == [1]
-    assert units_of_head(units, 3, 2, 0).empty
     assert effects_table([effects_of(table(VALUES))])["prompts"].unique() == ["ioi"]
+
+
+def test_the_units_of_a_head_are_the_head_or_its_kv_group() -> None:
+    effects = effects_of(table(VALUES))
+    (unit,) = units_of_head(effects, 1, 3, 1)
+    pd.testing.assert_series_equal(unit, effects.units.iloc[7])
+    assert units_of_head(effects, 1, 3, 0) == []
+    groups = effects_of(table(VALUES[::2]).assign(kv_group=lambda rows: rows["head"], head=-1))
+    assert [unit["kv_group"] for unit in units_of_head(groups, 0, 5, 2)] == [2]
 
 
 # Results -----------------------------------------------------------------------------------------------------------

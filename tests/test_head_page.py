@@ -21,7 +21,8 @@ from headscope.runs.head_profiles import (
     profile_distances,
     strongest_roles,
 )
-from headscope.runs.run import Run
+from headscope.runs.run import Run, combine_runs
+from headscope.runs.summary import default_models_with
 from headscope.runs.synthetic import synthetic_run
 from probes.patterns import maps, similarity
 from probes.patterns.analysis import stored_queries, top_keys
@@ -114,6 +115,23 @@ def test_a_block_of_the_map_leads_to_the_stored_row_nearest_to_it(run: Run) -> N
         row = int(link.split("row=")[1])
         assert abs(row - (3 * block + 1)) == min(abs(query - (3 * block + 1)) for query in queries)
         assert link.startswith(f"/lens?doc=synthetic%2F0&length=300&layer={LAYER}&head={HEAD}&row=")
+
+
+def test_a_model_that_charts_leave_out_by_default_has_all_charts(tmp_path: Path, caplog) -> None:
+    """With more models than the charts show, and a longer context in a model that they leave out."""
+    sizes = {"layers": 2, "heads": 3, "groups": 1, "pairs": 2, "docs": 2}
+    runs = [
+        synthetic_run(tmp_path, [f"m{number}"], lengths=(64, 512 if number == 4 else 128), **sizes)
+        for number in range(9)
+    ]
+    combined = combine_runs(runs)
+    shown = default_models_with(combined, "m1")
+    assert "m4" not in shown
+    charts = [block for block in assembly.head_blocks(combined, "m1", 1, 2) if isinstance(block, Chart)]
+    by_title = {str(chart.figure.layout.title.text): chart.figure for chart in charts}
+    for title in ("Detector scores of layer 1, head 2", "Direct logit attribution of layer 1, head 2"):
+        assert {*shown} <= {trace.name for trace in by_title[title].data}, title
+    assert not [record for record in caplog.records if "fails" in record.message]
 
 
 def test_a_run_without_maps_has_a_card_without_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.simulated_cuda import simulating_cuda
 from headscope.attention.record import AttentionRecord
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 
-LENGTH, ROWS, MOST = 65_536, 64, 200
+LENGTH, ROWS, MOST = 65_536, 64, 120
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"window": 4096},
@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("queries", [LENGTH, LENGTH // 4])
 @pytest.mark.parametrize("rule", VARIANTS)
 def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, queries: int, dtype: torch.dtype) -> None:
-    """Nor does any ask the GPU for a number while it goes on: there is none to give."""
+    """Nor does any wait for the GPU while it goes on."""
     geometry = geometry_of(9, 3, 64, 32, windows=[None])
     measures = [
         AttentionRows(geometry, LENGTH, ROWS, 0),
@@ -41,4 +41,5 @@ def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, querie
         record = AttentionRecord(0, 0, q, k, k, q, lse, 0.125, **{"window": None, **terms})
         for measure in measures:
             measure.update(record)
-    assert 100 < launches.total() <= MOST, launches
+    assert 30 < launches.total() <= MOST, launches
+    assert not launches.waits

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from support.measure_laws import LAWS, LENGTH, Case, geometry_of, layers_of
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, MaxLogit, RotaryPairs
 from headscope.measures.attention_rows import with_row_sums
@@ -52,6 +54,22 @@ def test_every_measure_obeys_its_invariants(measure: str, law: Callable[[Case], 
 @pytest.mark.parametrize("measure", CASES)
 def test_an_empty_accumulator_computes_an_empty_table(measure: str) -> None:
     assert {len(column) for column in CASES[measure].empty().compute().values()} == {0}
+
+
+@pytest.mark.parametrize("measure", CASES)
+def test_a_table_needs_one_copy_from_the_device(measure: str) -> None:
+    copies = []
+
+    class CountingCopies(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function in (Tensor.cpu, Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__):
+                copies.append(function)
+            return function(*args, **(kwargs or {}))
+
+    accumulator = CASES[measure].after(1)
+    with CountingCopies():
+        accumulator.compute()
+    assert copies == [Tensor.cpu]
 
 
 @pytest.mark.parametrize("measure", CASES)

@@ -112,7 +112,9 @@ def test_merging_in_small_blocks_gives_the_same_numbers(tmp_path, monkeypatch, l
     for name in expected_run.tables:
         keys = all_tables()[name].keys
         tables = [run.table(name).astype({"model": "str"}) for run in (parts, expected_run)]
-        pd.testing.assert_frame_equal(*(table.sort_values(keys, ignore_index=True) for table in tables))
+        pd.testing.assert_frame_equal(
+            *(table.sort_values(keys, ignore_index=True) for table in tables), check_exact=True
+        )
     assert validate(parts) == []
 
 

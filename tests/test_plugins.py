@@ -193,9 +193,8 @@ def test_every_name_of_the_plugin_api_can_be_imported_and_is_documented(name: st
 
 
 def test_the_plugin_api_has_no_other_names() -> None:
-    assert sorted({*plugin_api._MODULES, "API_VERSION", "Probe"}) == sorted(plugin_api.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Prob'"):
-        _ = plugin_api.Prob
+        _ = plugin_api.Prob  # type: ignore[attr-defined]
 
 
 def test_the_plugin_api_loads_torch_only_for_models_and_listeners() -> None:

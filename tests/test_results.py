@@ -1,6 +1,7 @@
 """Results: wording, verdicts and what would decide them, ranking, and the table of all results."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ QUESTIONS = {
             sentence="In {model}, the loss rises by {value}[ without {unit}][; the control is {control:.1f}]",
             answer="The loss rises by {values}",
             number="+.2f",
-            unit="nats/token",
+            value_unit="nats/token",
             samples="documents",
             level="headline",
             topic="X",
@@ -300,3 +301,23 @@ def test_results_without_question_value_or_key_of_their_own_are_reported_and_lef
     assert "x.unknown" in reported[0]
     assert "limit" in reported[1]
     assert "two results with the key x.loss, base" in reported[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"details": {"n": 7}}, "detail 'n'"),
+        ({"details": {"model": "yarn"}}, "detail 'model'"),
+        ({"details": {"context_length": 7}, "where": {"context_length": 512}}, "detail 'context_length'"),
+        ({"where": {"unit": "head"}}, "condition 'unit'"),
+    ],
+)
+def test_details_and_conditions_named_like_another_place_are_refused(
+    fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    wrong = [_loss(**fields)]
+    monkeypatch.setattr(plugins, "call_parts", lambda kind, run: [(plugins.Probe("x", "X", "", "", ""), wrong)])
+    monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
+    assert collection._compute_results(None) == {"x": []}  # type: ignore[arg-type]
+    assert f"{named} of result 'x.loss' has the name of another place. Rename it" in reported[0]

@@ -55,6 +55,18 @@ def test_rows_of_a_large_table_are_those_of_the_whole_table(path, in_parts, name
     assert not run._frames
 
 
+HEADS = [{"layer": 1, "head": 2}, {"head": [0, 5], "layer": [3, 0], "model": "yarn"}, {"layer": 1, "head": 99}]
+
+
+@pytest.mark.parametrize("values", HEADS, ids=str)
+def test_rows_of_heads_are_those_of_the_whole_table_in_its_order(path, values) -> None:
+    run = Run.open(path)
+    expected = run.table("pairs")
+    for column, wanted in values.items():
+        expected = expected[expected[column].isin(wanted if isinstance(wanted, list) else [wanted])]
+    pd.testing.assert_frame_equal(run.rows("pairs", **values), expected)
+
+
 def test_only_row_groups_with_wanted_rows_are_read(path) -> None:
     parquet = pq.ParquetFile(path / "distance.parquet")
     wanted = {"model": ["yarn"], "layer": [2]}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -134,22 +135,24 @@ def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
     assert server.end() == 0
     lasts = time.monotonic() - began
     span = lasts
-    for attempt in range(times):
+    for attempt in count():
+        if attempt >= times and codes.count(4) > times / 3:  # more attempts where the machine became faster meanwhile
+            break
         out, output = tmp_path / f"{attempt}", tmp_path / f"{attempt}.txt"
         process = server.begin(output, "run", plan, "--out", out, "--quiet")
         wait_until(partial(catches_sigterm, process))
-        if attempt % 3:
+        is_near_commit = attempt % 3 == 0 and attempt < times
+        if not is_near_commit:
             time.sleep(chance.uniform(0, span))
         else:
             wait_until(partial(has_stored_cells, out, process))
             time.sleep(chance.uniform(0, lasts / 4))
         send_signal(process, number)
         codes.append(server.end())
-        if attempt % 3:  # most signals come while there is work, whatever else the machine does meanwhile
+        if not is_near_commit:  # most signals come while there is work, whatever else the machine does meanwhile
             span *= 1.1 if codes[-1] == 4 else 0.7
         assert_ended_well(codes[-1], output.read_text(), out)
         assert_resumes(server, plan, out, uninterrupted_run)
-    assert codes.count(4) > times / 3
 
 
 @pytest.mark.slow

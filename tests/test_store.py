@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.manifest import write_manifest
+from headscope.runs.merging import write_merged
 from headscope.runs.run import Run, combine_runs, list_runs, open_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
@@ -101,6 +103,37 @@ def test_a_run_killed_at_every_tenth_step_resumes_to_the_same_bytes_and_leaves_n
         assert_resumes_to(reference, tmp_path / str(steps))
     assert codes[-1] == 0
     assert len(codes) > 5
+
+
+def test_a_run_interrupted_at_every_step_of_a_commit_is_finished_and_at_any_other_resumes(tmp_path, monkeypatch):
+    reference, states = contents(study(tmp_path / "whole")), []
+    while states[-1:] != ["uninterrupted"]:
+        out, touches = tmp_path / str(len(states)), count()
+
+        def interrupted_before(function, touches=touches):
+            def step(*args, **kwargs):
+                if next(touches) == len(states):
+                    signal.raise_signal(signal.SIGINT)
+                return function(*args, **kwargs)
+
+            return step
+
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "rename", "mkdir", "open", "listdir"):
+                patch.setattr(os, name, interrupted_before(getattr(os, name)))
+            patch.setattr(writer, "write_merged", interrupted_before(write_merged))
+            try:
+                study(out)
+                states.append("uninterrupted")
+            except KeyboardInterrupt:
+                states.append("finished" if list_runs(out) else "unfinished")
+        if states[-1] == "unfinished":
+            assert_resumes_to(reference, out)
+        assert [contents(run) for _, run in list_runs(out)] == [reference]
+        assert [entry.name for entry in out.iterdir()] == [folder.name for folder, _ in list_runs(out)]
+    assert states == sorted(states, key=["unfinished", "finished", "uninterrupted"].index)
+    assert states.count("unfinished") > 10
+    assert states.count("finished") > 10
 
 
 @pytest.mark.slow

@@ -40,13 +40,17 @@
       !plot._fullLayout || plot._fullLayout.width === plot.clientWidth ? Promise.resolve(plot) : resize(plot);
   } });
 
-  // Requests the deferred blocks of a page once its visible charts are drawn: both need the processor.
+  // Requests the deferred blocks of a page, once per page, when its visible charts are drawn: both need the processor.
+  let requested = null;
   window.headscopeLoadDeferred = () => {
     const placeholder = document.querySelector("main .loading")?.parentElement;
     const isMissing = (chart) => !chart.querySelector(".main-svg") && chart.getBoundingClientRect().top < innerHeight;
-    if (!placeholder) return;
+    if (!placeholder || placeholder === requested) return;
     if ([...document.querySelectorAll("main figure")].some(isMissing)) requestAnimationFrame(window.headscopeLoadDeferred);
-    else window.dash_clientside.set_props(JSON.parse(placeholder.id), { n_clicks: 1 });
+    else {
+      requested = placeholder;
+      window.dash_clientside.set_props({ ...JSON.parse(placeholder.id), part: "request" }, { data: {} });
+    }
   };
 
   const plainText = (text) => (text ?? "").replace(/<[^>]*>/g, " ").replace(/\s+/g, " ").trim();

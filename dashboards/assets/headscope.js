@@ -79,6 +79,7 @@
         window.headscopeLoadDeferred();
         document.title = `${state.title} · headscope`;
         showNavigation(state);
+        newest.name ? showNewestRun() : poll();
         for (const [control, value] of Object.entries(state.control_values)) window.dash_clientside.set_props({ control }, { value });
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
@@ -266,32 +267,32 @@
 
   // New runs appear by themselves: in an empty app the page is loaded again, else a note below the controls offers the run.
   const POLL_INTERVAL = 5000;
-  let offered = "";
-  const offerNewRun = ({ name, label }) => {
-    if (!name || name === offered || location.search.includes(encodeURIComponent(name))) return;
-    offered = name;
+  let newest = {};
+  const showNewestRun = () => {
+    const isOffered = Boolean(newest.name) && !new URLSearchParams(location.search).getAll("run").includes(newest.name);
+    const href = isOffered ? location.pathname + changedQuery({ run: newest.name }, ["models", "model", "stat"]) : "/";
+    window.dash_clientside.set_props("newer-run-link", { href, children: newest.label ?? "" });
+    window.dash_clientside.set_props("newer-run", { hidden: !isOffered });
+  };
+  const offerNewRun = (answer) => {
+    if (!answer.name || answer.name === newest.name) return;
+    const { name } = newest = answer;
     if (page.query_string === null && location.search === "" && sessionStorage.getItem("loaded-for") !== name) {
       sessionStorage.setItem("loaded-for", name);
       return location.reload();
     }
-    document.querySelectorAll(".newer-run").forEach((note) => note.remove());
-    const note = Object.assign(document.createElement("p"), { className: "newer-run", textContent: "A newer run has finished: " });
-    note.setAttribute("role", "status");
-    note.append(Object.assign(document.createElement("a"), { href: changedQuery({ run: name }, ["models", "model", "stat"]), textContent: label }));
-    document.getElementById("controls")?.append(note);
+    showNewestRun();
   };
-  // The progress of unfinished runs, while a page shows it.
-  const showProgress = (sentences) => {
-    const list = document.getElementById("run-progress"), texts = sentences.length ? sentences : ["All runs are finished."];
-    list?.replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
-  };
-  setInterval(() => {
+  const poll = window.headscopePoll = () => {
     if (document.hidden) return;
     if (document.getElementById("run-progress")) {
-      originalFetch("/run-progress").then((response) => (response.ok ? response.json() : null)).then((sentences) => sentences && showProgress(sentences)).catch(() => {});
+      originalFetch("/run-progress").then((response) => (response.ok ? response.json() : null)).then((sentences) => {
+        if (sentences) window.dash_clientside.set_props("run-progress", { children: sentences.join("\n") || "No run is unfinished." });
+      }).catch(() => {});
     }
     originalFetch("/newest-run").then((response) => (response.ok ? response.json() : {})).then(offerNewRun).catch(() => {});
-  }, POLL_INTERVAL);
+  };
+  setInterval(poll, POLL_INTERVAL);
 
   // Light or dark: the system's setting, until the button overrides it.
   const system = matchMedia("(prefers-color-scheme: dark)");

@@ -44,9 +44,9 @@ def content(run: Run, view: ViewState) -> PageContent:
     sections: dict[str, Sequence[Block]] = {"": [*charts, RecordTable("Runs of this folder", rows)]}
     if damaged := [f"{row['run']}: {row['state']}" for row in rows if row["state"].startswith("cannot")]:
         sections["Damaged runs"] = [TextBlock(damaged)]
-    if progress := store.progress():
-        hint = "Repeat the command of an interrupted run with --resume to continue it."
-        sections["Unfinished runs"] = [ProgressBlock([*map(describe_progress, progress)]), TextBlock([hint])]
+    hint = "Repeat the command of an interrupted run with --resume to continue it."
+    progress = ProgressBlock([*map(describe_progress, store.progress())])
+    sections["Unfinished runs"] = [progress, TextBlock([hint])]
     if not store.is_read_only:
         sections["Notes and tags"] = [NotesBlock([], run_names=[part.path.name for part in run.parts])]
     hint = "Add a second run to “Combined runs” to compare their results and configurations."

@@ -256,7 +256,7 @@ def _maskless_cuda_attention(
     if variant.softcap is not None or (variant.sink is not None and torch.is_grad_enabled()):
         return None
     outs, lses = [], []
-    for rows, cols in _chunk_slices(q.shape[2], k.shape[2], variant.chunk_size, first_key):
+    for rows, cols in chunk_slices(q.shape[2], k.shape[2], variant.chunk_size, first_key):
         result = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], variant.scaling, variant.window)
         if result is None:
             return None
@@ -269,7 +269,7 @@ def _maskless_cuda_attention(
     return (out * (lse - lse_with_sink).exp()[..., None]).to(out.dtype), lse_with_sink
 
 
-def _chunk_slices(n_queries: int, n_keys: int, chunk_size: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
+def chunk_slices(n_queries: int, n_keys: int, chunk_size: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
     """Slices of the queries of each chunk, and of the chunk's keys up to the last of these queries."""
     first, start = n_keys - n_queries, 0
     while start < n_queries:

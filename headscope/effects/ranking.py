@@ -35,6 +35,12 @@ def largest_unit(effects: Effects, ascending: bool = False, by_size: bool = Fals
     return chosen_unit(effects, effects.units.loc[values.sort_values(ascending=ascending, kind="stable").index[0]])
 
 
+def next_units(effects: Effects, count: int) -> pd.DataFrame:
+    """The units of largest positive effect after the first, among the measured ones (all if none was measured)."""
+    ordered = effects.candidates.sort_values("effect", ascending=False, kind="stable")[1 : count + 1]
+    return ordered[ordered["effect"] > 0]
+
+
 def chosen_unit(effects: Effects, unit: pd.Series) -> pd.Series:
     """A unit that was chosen for its effect: `low` and `high` are simultaneous over the candidates.
 

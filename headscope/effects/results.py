@@ -9,12 +9,12 @@ import pandas as pd
 
 from headscope.effects.agreement import Agreement, agreements
 from headscope.effects.ranking import largest_unit
-from headscope.effects.sweep import SIGNIFICANCE, Effects
+from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.words import value_text
-from headscope.runs.aggregation import MIN_DOCUMENTS
+from headscope.runs.aggregation import MIN_DOCUMENTS, SIGNIFICANCE
 
 Fields = Mapping[str, Any]
 UnitFields = Callable[[pd.Series], Fields]
@@ -42,7 +42,7 @@ def sweep_questions(
         sentence=f"{subject}: the most positive effect{of_measured} is that of {unit}, {{value}}",
         headline=f"{brief_subject}: {unit} has the largest effect, {{value}}",
         number=number,
-        unit=value_unit,
+        value_unit=value_unit,
         samples=samples,
         level="headline",
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.estimates import EXACT
-from headscope.runs.aggregation import adjust_p_values, confidence_interval, plain_types, t_test
+from headscope.runs.aggregation import SIGNIFICANCE, adjust_p_values, confidence_interval, plain_types, t_test
 
 UNIT_KEYS = ("layer", "kv_group", "head")
 """Keys of a head, or of a KV group if `head` is -1."""
-SIGNIFICANCE = 0.05
-"""False discovery rate at which an effect counts as different from zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +84,12 @@ class Effects:
     def exact_values(self) -> pd.DataFrame:
         """The rows of `values` of the measured units."""
         return self.values.loc[self.values.index.isin(unit_index(self.exact, self.sweep))]
+
+    @cached_property
+    def unit_positions(self) -> dict[tuple[int, int, int], int]:
+        """The row of each unit in `units`, by layer, KV group and head, which is -1 for a KV group."""
+        places = self.units[[*UNIT_KEYS]].itertuples(index=False, name=None)
+        return {place: position for position, place in enumerate(places)}
 
     @property
     def significant_count(self) -> int:

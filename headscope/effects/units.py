@@ -26,10 +26,10 @@ def unit_name(unit: pd.Series) -> str:
     return f"L{int(unit['layer'])} KV group {int(unit['kv_group'])}"
 
 
-def units_of_head(units: pd.DataFrame, layer: int, head: int, kv_group: int) -> pd.DataFrame:
-    """The unit that is or contains a query head, as one row; no row if the sweep lacks it."""
-    is_unit = (units["layer"] == layer) & (units["kv_group"] == kv_group) & units["head"].isin([-1, head])
-    return units[is_unit]
+def units_of_head(effects: Effects, layer: int, head: int, kv_group: int) -> list[pd.Series]:
+    """The units that are or contain a query head: usually one; none if the sweep lacks it."""
+    positions = (effects.unit_positions.get((layer, kv_group, unit_head)) for unit_head in (-1, head))
+    return [effects.units.iloc[position] for position in positions if position is not None]
 
 
 def estimate_marks(effects: Effects) -> list[str] | None:

@@ -98,7 +98,7 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
     with attached(model), evaluating(model), capturing(model) as layers:
         layers.listen(listen)
         measured = compute_loss_by_position(model, ids, last_hidden_states(model, ids))
-    loss = float(measured.sums.sum() / measured.counts.sum())
+    loss = float(measured.sums.sum()) / int(measured.counts.sum())
     largest["loss"] = abs(loss - _eager_loss(model, ids)) if math.isfinite(loss) else math.inf
     largest |= dict(_rule_differences(model))
     is_half_precision = model.module.dtype.itemsize < 4

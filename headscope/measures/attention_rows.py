@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import LOCAL_DISTANCE, MASKED_LOGIT, AttentionRecord, RowSums
+from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
     IntArray,
@@ -39,7 +40,11 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
     """
     indices = to_numpy(rows)
     if record.row_sums is not None:
-        return _statistics(record.row_sums.at_rows(to_device(record.q.device, indices)))
+        is_every_row = len(indices) == record.q.shape[1] and (np.diff(indices) == 1).all()
+        return _statistics(record.row_sums if is_every_row else record.row_sums.at_rows(_on_device(record, indices)))
+    sums = _kernel_sums(record, indices)
+    if sums is not None:
+        return _statistics(sums)
     return torch.cat([_statistics(tile) for tile in _tiles(record, indices)], -1)
 
 
@@ -47,8 +52,24 @@ def with_row_sums(record: AttentionRecord) -> AttentionRecord:
     """The record with the sums of all its rows, computed here if the backend did not."""
     if record.row_sums is not None:
         return record
-    tiles = [vars(tile).values() for tile in _tiles(record, np.arange(record.q.shape[1]))]
-    return replace(record, row_sums=RowSums(*(torch.cat(sums, -1) for sums in zip(*tiles, strict=True))))
+    sums = _kernel_sums(record)
+    if sums is None:
+        tiles = [vars(tile).values() for tile in _tiles(record, np.arange(record.q.shape[1]))]
+        sums = RowSums(*(torch.cat(parts, -1) for parts in zip(*tiles, strict=True)))
+    return replace(record, row_sums=sums)
+
+
+def _kernel_sums(record: AttentionRecord, indices: IntArray | None = None) -> RowSums | None:
+    """Sums of query rows, by default of all, from the GPU's kernel; None where it does not run."""
+    if not runs_kernels(record):
+        return None
+    from headscope.kernels.row_sums import row_sums
+
+    return attempt(row_sums, record, None if indices is None else _on_device(record, indices))
+
+
+def _on_device(record: AttentionRecord, indices: IntArray) -> Tensor:
+    return to_device(record.q.device, indices)
 
 
 def _tiles(record: AttentionRecord, indices: IntArray) -> list[RowSums]:

@@ -13,11 +13,13 @@ from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import position_bin_edges, visible_bin_edges
 from headscope.measures.row_sampling import (
     IntArray,
+    add_by_cell,
     items_per_tile,
     log_spaced_rows,
     query_range,
     rows_in_chunk,
     select_rows,
+    sums_beside,
 )
 
 
@@ -59,19 +61,20 @@ class BinnedRowMeans(ABC):
         if values is None:
             return
         self.counts[record.layer] += torch.from_numpy(selection.count_cells(rows + queries.start))
-        cells = torch.from_numpy(selection.cell_of_row[rows + queries.start])
-        self.sums[:, : values.shape[1], record.layer].index_add_(-1, cells, values.double().cpu())
+        self.sums = sums_beside(self.sums, values)
+        of_layer = self.sums[:, : values.shape[1], record.layer]
+        add_by_cell(of_layer, values.double(), selection.cell_of_row[rows + queries.start])
 
     def merge(self, other: "BinnedRowMeans") -> None:
         """Add the sums of another accumulator of the same shape."""
         self.counts += other.counts
         self.populations += other.populations
-        self.sums += other.sums
+        self.sums = self.sums + other.sums.to(self.sums.device)
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the table without model, length and doc. Empty bins are left out."""
         counts, populations, sums = (
-            cells.unflatten(-1, (-1, 2)) for cells in (self.counts, self.populations, self.sums)
+            cells.unflatten(-1, (-1, 2)) for cells in (self.counts, self.populations, self.sums.cpu())
         )
         layer, bin_ = counts.any(-1).nonzero(as_tuple=True)
         counts, populations, sums = counts[layer, bin_], populations[layer, bin_], sums[:, :, layer, bin_]
@@ -109,9 +112,9 @@ class LossByPosition:
     name = "nll"
 
     def __init__(self, length: int):
-        self.edges = torch.from_numpy(position_bin_edges(length))
+        self.edges = position_bin_edges(length)
         self.sums = torch.zeros(len(self.edges), dtype=torch.float64)
-        self.counts = torch.zeros(len(self.edges), dtype=torch.int64)
+        self.counts = np.zeros(len(self.edges), np.int64)
 
     def update(self, logits: Tensor, targets: Tensor, first_position: int) -> None:
         """Add logits [n, vocabulary] and their target tokens [n], which start at position `first_position`."""
@@ -120,21 +123,21 @@ class LossByPosition:
         losses = torch.cat(
             [nn.functional.cross_entropy(tile.float(), of_tile, reduction="none") for tile, of_tile in tiles]
         )
-        bins = torch.bucketize(torch.arange(first_position, first_position + len(targets)), self.edges)
-        self.sums.index_add_(0, bins, losses.double().cpu())
-        self.counts += torch.bincount(bins, minlength=len(self.edges))
+        bins = np.searchsorted(self.edges, np.arange(first_position, first_position + len(targets)))
+        self.sums = sums_beside(self.sums, losses)
+        add_by_cell(self.sums, losses.double(), bins)
+        self.counts += np.bincount(bins, minlength=len(self.edges))
 
     def merge(self, other: "LossByPosition") -> None:
         """Add the sums of another accumulator of the same length."""
-        self.sums += other.sums
+        self.sums = self.sums + other.sums.to(self.sums.device)
         self.counts += other.counts
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the `nll` table without model, length and doc: mean nats per token of each nonempty bin."""
         has_tokens = self.counts > 0
-        columns = {
+        return {
             "position": self.edges[has_tokens],
-            "nll": self.sums[has_tokens] / self.counts[has_tokens],
+            "nll": self.sums.cpu().numpy()[has_tokens] / self.counts[has_tokens],
             "tokens": self.counts[has_tokens],
         }
-        return {name: column.numpy() for name, column in columns.items()}

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
+from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.rotary_pairs import planes_by_head, rotary_planes
 from headscope.measures.row_sampling import (
     IntArray,
     count_visible_keys,
     items_per_tile,
     query_range,
+    sums_beside,
     to_device,
     to_numpy,
 )
@@ -87,6 +89,15 @@ def _shift_keys_by_index(k: Tensor, query_positions: IntArray, distances: IntArr
     return shifted.masked_fill_(visible <= offsets, 0)
 
 
+def _kernel_sums(record: AttentionRecord, geometry: Geometry, distances: IntArray) -> Tensor | None:
+    """Sums at each distance by head, [H, F, D], from the GPU's kernel; None if it does not run."""
+    if not runs_kernels(record):
+        return None
+    from headscope.kernels.distance_sums import distance_sums
+
+    return attempt(distance_sums, record, geometry, to_device(record.q.device, distances))
+
+
 class DistanceProfile:
     """Accumulates distance profiles per layer and head over documents, in float64."""
 
@@ -103,28 +114,31 @@ class DistanceProfile:
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        geometry = self.geometry.at_layer(record.layer)
-        q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
-        queries = query_range(record)
+        geometry, queries = self.geometry.at_layer(record.layer), query_range(record)
         visible = count_visible_keys(record, np.arange(queries.start, queries.stop))
-        sums = profile_sums(q, k, self.distances, visible).double().cpu() * record.scaling
-        by_head = torch.stack([planes_by_head(t, geometry) for t in sums.unbind(-1)], -1)
-        self.sums[record.layer, : geometry.heads, : geometry.all_pairs] += by_head
-        self.counts[record.layer] += torch.from_numpy((visible > self.distances[:, None]).sum(-1))
+        sums = _kernel_sums(record, geometry, self.distances)
+        if sums is None:
+            q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
+            by_unit = profile_sums(q, k, self.distances, visible).double()
+            sums = torch.stack([planes_by_head(t, geometry) for t in by_unit.unbind(-1)], -1)
+        self.sums = sums_beside(self.sums, sums)
+        self.sums[record.layer, : geometry.heads, : geometry.all_pairs] += sums * record.scaling
+        n_visible = len(visible) - np.searchsorted(np.sort(visible), self.distances, side="right")
+        self.counts[record.layer] += torch.from_numpy(n_visible)
 
     def merge(self, other: "DistanceProfile") -> None:
         """Add the sums of another accumulator of the same shape."""
-        self.sums += other.sums
+        self.sums = self.sums + other.sums.to(self.sums.device)
         self.counts += other.counts
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the `distance` table without model and length. Distances without visible pairs are left out."""
-        geometry = self.geometry
+        geometry, sums = self.geometry, self.sums.cpu()
         layer, head, pair, distance = torch.meshgrid(
             *(torch.arange(n) for n in (geometry.layers, geometry.heads, geometry.all_pairs, len(self.distances))),
             indexing="ij",
         )
-        counts = self.counts[:, None, None].expand_as(self.sums)
+        counts = self.counts[:, None, None].expand_as(sums)
         is_visible = (counts > 0) & geometry.has_pair(layer, head, pair)
         columns = {
             "layer": torch.tensor(geometry.layer_numbers)[layer[is_visible]],
@@ -132,7 +146,7 @@ class DistanceProfile:
             "kv_group": geometry.kv_group(layer[is_visible], head[is_visible]),
             "pair": pair[is_visible],
             "distance": torch.from_numpy(self.distances)[distance[is_visible]],
-            "mean_signed": self.sums[is_visible] / counts[is_visible],
+            "mean_signed": sums[is_visible] / counts[is_visible],
             "n": counts[is_visible],
         }
         return {name: column.numpy() for name, column in columns.items()}

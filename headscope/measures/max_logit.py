@@ -6,15 +6,15 @@ The row that has it comes from the sums of every row; its logits are then comput
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
-from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device, to_numpy
+from headscope.measures.row_sampling import query_range, sums_beside
 
 
-def max_logits(record: AttentionRecord) -> tuple[npt.NDArray[np.float32], IntArray, IntArray]:
-    """Largest scaled logit of each head after the soft cap, and its query and key position: three arrays [H].
+def max_logits(record: AttentionRecord) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest scaled logit of each head after the soft cap, and its query and key position: three tensors [H].
 
     Learned sinks are no keys and do not count. The record must have `row_sums`.
     """
@@ -23,12 +23,11 @@ def max_logits(record: AttentionRecord) -> tuple[npt.NDArray[np.float32], IntArr
     row = record.row_sums.max_logit.argmax(-1)
     queries = record.q.gather(1, row[:, None, None].expand(-1, 1, dim)).float().view(groups, -1, dim)
     logits = record.soft_cap(queries @ record.k.float().mT * record.scaling).view(len(row), keys)
-    query = to_numpy(row) + query_range(record).start
-    position = np.arange(record.first_key, record.first_key + keys)
-    distance = query[:, None] - position
-    is_hidden = (distance < 0) | (distance >= count_visible_keys(record, query)[:, None])
-    largest, key = logits.masked_fill_(to_device(row.device, is_hidden), -torch.inf).max(-1)
-    return largest.cpu().numpy(), query, position[to_numpy(key)]
+    own = row + keys - record.q.shape[1]
+    distance = own[:, None] - torch.arange(keys, device=row.device)
+    is_hidden = (distance < 0) | (distance >= record.visible_counts[row][:, None])
+    largest, key = logits.masked_fill_(is_hidden, -torch.inf).max(-1)
+    return largest, row + query_range(record).start, key + record.first_key
 
 
 class MaxLogit:
@@ -38,35 +37,35 @@ class MaxLogit:
 
     def __init__(self, geometry: Geometry):
         self.geometry = geometry
-        shape = (geometry.layers, geometry.heads)
-        self.largest = np.full(shape, -np.inf, np.float32)
-        self.pairs = np.zeros((2, *shape), np.int64)
+        # Largest logit, query and key of every head, in float64, which holds all three exactly: one tensor, one copy.
+        self.best = torch.zeros(3, geometry.layers, geometry.heads, dtype=torch.float64)
+        self.best[0] = -torch.inf
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        largest, query, key = max_logits(record)
-        self._replace_smaller((record.layer, slice(len(largest))), largest, np.stack((query, key)))
+        best = torch.stack([part.double() for part in max_logits(record)])
+        self.best = sums_beside(self.best, best)
+        self._replace_smaller(self.best[:, record.layer, : best.shape[1]], best)
 
     def merge(self, other: "MaxLogit") -> None:
         """Add another accumulator of the same geometry; of equal logits, the first counts."""
-        self._replace_smaller((slice(None), slice(None)), other.largest, other.pairs)
+        self._replace_smaller(self.best, other.best)
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the table without model, length and doc."""
-        layer, head = np.nonzero(np.isfinite(self.largest))
-        query, key = self.pairs[:, layer, head]
+        best = self.best.cpu().numpy()
+        layer, head = np.nonzero(np.isfinite(best[0]))
+        largest, query, key = best[:, layer, head]
         return {
             "layer": np.array(self.geometry.layer_numbers)[layer],
             "head": head,
             "kv_group": self.geometry.kv_group(layer, head),
-            "max_logit": self.largest[layer, head],
-            "query": query,
-            "key": key,
+            "max_logit": largest.astype(np.float32),
+            "query": query.astype(np.int64),
+            "key": key.astype(np.int64),
         }
 
-    def _replace_smaller(
-        self, at: tuple[int | slice, slice], largest: npt.NDArray[np.float32], pairs: IntArray
-    ) -> None:
-        is_larger = largest > self.largest[at]
-        self.largest[at] = np.where(is_larger, largest, self.largest[at])
-        self.pairs[:, *at] = np.where(is_larger, pairs, self.pairs[:, *at])
+    @staticmethod
+    def _replace_smaller(best: Tensor, other: Tensor) -> None:
+        other = other.to(best.device)
+        best[:] = torch.where(other[0] > best[0], other, best)

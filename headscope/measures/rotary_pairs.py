@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
+from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.row_sampling import (
     IntArray,
     count_visible_keys,
@@ -22,8 +23,10 @@ from headscope.measures.row_sampling import (
     query_range,
     rows_in_chunk,
     stratified_pair_quantiles,
+    sums_beside,
     to_device,
     to_numpy,
+    without_waiting,
 )
 
 UNITS_PER_CHUNK = 8
@@ -152,6 +155,44 @@ def mean_abs_by_row(q: Tensor, k: Tensor, rows: Tensor | IntArray, visible_count
     return sums / to_device(q.device, visible)[:, None, None]
 
 
+def _plane_sums(
+    record: AttentionRecord, geometry: Geometry, visible: IntArray, rows: IntArray, weight: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """`pair_moment_sums`, unscaled, and `_weighted_sums` of |c| of rows: two tensors [3, H, F]; None without rows."""
+    q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
+    moments = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q, k, visible)])
+    if not len(rows):
+        return moments, None
+    means = mean_abs_by_row(q, k, rows, visible[rows]).double() * abs(record.scaling)
+    weighted = _weighted_sums(means.flatten(1), weight)
+    return moments, torch.stack([planes_by_head(t.view(means.shape[1:]), geometry) for t in weighted])
+
+
+def _kernel_sums(
+    record: AttentionRecord, geometry: Geometry, rows: IntArray, weight: Tensor
+) -> tuple[Tensor, Tensor | None] | None:
+    """The results of `_plane_sums` from the GPU's kernels; None if they do not run."""
+    if not runs_kernels(record):
+        return None
+    from headscope.kernels.pair_moments import pair_moments
+    from headscope.kernels.pair_products import mean_abs_products
+
+    moments = attempt(pair_moments, record, geometry)
+    if moments is None or not len(rows):
+        return None if moments is None else (moments, None)
+    means = attempt(mean_abs_products, record, geometry, to_device(record.q.device, rows))
+    if means is None:
+        return None
+    weighted = _weighted_sums(means.double().flatten(1) * abs(record.scaling), weight)
+    return moments, weighted.view(3, *means.shape[1:])
+
+
+def _weighted_sums(means: Tensor, weight: Tensor) -> Tensor:
+    """Sums of w m, w^2 m and w^2 m^2 for row means m [rows, n] with weights w: the causal pairs of a row. [3, n]."""
+    weight = without_waiting(means.device, weight)
+    return torch.stack([weight @ means, weight**2 @ means, weight**2 @ means**2])
+
+
 class RotaryPairs:
     """Accumulates pair contributions per layer and head.
 
@@ -165,36 +206,29 @@ class RotaryPairs:
         self.length = length
         self.n_sampled_rows = n_sampled_rows
         self.pair_quantiles = None if n_sampled_rows is None else stratified_pair_quantiles(n_sampled_rows, seed)
-        shape = (geometry.layers, geometry.heads, geometry.all_pairs)
-        self.moments = torch.zeros(3, *shape, dtype=torch.float64)
+        # `pair_moment_sums` in logit units, and `_weighted_sums` of the row means of |c|.
+        self.sums = torch.zeros(6, geometry.layers, geometry.heads, geometry.all_pairs, dtype=torch.float64)
         self.visible_pair_count = torch.zeros(geometry.layers, dtype=torch.float64)
-        # Sums of w m, w^2 m and w^2 m^2, for row means m with weights w: the number of causal pairs of a row.
-        self.weighted_sums = torch.zeros(3, *shape, dtype=torch.float64)
         self.weight_sums = torch.zeros(2, geometry.layers, dtype=torch.float64)
         self.sampled_row_count = torch.zeros(geometry.layers, dtype=torch.int64)
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        layer = record.layer
+        layer, scaling = record.layer, record.scaling
         geometry = self.geometry.at_layer(layer)
-        heads_and_pairs = slice(geometry.heads), slice(geometry.all_pairs)
         document_visible = count_visible_keys(record, np.arange(self.length))
         visible = document_visible[query_range(record)]
-        q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
-        scale = torch.tensor([record.scaling, record.scaling**2, abs(record.scaling)], dtype=torch.float64)
-        sums = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q, k, visible)]).cpu()
-        self.moments[:, layer, *heads_and_pairs] += sums * scale[:, None, None]
-        self.visible_pair_count[layer] += float(visible.sum())
         rows, weight = self._sample_rows(record, document_visible)
-        if not len(rows):
+        sums = _kernel_sums(record, geometry, rows, weight)
+        moments, weighted = _plane_sums(record, geometry, visible, rows, weight) if sums is None else sums
+        self.sums = sums_beside(self.sums, moments)
+        of_layer = self.sums[:, layer, : geometry.heads, : geometry.all_pairs]
+        for row, factor in enumerate((scaling, scaling**2, abs(scaling))):
+            of_layer[row] += moments[row] * factor
+        self.visible_pair_count[layer] += float(visible.sum())
+        if weighted is None:
             return
-        means = mean_abs_by_row(q, k, rows, visible[rows]).double().cpu() * abs(record.scaling)
-        by_power = torch.stack(
-            [weight @ means.flatten(1), weight**2 @ means.flatten(1), weight**2 @ means.flatten(1) ** 2]
-        )
-        self.weighted_sums[:, layer, *heads_and_pairs] += torch.stack(
-            [planes_by_head(t.view(means.shape[1:]), geometry) for t in by_power]
-        )
+        of_layer[3:] += weighted
         self.weight_sums[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
         self.sampled_row_count[layer] += len(rows)
 
@@ -210,15 +244,17 @@ class RotaryPairs:
 
     def merge(self, other: "RotaryPairs") -> None:
         """Add the sums of another accumulator of the same shape."""
-        for name in ("moments", "visible_pair_count", "weighted_sums", "weight_sums", "sampled_row_count"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("sums", "visible_pair_count", "weight_sums", "sampled_row_count"):
+            own = getattr(self, name)
+            setattr(self, name, own + getattr(other, name).to(own.device))
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the `pairs` table without model, length, doc and theta, for layers with records."""
         layers = self.sampled_row_count.nonzero()[:, 0]
-        signed, square, norm = self.moments[:, layers] / self.visible_pair_count[layers, None, None]
+        sums = self.sums.cpu()[:, layers]
+        signed, square, norm = sums[:3] / self.visible_pair_count[layers, None, None]
         total, total_of_squares = self.weight_sums[:, layers, None, None]
-        first, second, third = self.weighted_sums[:, layers]
+        first, second, third = sums[3:]
         mean = first / total
         spread = (third - 2 * mean * second + mean**2 * total_of_squares).clamp(min=0)
         count = self.sampled_row_count[layers, None, None].double()

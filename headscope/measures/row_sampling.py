@@ -6,6 +6,7 @@ the CPU, so that no measure waits for the device.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -163,6 +164,35 @@ def to_numpy(values: Tensor | IntArray) -> IntArray:
     return values.cpu().numpy() if isinstance(values, Tensor) else values
 
 
-def to_device(device: torch.device, array: IntArray) -> Tensor:
-    """The array as a tensor on the device."""
-    return torch.from_numpy(array).to(device)
+def to_device(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
+    """The array as a tensor on the device, in a copy that nothing waits for."""
+    return without_waiting(device, torch.from_numpy(array))
+
+
+def without_waiting(device: torch.device, t: Tensor) -> Tensor:
+    """A CPU tensor on the device. To a GPU it goes through pinned memory: any other copy waits for all earlier work."""
+    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
+
+
+def sums_beside(sums: Tensor, values: Tensor) -> Tensor:
+    """Accumulated sums on the device of the first values that they get; they stay there until they are read."""
+    is_first = sums.device.type == "cpu" and values.device.type != "cpu"
+    return without_waiting(values.device, sums) if is_first else sums
+
+
+def add_by_cell(sums: Tensor, values: Tensor, cells: IntArray) -> None:
+    """Add values [.., n] to sums [.., cells], both on one device and in float64, at `cells` [n].
+
+    On a GPU by a product with a one-hot matrix: atomic additions would be in another order every time.
+    """
+    if values.device.type == "cpu":
+        sums.index_add_(-1, torch.from_numpy(cells), values)
+    else:
+        _add_by_product(sums, values, cells)
+
+
+def _add_by_product(sums: Tensor, values: Tensor, cells: IntArray) -> None:
+    used, column = np.unique(cells, return_inverse=True)
+    columns, used_cells = to_device(sums.device, column), to_device(sums.device, used)
+    one_hot = (columns[:, None] == torch.arange(len(used), device=sums.device)).to(values.dtype)
+    sums.index_add_(-1, used_cells, values.to(sums.device) @ one_hot)

@@ -34,6 +34,17 @@ def gives_answer(metric: str, values: Values) -> npt.NDArray[np.bool_]:
     return np.asarray((-values if metric == "nll" else values) > least[metric])
 
 
+def shows_answer(metric: str, clean: float, corrupted: float, is_contrast: bool) -> bool:
+    """Whether the effects of a pair show how the model answers, by the metric of its two unchanged runs.
+
+    The model gives the answer to the clean prompt. If `is_contrast`, it also prefers the wrong answer, by logit_diff,
+    for the corrupted prompt: a pair whose two prompts prefer the same answer has a small difference of the metric, and
+    so large effects.
+    """
+    gives = bool(gives_answer(metric, np.array([clean]))[0])
+    return gives and not (metric == "logit_diff" and is_contrast and corrupted > 0)
+
+
 def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
     """Sentences about the pairs (or prompts: the `noun`) whose answer the model does not give, with their number.
 

@@ -220,7 +220,7 @@ def _ioi_builder(tokenizer: Any) -> Builder:
             "all": prompt(others[0], others[1], others[2]),
         }[corruption]
         clean, group = prompt(recipient, giver, giver), f"{'ABBA' if is_abba else 'BABA'} {corruption}"
-        pair = PromptPair(name, clean, corrupted, f" {recipient}", f" {giver}", group)
+        pair = PromptPair(name, clean, corrupted, f" {recipient}", f" {giver}", group, is_contrast=corruption == "swap")
         tokens = tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
         (recipient_at,), (subject_at, repeated_at) = (
             np.flatnonzero(tokens.clean == answer) for answer in (tokens.answer, tokens.wrong)
@@ -250,9 +250,9 @@ def _greater_than_builder(tokenizer: Any) -> Builder:
         later, earlier = int(rng.integers(decade + 1, 10)), int(rng.integers(1, decade))
         text = f"The {rng.choice(events)} lasted from the year {century}{{}}{year_digit} to the year {century}"
         ending = str(year_digit) if has_two_digits else ""
-        pair = PromptPair(
-            name, text.format(decade), text.format(0), f"{later}{ending}", f"{earlier}{ending}", str(century)
-        )
+        prompts = text.format(decade), text.format(0)
+        answers = f"{later}{ending}", f"{earlier}{ending}"
+        pair = PromptPair(name, *prompts, *answers, str(century), is_contrast=False)
         tokens = tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
         return _with_spans(tokens, {"decade": np.flatnonzero(tokens.clean != tokens.corrupted)[0]})
 

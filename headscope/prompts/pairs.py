@@ -55,6 +55,9 @@ class PromptPair:
     location: str = field(default="", compare=False)
     has_template: bool = False
     """Whether the prompts hold their special tokens, from a chat template: the tokenizer adds none."""
+    is_contrast: bool = True
+    """Whether the wrong answer is the right one of the corrupted prompt, as in a file of pairs. If not, the corrupted
+    prompt only lacks what the answer follows from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,8 @@ class TokenPair:
     """A prompt pair in the tokens of one model: `clean` [L] and `corrupted` [L'], the answer [n], the wrong answer [m].
 
     `aligned` is the number of last prompt tokens that correspond: L, or with the alignment "end" the length of the
-    common suffix. `spans` are named positions of the clean prompt. `location` is for messages.
+    common suffix. `spans` are named positions of the clean prompt. `location` is for messages. `is_contrast`: see
+    `PromptPair`.
     """
 
     name: str
@@ -74,6 +78,7 @@ class TokenPair:
     aligned: int
     spans: Mapping[str, range] = field(default_factory=dict)
     location: str = ""
+    is_contrast: bool = True
 
     def aligned_span(self, name: str) -> range:
         """The positions of a named span, counted from the first aligned one.
@@ -161,7 +166,7 @@ def tokenize_pair(
                 "token, or --metric nll"
             )
     spans = _token_spans(tokenizer, pair, len(clean), location)
-    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location)
+    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast)
 
 
 def common_suffix_length(a: Ids, b: Ids) -> int:
@@ -178,7 +183,8 @@ def continuation_tokens(tokenizer: Any, text: str, continuation: str) -> Ids | N
 
 
 _REQUIRED_FIELDS = ("name", "clean", "corrupted", "answer")
-_KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name not in ("location", "has_template"))
+_INTERNAL_FIELDS = ("location", "has_template", "is_contrast")
+_KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name not in _INTERNAL_FIELDS)
 
 
 def _parse_pair(content: Any, location: str) -> PromptPair:

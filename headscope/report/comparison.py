@@ -17,7 +17,8 @@ from headscope.results.comparison import Change, Comparison, RoleChange
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.table import results_table
-from headscope.results.words import count_nouns, format_value
+from headscope.results.words import count_nouns, format_value, percent, q_value
+from headscope.runs.aggregation import SIGNIFICANCE
 
 MAX_CHANGES = 20
 """Clear changes that the terminal lists unless all are requested."""
@@ -35,17 +36,17 @@ ROLE_COLUMNS = ("role", "model", "heads before", "heads after", "gained", "lost"
 def print_comparison(before: str, after: str, comparison: Comparison, show_all: bool) -> None:
     """Print the clear changes, or all results, and the heads that gained or lost a role."""
     print_line("From ", bold(before), " to ", bold(after))
-    clear = [change for change in comparison.changes if change.is_certain]
+    clear = [change for change in comparison.changes if change.is_clear]
     listed = comparison.changes if show_all else clear[:MAX_CHANGES]
     if listed:
         changes = [dict(zip(CHANGE_COLUMNS, change_row(change), strict=True)) for change in listed]
         print_table(changes, wrap_files=False)
-    unclear = sum(change.direction == "no clear change" for change in comparison.changes)
-    without = sum(change.direction == "unknown" for change in comparison.changes)
+    without = len(comparison.changes) - comparison.compared
     more = f" ({len(clear) - len(listed)} more with --all)" if len(clear) > len(listed) else ""
     print_line(
-        f"{count_nouns(len(clear), 'results')} clearly changed{more}, {unclear} did not, {without} have no interval of "
-        "the difference. In brackets: 95 % confidence intervals."
+        f"{len(clear):,} of {count_nouns(comparison.compared, 'results')} clearly changed{more} (false discovery rate "
+        f"{percent(SIGNIFICANCE)}), {without:,} have no interval of the difference. In brackets: 95 % confidence "
+        "intervals."
         if comparison.changes
         else "The runs have no result in common. Models are matched by label, unless both runs have one model."
     )
@@ -60,11 +61,15 @@ def print_comparison(before: str, after: str, comparison: Comparison, show_all: 
 
 def comparison_tables(comparison: Comparison) -> list[TextTable]:
     """The clear changes, all other results, and the roles, as tables of a page."""
-    clear = [change_row(change) for change in comparison.changes if change.is_certain]
-    others = [change_row(change) for change in comparison.changes if not change.is_certain]
+    clear = [change_row(change) for change in comparison.changes if change.is_clear]
+    others = [change_row(change) for change in comparison.changes if not change.is_clear]
     roles = [role_row(change) for change in comparison.roles]
+    title = (
+        f"Results that clearly changed, of {comparison.compared:,} compared (false discovery rate "
+        f"{percent(SIGNIFICANCE)}); 95 % confidence intervals in brackets"
+    )
     tables = [
-        TextTable("Results that clearly changed; 95 % confidence intervals in brackets", CHANGE_COLUMNS, clear),
+        TextTable(title, CHANGE_COLUMNS, clear),
         TextTable("Heads that gained or lost a role", ROLE_COLUMNS, roles),
         TextTable("Results without a clear change", CHANGE_COLUMNS, others, collapsed=True),
     ]
@@ -76,7 +81,7 @@ def change_row(change: Change) -> list[str]:
     question = questions()[change.after.question]
     conditions = ", ".join(f"{name} {value}" for name, value in change.after.where.items())
     against = f" against {change.after.baseline}" if change.after.baseline else ""
-    unit = f" {question.unit}" if question.unit else ""
+    unit = f" {question.value_unit}" if question.value_unit else ""
     difference = signed(change.difference, question.number)
     if math.isfinite(change.low):
         ends = [signed(end, question.number).removesuffix(POINTS) for end in (change.low, change.high)]
@@ -90,7 +95,7 @@ def change_row(change: Change) -> list[str]:
         f"{_value(change.after, question.number)}{unit}",
         difference,
         pairing if math.isfinite(change.low) else "",
-        change.direction,
+        f"{change.direction}{q_value(change.p_adjusted)}",
     ]
 
 
@@ -133,6 +138,7 @@ def comparison_to_frame(comparison: Comparison) -> pd.DataFrame:
             "unit_before": change.before.unit,
             "unit_after": change.after.unit,
             **{name: getattr(change, name) for name in ("difference", "low", "high")},
+            "p_adjusted": change.p_adjusted,
             "paired": change.n,
             "direction": change.direction,
         }
@@ -169,6 +175,7 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
             "difference": change.difference,
             "low": None if math.isnan(change.low) else change.low,
             "high": None if math.isnan(change.high) else change.high,
+            "p_adjusted": None if math.isnan(change.p_adjusted) else change.p_adjusted,
             "paired": change.n,
             "direction": change.direction,
         }

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from headscope import user_input
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Chart
@@ -43,7 +42,9 @@ def save_chart(chart: Chart, path: Path | str, width: str | float | None = None)
     title, which the caption of a paper replaces. HTML needs nothing else. Raises BadInput for another format or width,
     ResourceMissing for an image without the extra `export` or without a browser, which draws the image.
     """
-    file = user_input.check_path(path, "path")
+    if not isinstance(path, str | Path):
+        raise BadInput(f"path is {path!r}, not a path. Give a text or a Path")
+    file = Path(path)
     kind = file.suffix.removeprefix(".").lower()
     if kind not in ("html", *IMAGE_FORMATS):
         raise BadInput(

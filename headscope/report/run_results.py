@@ -17,6 +17,10 @@ LEGEND = f"In brackets: {words.INTERVAL}s; {ESTIMATE_MARK} marks an estimate."
 """What the brackets of headlines and tables are."""
 
 
+MAX_ROWS = 24
+"""Rows that are listed before the headlines."""
+
+
 def warning_lines(run: Run) -> list[str]:
     """The results that limit what the run shows, one sentence each."""
     return [words.sentence(result) for result in all_results(run) if questions()[result.question].level == "warning"]
@@ -24,10 +28,18 @@ def warning_lines(run: Run) -> list[str]:
 
 def headline_lines(run: Run) -> list[str]:
     """The results to read first, one line each."""
-    return [
-        f"{result.model}: {words.headline(result)}" if result.model else words.headline(result)
-        for result in ranking.headlines(all_results(run))
-    ]
+    return [*map(_line, ranking.headlines(all_results(run)))]
+
+
+def row_lines(run: Run) -> list[str]:
+    """The results of level row, such as one per prompt pair, at most `MAX_ROWS` of them, one line each."""
+    rows = [result for result in all_results(run) if questions()[result.question].level == "row"]
+    omitted = len(rows) - MAX_ROWS
+    return [*map(_line, rows[:MAX_ROWS]), *([f"{omitted} more rows with --all"] if omitted > 0 else [])]
+
+
+def _line(result: Result) -> str:
+    return f"{result.model}: {words.headline(result)}" if result.model else words.headline(result)
 
 
 def claims(results: Iterable[Result]) -> list[Result]:
@@ -52,7 +64,7 @@ def claim_table(results: Iterable[Result]) -> ClaimTable | None:
 
 def summary_blocks(run: Run) -> list[TextBlock]:
     """Warnings and headlines as blocks of a page."""
-    warnings, headlines = warning_lines(run), headline_lines(run)
+    warnings, headlines = warning_lines(run), [*row_lines(run), *headline_lines(run)]
     blocks = [TextBlock(warnings, "Warnings")] if warnings else []
     return [*blocks, TextBlock([*headlines, LEGEND])] if headlines else blocks
 

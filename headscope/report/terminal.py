@@ -55,10 +55,12 @@ def print_summary(run: Run, show_all: bool = False) -> None:
             print_line(bold(topic))
             for result in results:
                 print_line("  ", sentence(result))
-    elif headlines := run_results.headline_lines(run):
-        print_line(bold("Headlines"))
-        for line in headlines:
-            print_line("  ", line)
+    else:
+        for heading, lines in (("Rows", run_results.row_lines(run)), ("Headlines", run_results.headline_lines(run))):
+            if lines:
+                print_line(bold(heading))
+            for line in lines:
+                print_line("  ", line)
     if verdicts := run_results.count_verdicts(all_results(run)):
         print_line(bold("Claims of the paper"), f": {verdicts} (headscope report shows why)")
     if not show_all:

@@ -8,12 +8,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.special import stdtr, stdtrit
 
 from headscope.heads import Head
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.result import Result
-from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval, wilson_interval
+from headscope.runs.aggregation import (
+    MIN_DOCUMENTS,
+    SIGNIFICANCE,
+    adjust_p_values,
+    confidence_interval,
+    wilson_interval,
+)
 from headscope.runs.column_metadata import heads_with_role, is_role_measured, roles
 from headscope.runs.run import Run
 
@@ -38,26 +45,36 @@ class Change:
     low: float
     high: float
     n: int | None = None
+    p_adjusted: float = math.nan
+    """`p`, adjusted by Benjamini-Hochberg over all changes of a comparison; NaN outside of one."""
 
     @property
-    def is_certain(self) -> bool:
-        """Whether the interval of the difference excludes 0."""
-        return self.low > 0 or self.high < 0
+    def p(self) -> float:
+        """Two-sided p-value of no change, from the half of the interval that faces 0; NaN without an interval.
+
+        Intervals are read as those of Student's t over the samples, the fewer if unpaired. This is the paired t-test
+        for means, and for the others gives p = 0.05 where the interval ends at 0 and else errs towards no change.
+        """
+        if not math.isfinite(self.low):
+            return math.nan
+        half = self.difference - self.low if self.difference > 0 else self.high - self.difference
+        if half == 0 or self.difference == 0:
+            return float(self.difference == 0)
+        sizes = [n for n in (self.n or self.before.n, self.n or self.after.n) if n]
+        freedom = max(min(sizes) - 1, 1) if sizes else math.inf
+        return float(2 * stdtr(freedom, -abs(self.difference) / half * stdtrit(freedom, 0.975)))
 
     @property
-    def certainty(self) -> float:
-        """How many half-widths of its interval the difference is away from 0; -1 without an interval."""
-        half = (self.high - self.low) / 2
-        if not math.isfinite(half):
-            return -1.0
-        return abs(self.difference) / half if half > 0 else math.inf if self.difference else 0.0
+    def is_clear(self) -> bool:
+        """Whether the value changed, at a false discovery rate of 5 % over all changes of the comparison."""
+        return self.p_adjusted < SIGNIFICANCE
 
     @property
     def direction(self) -> Direction:
-        """Whether the value surely changed, and if the question says which direction is better, whether it improved."""
+        """Whether the value clearly changed, and whether it improved if the question has a better direction."""
         if math.isnan(self.low):
             return "unknown"
-        if not self.is_certain:
+        if not self.is_clear:
             return "no clear change"
         direction: Direction = "higher" if self.difference > 0 else "lower"
         better = questions()[self.after.question].better
@@ -87,20 +104,30 @@ class Comparison:
     """Results of the earlier run to which the later one has no answer."""
     only_after: tuple[Result, ...]
 
+    @property
+    def compared(self) -> int:
+        """Number of results whose difference has an interval."""
+        return sum(math.isfinite(change.low) for change in self.changes)
+
 
 def compare(before: Run, after: Run) -> Comparison:
     """Compare the results of two runs with equal keys, and the roles of heads.
 
     Differences are paired by document, pair or trial where both runs have the same ones (by digest), else unpaired.
-    Models are matched by label; two runs of one model each are compared whatever the labels are.
+    Models are matched by label; two runs of one model each are compared whatever the labels are. Changes are corrected
+    for their number: at most 5 % of the clear ones are expected to be due to chance (Benjamini-Hochberg).
     """
     labels = matching_labels(before, after)
     earlier = {result.key: result for result in _with_values(all_results(before))}
     later = {_key_in(result, labels): result for result in _with_values(all_results(after))}
     same = SameSamples(before, after, labels)
     changes = [change(earlier[key], later[key], same) for key in later if key in earlier]
+    p = pd.Series([item.p for item in changes], dtype="float64")
+    adjusted = adjust_p_values(p.dropna()).reindex(p.index)
+    changes = [replace(item, p_adjusted=float(q)) for item, q in zip(changes, adjusted, strict=True)]
+    order = p.sort_values(kind="stable").index
     return Comparison(
-        tuple(sorted(changes, key=lambda item: -item.certainty)),
+        tuple(changes[index] for index in order),
         tuple(_role_changes(before, after, labels)),
         tuple(result for key, result in earlier.items() if key not in later),
         tuple(result for key, result in later.items() if key not in earlier),

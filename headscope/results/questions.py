@@ -1,8 +1,9 @@
 """Questions that results answer, declared as data by the probes: a sentence with places for the numbers.
 
 A template has places such as {value}, {model}, {unit} (the head), {n}, and every name of the result's `where` and
-`details`. A place may have a format: one of Python's, or one of `words.FORMATS`. A part in square brackets is left out
-if one of its places has no value: "the score is {value}[; without the needle it is {control:.3f}]".
+`details`, which must differ from the others. A place may have a format: one of Python's, or one of `words.FORMATS`. A
+part in square brackets is left out if one of its places has no value: "the score is {value}[; without the needle it is
+{control:.3f}]".
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Literal
 from headscope import plugins
 from headscope.probe import Probe
 
-Level = Literal["warning", "headline", "detail"]
+Level = Literal["warning", "row", "headline", "detail"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,12 @@ class Question:
     """Template of our own threshold, if the statement names none."""
     number: str = "number"
     """Format of the value and of both ends of its interval."""
-    unit: str = ""
-    """Unit that follows the value, such as "tokens"."""
+    value_unit: str = ""
+    """Unit of measure that follows the value, such as "tokens"."""
     samples: str = ""
     """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
     level: Level = "detail"
-    """A warning is also printed after measuring; headlines are shown first."""
+    """A warning is also printed after measuring; rows, in their order, and headlines are shown first."""
     topic: str = ""
     """Heading of the sentence in reports, by default the title of the probe."""
     better: Literal["", "higher", "lower"] = ""

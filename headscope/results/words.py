@@ -162,19 +162,18 @@ def value_text(result: Result, question: Question, brief: bool = False) -> str:
         lacks_interval = not brief and result.is_exact and not result.has_interval and result.n < MIN_DOCUMENTS
         verb = "gives" if result.n == 1 else "give"
         notes.append(f"{count_nouns(result.n, question.samples)}{f' {verb} no interval' if lacks_interval else ''}")
-    unit = f" {question.unit}" if question.unit else ""
+    unit = f" {question.value_unit}" if question.value_unit else ""
     mark = ESTIMATE_MARK if brief and not result.is_exact else ""
     return f"{mark}{number}{unit}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
+    """The values of all places by name. Raises ValueError if a detail or condition has the name of another place."""
     value = "" if math.isnan(result.value) else value_text(result, question, brief)
     bound = {"threshold": result.bound.threshold, "upper": result.bound.upper} if result.bound else {}
-    return {
+    places = {
         **bound,
         "minimum": MIN_DOCUMENTS,
-        **result.details,
-        **result.where,
         "model": result.model,
         "baseline": result.baseline,
         "unit": result.unit,
@@ -188,6 +187,13 @@ def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
         "high": result.high,
         "parts": "; ".join(_clause(part, brief) for part in result.parts),
     }
+    for kind, values in (("condition", result.where), ("detail", result.details)):
+        if taken := sorted(places.keys() & values.keys()):
+            raise ValueError(
+                f"{kind} '{taken[0]}' of result '{result.question}' has the name of another place. Rename it"
+            )
+        places |= values
+    return places
 
 
 def _clause(result: Result, brief: bool) -> str:
@@ -274,7 +280,7 @@ def answer(results: Sequence[Result]) -> str:
         values = f"from {texts[order[0]]} to {texts[order[-1]]}"
     else:
         values = join_words(texts)
-    values += f" ({question.unit})" if question.unit else ""
+    values += f" ({question.value_unit})" if question.value_unit else ""
     return f"{_sentence(question.answer, {**_places(first, question, brief=True), 'values': values})}."
 
 

@@ -24,6 +24,8 @@ MAX_RESAMPLED_VALUES = 2**20
 """Values of a sample that a bootstrap resamples at once."""
 MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
+SIGNIFICANCE = 0.05
+"""False discovery rate at which an effect or a change counts as different from zero."""
 NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 

@@ -43,6 +43,7 @@ ADDED_COLUMNS = {
     "attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
     "learned_sink": {"population": "rows"},
     "value_attention": {"population": "rows", "sink_rows": "rows", "sink_population": "rows"},
+    **dict.fromkeys(("patching", "patching_spans", "paths"), {"is_counted": "is_normalised"}),
 }
 """By table: column that earlier versions did not store -> the stored column of the same type that it equals there."""
 COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}

@@ -1,10 +1,13 @@
 """The tables of a finished run, read from disk as pandas frames, and checks of its files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar, TypeVarTuple
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -25,6 +28,8 @@ Arguments = TypeVarTuple("Arguments")
 MAX_WHOLE_ROWS = 2**20
 """Rows up to which a table is read as a whole and cached, whatever part of it is needed."""
 NO_VALUES: Values = MappingProxyType({})
+HEAD = ("layer", "head")
+NO_ROWS = np.empty(0, np.intp)
 
 
 class RunTables:
@@ -67,6 +72,10 @@ class RunTables:
         if self.manifest["tables"][name]["rows"] > MAX_WHOLE_ROWS and name not in self._frames:
             return self._read(name, wanted, columns)
         frame = self.table(name)
+        if wanted.keys() >= {*HEAD}:  # pages look up one head after the other
+            indices = self.derived(_head_indices, name)
+            places = {*product(*(wanted.pop(key) for key in HEAD))} & indices.keys()
+            frame = frame.take(np.sort(np.concatenate([indices[place] for place in places] or [NO_ROWS])))
         for key, allowed in wanted.items():
             frame = frame[frame[key].isin(allowed)]
         return frame if columns is None else frame[[*columns]]
@@ -164,6 +173,12 @@ class RunTables:
         return f"<Run {self.name}: {', '.join(self.models)}>"
 
 
+def _head_indices(run: RunTables, name: str) -> dict[tuple[int, int], npt.NDArray[np.intp]]:
+    """The rows of each head (layer, head) in a table."""
+    indices: dict[tuple[int, int], npt.NDArray[np.intp]] = run.table(name).groupby([*HEAD], sort=False).indices
+    return indices
+
+
 def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:
     """Labels as strings: frames of different rows have different categories."""
     return frame.astype(dict.fromkeys(frame.select_dtypes("category"), "str"))
@@ -186,9 +201,6 @@ def validate(run: RunTables) -> list[str]:
 
 def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> list[str]:
     file, digest = run._file(name)
-
-    def read() -> Iterator[pa.Table]:
-        return (run._present(name, rows) for rows in read_row_groups(file))
 
     try:
         stored_rows = arrow.stored_rows(file)

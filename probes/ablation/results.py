@@ -67,8 +67,9 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     if ABLATION.name not in run.tables:
         return
     for effects in run.derived(sweeps):
-        units = effects.units[head_mask(effects.units, layer, head)]
-        for _, unit in units.iterrows() if effects.model == model else ():
+        if effects.model != model:
+            continue
+        for _, unit in effects.units[head_mask(effects.units, layer, head)].iterrows():
             yield unit_result(effects, unit, "ablation.head", details=_details(effects))
 
 

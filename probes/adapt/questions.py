@@ -18,7 +18,7 @@ QUESTIONS = (
         "{last:.4f}; it is lowest at step {best_step} ({best:.4f})",
         headline="{training}: the validation loss changes by {value} in {step:n steps}",
         number="+.4f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         level="headline",
         topic="Training",
@@ -30,7 +30,7 @@ QUESTIONS = (
         sentence="{model}: the loss is below YaRN's in {below} of {bins:n position bins}[, in {certain} of them with "
         "an interval below 0]; in the last bin the difference is {value}",
         number="+.3f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
     ),
     Question(
@@ -38,7 +38,7 @@ QUESTIONS = (
         sentence="in the position bin that ends at {position:,}, the loss of {model} minus that of {baseline} is "
         "{value}",
         number="+.3f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         topic=CLAIMS_TOPIC,
         better="lower",

@@ -21,7 +21,7 @@ QUESTIONS = (
         sentence="In {model}, {unit} has the {which} direct logit attribution of the next token: {value}",
         headline="{which:capital} direct logit attribution: {unit}, {value}",
         number="+.3f",
-        unit="logits",
+        value_unit="logits",
         samples="documents",
         level="headline",
     ),

@@ -6,7 +6,7 @@ from functools import lru_cache
 from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import describe_extremes, head_mask
+from headscope.report.text import describe_extremes
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.attribution import PROBE, plots
@@ -40,8 +40,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
 @lru_cache(8)
 def _position_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Sequence[Chart]:
     """The chart of a head by position, if the head has rows; cached: it does not depend on the selected model."""
-    rows = run.table("attribution")
-    rows = rows[head_mask(rows, layer, head)]
+    rows = run.rows("attribution", model=models, layer=layer, head=head)
     if rows.empty:
         return []
     chart = Chart(

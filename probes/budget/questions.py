@@ -22,7 +22,7 @@ QUESTIONS = (
         "random orders: {verdict}. The areas under their curves differ by {value}",
         headline="area of the order by {order_label} minus random: {value}, {verdict}",
         number="+.4f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         level="headline",
         better="lower",
@@ -32,7 +32,7 @@ QUESTIONS = (
         sentence="At {context_length:,} tokens, the mean rise of the loss of {model} over all shares is {value} "
         "(order: {order_label})",
         number=".4f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         better="lower",
     ),
@@ -41,7 +41,7 @@ QUESTIONS = (
         sentence="At {context_length:,} tokens, the area of the order by {order_label} minus that of random orders is "
         "{value} in {model}",
         number="+.4f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         better="lower",
     ),
@@ -73,7 +73,7 @@ QUESTIONS = (
         sentence=f"{{model}}, {{prompts}}: {_AT_HALF}, {{streaming:percent}} of the answers are right instead of "
         "{whole:percent}, a change of {value}",
         number="points",
-        unit="percentage points",
+        value_unit="percentage points",
         samples="prompts",
         better="higher",
     ),

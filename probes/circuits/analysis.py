@@ -239,8 +239,7 @@ def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:
 
 def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:
     """The rows of one head and model in a table."""
-    rows = run.table(table)
-    return rows[(rows["layer"] == layer) & (rows["head"] == head) & (rows["model"] == model)]
+    return run.rows(table, model=model, layer=layer, head=head)
 
 
 def head_score_columns(heads: pd.DataFrame) -> list[str]:

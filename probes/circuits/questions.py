@@ -42,7 +42,7 @@ QUESTIONS = (
         name="circuits.positional_length",
         sentence="In {model}, the positional logits alone give a median effective length of {value} over {n:n heads}, "
         "and a median spread of {spread:number} logits over all distances",
-        unit="tokens",
+        value_unit="tokens",
     ),
     Question(
         name="circuits.positional_agreement",

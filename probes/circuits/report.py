@@ -8,7 +8,7 @@ import pandas as pd
 
 from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable
-from headscope.report.text import describe_extremes, head_mask
+from headscope.report.text import describe_extremes
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
@@ -172,8 +172,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart |
         ),
         ("token_pairs", plots.plot_token_pairs, "Token embeddings through the head's queries and keys, rotated."),
     ):
-        rows = run.table(table) if table in run.tables else pd.DataFrame()
-        rows = rows[head_mask(rows, layer, head) & rows["model"].isin(models)] if len(rows) else rows
+        rows = run.rows(table, model=models, layer=layer, head=head) if table in run.tables else pd.DataFrame()
         if len(rows):
             yield Chart(plot(rows, models, layer, head), caption, half_width=True)
     if "ov_tokens" in run.tables and len(rows := rows_of_head(run, "ov_tokens", model, layer, head)):

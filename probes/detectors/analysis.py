@@ -1,14 +1,13 @@
 """Per-head statistics of the detectors probe, and the head roles that follow from them."""
 
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 
 import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, exceeds
-from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 
 ROLE_THRESHOLD = 0.5
@@ -128,10 +127,3 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 def longest_rows(run: RunTables) -> pd.DataFrame:
     """The rows of the table `detectors` at the longest length of each model."""
     return rows_at_longest_length(plain_types(run.table("detectors")))
-
-
-@lru_cache(8)
-def head_rows(run: Run, layer: int, head: int) -> pd.DataFrame:
-    """The head's rows of the table `detectors`, of all models; cached, because a page needs them several times."""
-    rows = run.table("detectors")
-    return rows[(rows["layer"] == layer) & (rows["head"] == head)]

@@ -13,7 +13,7 @@ from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.detectors import PROBE, plots
-from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, head_rows, role_name
+from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, role_name
 from probes.detectors.results import induction_results
 
 GLOSSARY = (
@@ -52,7 +52,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The scores of one head, under every model and by context length."""
     if "detectors" not in run.tables:
         return
-    rows = head_rows(run, layer, head)
+    rows = run.rows("detectors", layer=layer, head=head)
     if rows.empty:
         return
     yield _scores_chart(run, tuple(default_models_with(run, model)), layer, head)
@@ -66,15 +66,15 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
 
 @lru_cache(8)
 def _means_by_length(run: Run, layer: int, head: int) -> pd.DataFrame:
-    """The head's mean scores by context length, of all models; cached like `_head_rows`."""
-    return plots.mean_over_sequences(head_rows(run, layer, head), "context_length")
+    """The head's mean scores by context length, of all models; cached, because it is the same for every model."""
+    return plots.mean_over_sequences(run.rows("detectors", layer=layer, head=head), "context_length")
 
 
 @lru_cache(8)
 def _scores_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Chart:
     """The scores of one head under these models, cached: it does not depend on the selected model."""
     return Chart(
-        plots.plot_head_scores(head_rows(run, layer, head), [*models], layer, head),
+        plots.plot_head_scores(run.rows("detectors", model=models, layer=layer, head=head), [*models], layer, head),
         "Mean weight on each kind of key, on a repeated random token sequence, in the longest context. Horizontal "
         "marks: chance, the score of uniform weights. Error bars: 95 % confidence interval over sequences.",
         half_width=True,

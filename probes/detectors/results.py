@@ -16,7 +16,6 @@ from probes.detectors.analysis import (
     ROLE_AREAS,
     ROLE_THRESHOLD,
     TARGET_DESCRIPTIONS,
-    head_rows,
     longest_rows,
 )
 
@@ -67,8 +66,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     """The kind of key with most of the head's weight, compared with chance."""
     if "detectors" not in run.tables:
         return
-    rows = head_rows(run, layer, head)
-    rows = rows_at_longest_length(plain_types(rows[rows["model"] == model]))
+    rows = rows_at_longest_length(plain_types(run.rows("detectors", model=model, layer=layer, head=head)))
     if rows.empty:
         return
     scores = rows.pivot(index="kind", columns="sequence", values="score")

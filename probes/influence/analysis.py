@@ -84,9 +84,9 @@ def top_heads_by_statistic(heads: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: heads.iloc[int(heads[name].fillna(-np.inf).argmax())] for name in measured}
 
 
-def unit_of_head(effects: Effects, head: pd.Series) -> pd.DataFrame:
-    """The unit that is or contains a head (a row of the per-head table), as one row; no row if the sweep lacks it."""
-    return units_of_head(effects.units, head["layer"], head["head"], head["kv_group"])
+def unit_of_head(effects: Effects, head: pd.Series) -> list[pd.Series]:
+    """The unit that is or contains a head (a row of the per-head table); none if the sweep lacks it."""
+    return units_of_head(effects, head["layer"], head["head"], head["kv_group"])
 
 
 def covers_all_units(units: pd.DataFrame, heads: pd.DataFrame) -> bool:

@@ -72,7 +72,7 @@ def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int)
     The evidence is the difference to the unit that is `top`-th among the others, paired by document.
     """
     for column, head in top_heads_by_statistic(heads).items():
-        unit = unit_of_head(effects, head).iloc[0]
+        unit = unit_of_head(effects, head)[0]
         difference, low, high = margin_over_rank(effects, unit, top)
         details = {
             **sweep_details(effects),

@@ -45,9 +45,7 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
     )
     figure.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
-    marked_units = [
-        (label, unit) for label, head in marked_heads.items() for _, unit in unit_of_head(effects, head).iterrows()
-    ]
+    marked_units = [(label, unit) for label, head in marked_heads.items() for unit in unit_of_head(effects, head)]
     for row, (label, unit) in enumerate(marked_units):
         side = "left" if unit["effect"] > (low + high) / 2 else "right"  # the side with more room for the label
         figure.add_vline(

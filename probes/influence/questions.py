@@ -17,14 +17,14 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     """Questions about one objective; `conditions` is the template of the context length and the loss."""
     subject = f"{{change:capital}} in {{model}}, one {{noun}} at a time ({conditions})"
     together = f"{{change:capital}} in {{model}} ({conditions})"
-    effect = Question(name="", sentence="", number="+.2g", unit="nats/token", samples=samples)
+    effect = Question(name="", sentence="", number="+.2g", value_unit="nats/token", samples=samples)
     yield from sweep_questions(
         area,
         subject,
         brief_subject,
         number=effect.number,
         samples=samples,
-        value_unit=effect.unit,
+        value_unit=effect.value_unit,
     )
     yield Question(
         name=f"{area}.concentration",
@@ -95,7 +95,7 @@ QUESTIONS = (
         sentence="{change:capital} in {model}, one {noun} at a time, over the trials that the unchanged model answers: "
         "the most positive effect is that of {unit}, {value}",
         number="+.2g",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="trials",
     ),
     Question(
@@ -113,7 +113,7 @@ QUESTIONS = (
         "{fraction:percent} of {nouns} with the largest influence ({top:,} of {units:,})",
         sentence=f"{_RANK_EVIDENCE}that of the {{noun}} at rank {{top:,}} among the others is {{value}}",
         number="+.2g",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
     ),
     Question(
@@ -122,7 +122,7 @@ QUESTIONS = (
         "answers",
         sentence=f"{_RANK_EVIDENCE}the largest other influence is {{value}}",
         number="+.2g",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="trials",
     ),
     Question(
@@ -133,7 +133,7 @@ QUESTIONS = (
         "all {units:,}; a quarter of the effect of all minus the largest is {value}",
         criterion="less than a quarter",
         number="+.2g",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
     ),
 )

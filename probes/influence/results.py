@@ -60,7 +60,7 @@ def influence_results(run: Run) -> Iterator[Result]:
 def _top_head_effects(run: Run, effects: Effects) -> Iterator[Result]:
     """The effect and rank of the top head of each statistic, or of its KV group."""
     for column, head in top_heads_by_statistic(run.heads[run.heads["model"] == effects.model]).items():
-        for _, unit in unit_of_head(effects, head).iterrows():  # none if the sweep covers only other named heads
+        for unit in unit_of_head(effects, head):  # none if the sweep covers only other named heads
             details = {**sweep_details(effects), **rank_details(effects, unit), **top_head_details(column, unit)}
             where = effects.where | {"statistic": column}
             yield unit_result(effects, unit, "answer_influence.top_head", where=where, details=details)
@@ -91,7 +91,7 @@ def _set_results(run: Run) -> Iterator[Result]:
         top = ranked[ranked["choice"] == "top"].sort_values("size")
         for unit, rows in top.groupby("unit") if not bands.is_band(effects.key["intervention"]) else ():
             details = {**change, "nouns": SET_NOUNS[str(unit)], "first": rows["effect"].iloc[0]}
-            yield _set_result(effects, f"{area}.all_units", rows.iloc[-1], details, {"unit": str(unit)})
+            yield _set_result(effects, f"{area}.all_units", rows.iloc[-1], details, {"units": str(unit)})
         for _, named in named_sets(run, effects.key).iterrows():
             yield _set_result(effects, f"{area}.named_set", named, change, {"choice": named["choice"]})
 
@@ -154,7 +154,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     if rows.empty:
         return
     for effects in run.derived(sweeps_without_bands):
-        for _, unit in unit_of_head(effects, rows.iloc[0]).iterrows() if effects.model == model else ():
+        for unit in unit_of_head(effects, rows.iloc[0]) if effects.model == model else ():
             details = {**sweep_details(effects), **rank_details(effects, unit)}
             yield unit_result(effects, unit, f"{AREAS[effects.key['objective']]}.head", details=details)
     for (label, _, objective), sweeps in run.derived(band_sweeps).items():
@@ -163,7 +163,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
                 (effects, unit)
                 for effects in sweeps
                 if effects.key["intervention"].startswith(kind)
-                for _, unit in unit_of_head(effects, rows.iloc[0]).iterrows()
+                for unit in unit_of_head(effects, rows.iloc[0])
             ]
             if units:
                 effects, unit = _largest_of(units, len(units))

@@ -21,7 +21,7 @@ QUESTIONS = (
         headline="Median effective length {value} at {context_length:,} tokens of context; {local} of {n:n heads}[ of "
         "the {layers} layers] below {limit}",
         answer="The median effective length at {context_length:,} tokens of context is {values}",
-        unit="tokens",
+        value_unit="tokens",
         level="headline",
     ),
     Question(
@@ -35,7 +35,7 @@ QUESTIONS = (
         name="length.extreme",
         topic=LENGTHS,
         sentence="In {model}, the {which} effective length is {value}, in {unit}",
-        unit="tokens",
+        value_unit="tokens",
         samples="documents",
     ),
     Question(
@@ -99,7 +99,7 @@ QUESTIONS = (
         sentence="The loss of {model} in contexts of {context_length:,} tokens is {value}",
         headline="Loss {value} at {context_length:,} tokens",
         number=".3f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         better="lower",
     ),
@@ -109,7 +109,7 @@ QUESTIONS = (
         sentence="The loss of {model}, {number:.3f} nats/token, is above {uniform:.3f}, that of a uniform guess among "
         "{vocabulary:,} tokens. Check weights, tokenizer, texts and position scheme",
         number=".3f",
-        unit="nats/token",
+        value_unit="nats/token",
     ),
     Question(
         name="loss.not_compared",
@@ -123,7 +123,7 @@ QUESTIONS = (
         headline="Loss {value} against {baseline} at {context_length:,} tokens",
         answer="Over {context_length:,} tokens, the mean loss minus that of {baseline} is {values}",
         number="+.3f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         level="headline",
         better="lower",
@@ -168,7 +168,7 @@ QUESTIONS = (
         "at {context_length:,} tokens of context is {value}[ (growth exponent {growth:.2f})], with "
         "{sink_mass:percent} of its weight on the first token[ {sink_rows}][ (window {layer_window:,})] and "
         "{local_mass:percent} on the last 32",
-        unit="tokens",
+        value_unit="tokens",
         samples="documents",
     ),
 )

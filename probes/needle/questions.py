@@ -86,7 +86,7 @@ QUESTIONS = (
         sentence="In {model}, attribution through the needle[ with {variant}] is largest for {unit}: {value}[; next "
         "are {next:+.2f}]",
         number="+.2f",
-        unit="logits",
+        value_unit="logits",
         samples="trials",
     ),
     Question(
@@ -109,7 +109,7 @@ QUESTIONS = (
         "top heads ablated ({intervention} ablation): {value}",
         headline="Random minus top {size} ablated[, {variant}]: {value}",
         number="points",
-        unit="percentage points",
+        value_unit="percentage points",
         samples="trials",
         level="headline",
     ),
@@ -122,7 +122,7 @@ QUESTIONS = (
         criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the whole interval of the "
         "difference is above 0. Each half of the needles is tested with heads ranked on the other half",
         number="points",
-        unit="percentage points",
+        value_unit="percentage points",
         samples="trials",
     ),
     Question(
@@ -140,7 +140,7 @@ QUESTIONS = (
         sentence="In {model}, its direct logit attribution to an answer token is {value} through the needle[ and "
         "{rest:+.2f} through all other tokens]",
         number="+.2f",
-        unit="logits",
+        value_unit="logits",
         samples="trials",
     ),
 )

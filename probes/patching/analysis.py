@@ -1,10 +1,10 @@
 """Analysis of patches: effects of every unit over pairs, effects by span and position, columns of the per-head table.
 
-Every mean is over the pairs whose metric differs enough between the clean and the corrupted prompt
-(`schema.MIN_DIFFERENCE`) in every model of the run, so that the effects of models can be compared.
+Every mean is over the pairs that count (`is_counted`) in every model of the run, so that the effects of models can be
+compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -16,7 +16,14 @@ from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.patching.pairs import pairs_usable_in_all_models
-from probes.patching.schema import ACTIVATION_LABELS, ALL_POSITIONS, MIN_DIFFERENCE, PATCHING, PATCHING_SPANS
+from probes.patching.schema import (
+    ACTIVATION_LABELS,
+    ALL_POSITIONS,
+    MIN_DIFFERENCE,
+    PATCHING,
+    PATCHING_SPANS,
+    subset_names,
+)
 
 SWEEP = Sweep(
     keys=("model", "prompts", "metric", "intervention", "direction"),
@@ -27,6 +34,8 @@ SWEEP = Sweep(
 """Patches of one unit at all positions. The intervention is the patched activation."""
 SPAN_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "span"))
 """Patches of one unit at the positions of a named span."""
+PAIR_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "subset"))
+"""Patches of one unit at all positions, in one pair or group of pairs of a set (`schema.subset_names`)."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -35,7 +44,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "fraction of the metric's difference between the clean and the corrupted run that patching the "
             f"{label} of the head or of its KV group recovers (denoising) or, if only noising was run, removes; mean "
-            f"over the pairs of all prompt sets whose metrics differ by at least {MIN_DIFFERENCE} in every model; "
+            f"over the pairs of all prompt sets that the model answers and whose metrics differ by at least "
+            f"{MIN_DIFFERENCE}, in every model; "
             "exact where patched, else estimated",
             number_format="+.2f",
         )
@@ -69,7 +79,7 @@ def span_sweeps(run: RunTables) -> list[Effects]:
         return []
     rows = run.table(PATCHING_SPANS.name)
     firsts = rows.groupby(["prompts", "span"], observed=True)["first"].mean()
-    effects = sweep_effects(_counted_rows(run, rows), SPAN_SWEEP, run.models)
+    effects = sweep_effects(complete_rows(_counted_rows(run, rows), SPAN_SWEEP), SPAN_SWEEP, run.models)
     sweep_order = {tuple(one.key.values())[:-1]: number for number, one in reversed([*enumerate(effects)])}
     return sorted(
         effects,
@@ -77,9 +87,18 @@ def span_sweeps(run: RunTables) -> list[Effects]:
     )
 
 
-def spans_of_sweep(run: RunTables, effects: Effects) -> list[Effects]:
-    """The effects by span of a sweep over all positions, in the order of the spans; empty without spans."""
-    return [spans for spans in run.derived(span_sweeps) if effects.key.items() <= spans.key.items()]
+def pair_sweeps(run: RunTables) -> list[Effects]:
+    """The sweeps of every pair or group that has results of its own, in the order of the set."""
+    rows = _counted_rows(run, _rows_at_all_positions(run))
+    sets = [members for _, members in rows.groupby("prompts", sort=False)]
+    rows = pd.concat([members.assign(subset=subset_names(members)) for members in sets]) if sets else rows[:0]
+    rows = rows[rows["subset"] != ""] if len(rows) else rows.assign(subset="")
+    return sweep_effects(complete_rows(rows, PAIR_SWEEP), PAIR_SWEEP, run.models)
+
+
+def parts_of_sweep(sweeps_of_parts: Sequence[Effects], effects: Effects) -> list[Effects]:
+    """The sweeps by span, pair or group of a sweep over all positions and pairs, in their order."""
+    return [part for part in sweeps_of_parts if effects.key.items() <= part.key.items()]
 
 
 def position_effects(run: RunTables, effects: Effects, pair: str) -> pd.DataFrame:
@@ -91,15 +110,30 @@ def position_effects(run: RunTables, effects: Effects, pair: str) -> pd.DataFram
     return exact if len(exact) else rows
 
 
+def complete_rows(rows: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
+    """The rows without exact effects of units that were patched in some pairs of their sweep only.
+
+    These were selected by the estimates of those pairs, so their mean is no effect over all pairs.
+    """
+    exact = rows["method"] == "exact"
+    by_unit = rows[exact].groupby([*sweep.keys, *sweep.units])[sweep.sample].transform("size")
+    most = by_unit.groupby([rows.loc[exact, name] for name in sweep.keys]).transform("max")
+    return rows.drop(index=by_unit.index[by_unit < most])
+
+
+def _rows_at_all_positions(run: RunTables) -> pd.DataFrame:
+    rows = run.table(PATCHING.name)
+    return rows[rows["position"] == ALL_POSITIONS]
+
+
 def _unit_rows(run: RunTables) -> pd.DataFrame:
     """Rows of patches at all positions, of the pairs that count."""
-    rows = run.table(PATCHING.name)
-    return _counted_rows(run, rows[rows["position"] == ALL_POSITIONS])
+    return complete_rows(_counted_rows(run, _rows_at_all_positions(run)), SWEEP)
 
 
 def _counted_rows(run: RunTables, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the pairs that count in every model."""
-    rows = plain_types(_renamed(rows[rows["is_normalised"]]))
+    rows = plain_types(_renamed(rows[rows["is_counted"]]))
     return rows.merge(run.derived(pairs_usable_in_all_models))
 
 

@@ -18,6 +18,12 @@ from headscope.runs.run_tables import RunTables
 from probes.patching.schema import MIN_DIFFERENCE, PATCHING
 
 DOUBT = "Answer and wrong answer, or clean and corrupted prompts, may be exchanged"
+MAX_NAMES = 8
+"""Pairs that a warning names."""
+FAILURES = {
+    "wrong": "the unchanged model does not give the answer to the clean prompt",
+    "same": "both prompts prefer the same answer, so that a small difference of the metric gives large effects",
+}
 
 
 def pair_questions(area: str) -> tuple[Question, ...]:
@@ -30,18 +36,28 @@ def pair_questions(area: str) -> tuple[Question, ...]:
             number=".0f",
             level="warning",
         ),
+        *(
+            Question(
+                name=f"{area}.{name}",
+                sentence=f"{{model}}, {{prompts}}: {{number:.0f}} of {{n:n pairs}} are left out of means, because {reason}: "
+                "{names:+.2f}[ and {more} more] ({label}). Use other pairs, or --keep-failing",
+                number=".0f",
+                level="warning",
+            )
+            for name, reason in FAILURES.items()
+        ),
         Question(
             name=f"{area}.metric",
             sentence="{model}, {prompts}: the mean {label} ({label_unit}) is {value} for clean and {corrupted:.2f} for "
             "corrupted prompts[. {excluded:n pairs} with a difference below {limit} {label_unit} are left out of "
-            "means][. Means are over the {shared:n pairs} that differ by at least {limit} {label_unit} in every model]",
+            "means][. Means are over the {shared:n pairs} that count in every model]",
             number=".2f",
             samples="pairs",
         ),
         Question(
             name=f"{area}.answered",
             sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
-            "Effects of {unanswered:n pairs} without it do not show how the model answers][. {doubt}]",
+            "Means include {unanswered:n pairs} without it, whose effects do not show how the model answers][. {doubt}]",
             number="percent",
             samples="pairs",
             better="higher",
@@ -50,19 +66,19 @@ def pair_questions(area: str) -> tuple[Question, ...]:
 
 
 def pair_metrics(run: RunTables, table: str = PATCHING.name) -> pd.DataFrame:
-    """One row per pair of every model, set and metric: clean and corrupted metric, and whether it is normalised."""
+    """One row per pair of every model, set and metric: clean and corrupted metric, whether they differ enough, and
+    whether means include the pair."""
     keys = ["model", "prompts", "metric", "pair"]
-    rows = run.table(table)[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]]
+    rows = run.table(table)[[*keys, "metric_clean", "metric_corrupted", "is_normalised", "is_counted"]]
     return plain_types(rows.drop_duplicates(keys, ignore_index=True))
 
 
 def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
     """The pairs that means are over, one row each: prompts, metric, pair.
 
-    The metric of such a pair differs enough in every model. Models in which it differs enough in no pair of the set
-    are disregarded.
+    Such a pair counts in every model. Models in which no pair of the set counts are disregarded.
     """
-    return shared_samples(run.derived(pair_metrics).query("is_normalised"), ["prompts", "metric"], "pair")
+    return shared_samples(run.derived(pair_metrics).query("is_counted"), ["prompts", "metric"], "pair")
 
 
 def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
@@ -85,19 +101,45 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
         }
         yield mean_result(f"{area}.metric", clean, details=details, **place)
         if metric in ANSWER_CRITERIA:
-            yield _answered_result(f"{area}.answered", metric, clean, place)
+            is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index)
+            is_counted = pairs.set_index("pair")["is_counted"]
+            yield from _failure_results(area, pairs.set_index("pair"), is_answered, metric, place)
+            yield _answered_result(
+                f"{area}.answered", metric, is_answered, int((is_counted & ~is_answered).sum()), place
+            )
 
 
-def _answered_result(question: str, metric: str, clean: pd.Series, place: dict[str, Any]) -> Result:
-    """The share of pairs whose answer the unchanged model gives, from the metric of the clean prompts by pair."""
-    is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index).astype("float64")
+def _failure_results(
+    area: str, pairs: pd.DataFrame, is_answered: pd.Series, metric: str, place: dict[str, Any]
+) -> Iterator[Result]:
+    """The pairs that means leave out because they do not show how the model answers, with their metrics by name."""
+    is_left_out = pairs["is_normalised"] & ~pairs["is_counted"]
+    for name, column, is_failing in (
+        ("wrong", "metric_clean", ~pairs["is_counted"] & ~is_answered),
+        ("same", "metric_corrupted", is_left_out & is_answered),
+    ):
+        values = pairs.loc[is_failing, column].astype("float64")
+        if len(values):
+            details = {
+                "names": {str(pair): float(value) for pair, value in values[:MAX_NAMES].items()},
+                "more": len(values) - MAX_NAMES if len(values) > MAX_NAMES else None,
+                "label": f"{METRIC_LABELS[metric]} of the {column.removeprefix('metric_')} prompt",
+            }
+            yield Result(question=f"{area}.{name}", value=len(values), n=len(pairs), details=details, **place)
+
+
+def _answered_result(
+    question: str, metric: str, is_answered: pd.Series, unanswered: int, place: dict[str, Any]
+) -> Result:
+    """The share of pairs whose answer the unchanged model gives; means include `unanswered` others."""
+    share = float(is_answered.mean())
     details = {
         "answer_criterion": ANSWER_CRITERIA[metric],
-        "unanswered": int((is_answered == 0).sum()) or None,
-        "doubt": DOUBT if metric == "logit_diff" and is_answered.mean() < 0.5 else "",
+        "unanswered": unanswered or None,
+        "doubt": DOUBT if metric == "logit_diff" and share < 0.5 else "",
     }
-    low, high = wilson_interval(float(is_answered.mean()), len(clean))
-    result = mean_result(question, is_answered, details=details, **place)
+    low, high = wilson_interval(share, len(is_answered))
+    result = mean_result(question, is_answered.astype("float64"), details=details, **place)
     return replace(result, low=float(low), high=float(high))
 
 
@@ -107,4 +149,4 @@ def _shared_count(run: RunTables, table: str, prompts: str, metric: str, pairs: 
         return None
     usable = run.derived(pairs_usable_in_all_models)
     shared = int(((usable["prompts"] == prompts) & (usable["metric"] == metric)).sum())
-    return shared if shared < int(pairs["is_normalised"].sum()) else None
+    return shared if shared < int(pairs["is_counted"].sum()) else None

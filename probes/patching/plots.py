@@ -119,14 +119,13 @@ def plot_agreement(effects: Effects) -> go.Figure:
     return style.set_metadata(figure, model=style.escape_label(effects.model))
 
 
-def plot_head(effects: Sequence[tuple[Effects, pd.Series]], models: Sequence[str], layer: int, head: int) -> go.Figure:
+def plot_head(rows: pd.DataFrame, models: Sequence[str], layer: int, head: int) -> go.Figure:
     """Bars of one head's effect on every prompt set and activation, by model. Pale bars are estimates.
 
-    `effects` are sweeps, each with its unit that is or contains the head.
+    `rows` have a sweep each: its keys, the columns of the unit that is or contains the head, and the effect as `text`.
     """
     figure = style.new_figure(f"Patching effects of layer {layer}, head {head}")
-    rows = pd.DataFrame([{**unit, **one.key, "text": effect_text(one, unit, EFFECT)} for one, unit in effects])
-    rows["model"] = rows["model"].astype(pd.CategoricalDtype(list(models)))
+    rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(list(models))))
     for label, model_style in style.model_styles(rows).items():
         bars = rows[rows["model"] == label]
         conditions = zip(bars["prompts"], bars["intervention"], bars["direction"], strict=True)

@@ -22,11 +22,20 @@ QUESTIONS = (
     *pair_questions("patching"),
     Question(
         name="patching.no_effects",
-        sentence="no pair differs enough in its metric between the two prompts in every model, so there are no "
-        "effects. Use other pairs, or fewer models",
+        sentence="no pair counts in every model, because its metric differs too little between the two prompts or the "
+        "model does not answer it, so there are no effects. Use other pairs, fewer models, or --keep-failing",
         level="warning",
     ),
     *sweep_questions("patching", _SUBJECT, "{direction:capital} of {intervention}, {prompts}", **_EFFECT),
+    Question(
+        name="patching.pair",
+        sentence=f"{_SWEEP}, [pair {{pair}}][group {{group}}], in {{model}}: {{unit}} has the largest effect, {{value}}"
+        "[, followed by {next:+.2f}]; the {label} is {clean:.2f} for clean and {corrupted:.2f} for corrupted prompts",
+        headline="{direction:capital} of {intervention}, {prompts}, [pair {pair}][group {group}]: {unit} {value}"
+        "[, {next:+.2f}]",
+        level="row",
+        **_EFFECT,
+    ),
     Question(
         name="patching.span",
         sentence=f"{_SUBJECT}, only at the positions of {{span}}: the effect of largest size is that of {{unit}}, "

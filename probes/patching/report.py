@@ -1,11 +1,13 @@
 """Charts of the patching probe for report and app, charts of one head, its data for JSON, and its glossary."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import pandas as pd
 
 from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
+from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_name, unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
@@ -20,9 +22,10 @@ from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
-from probes.patching.analysis import STATISTICS, position_effects, spans_of_sweep, sweeps
+from probes.patching.analysis import STATISTICS, parts_of_sweep, position_effects, span_sweeps, sweeps
 from probes.patching.labels import describe_sweep
 from probes.patching.pairs import pair_metrics
+from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
 
@@ -97,19 +100,27 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if PATCHING.name not in run.tables or groups.empty:
         return
     models = default_models_with(run, model)
-    own = [
-        (effects, unit)
-        for effects in run.derived(sweeps)
-        if effects.model in models
-        for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows()
-    ]
-    if own:
+    rows = _head_rows(run, layer, head, int(groups.iloc[0]))
+    rows = rows[rows["model"].isin(models)] if len(rows) else rows
+    if len(rows):
         yield Chart(
-            plots.plot_head(own, models, layer, head),
+            plots.plot_head(rows, models, layer, head),
             "Share of the metric's difference between the two prompts that patching this head moves, mean over pairs. "
             "Error bars: confidence interval over pairs, from three pairs on. Pale bars are estimates.",
             half_width=True,
         )
+
+
+@lru_cache(8)
+def _head_rows(run: Run, layer: int, head: int, kv_group: int) -> pd.DataFrame:
+    """The effect of the head or its KV group in every sweep, with its keys and `text`; cached for all models' pages."""
+    return pd.DataFrame(
+        [
+            {**unit, **effects.key, "text": effect_text(effects, unit, EFFECT)}
+            for effects in run.derived(sweeps)
+            for unit in units_of_head(effects, layer, head, kv_group)
+        ]
+    )
 
 
 def overview(run: Run) -> Overview | None:
@@ -146,7 +157,7 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
             texts.get("patching.agreement", ""),
             half_width=True,
         )
-    if spans := spans_of_sweep(run, effects):
+    if spans := parts_of_sweep(run.derived(span_sweeps), effects):
         yield Chart(plots.plot_spans(effects, spans), SPAN_CAPTION, half_width=True)
     if PATCHING_TOKENS.name not in run.tables:
         return

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator
 
-from headscope.effects.ranking import largest_unit, rank
+from headscope.effects.ranking import largest_unit, next_units, rank
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_nouns, unit_result, units_of_head
+from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
+from headscope.prompts.pairs import METRIC_LABELS
 from headscope.report.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.run import Run
-from probes.patching.analysis import span_sweeps, sweeps
+from probes.patching.analysis import pair_sweeps, span_sweeps, sweeps
 from probes.patching.model_changes import model_results
-from probes.patching.pairs import pair_results
+from probes.patching.pairs import pair_metrics, pair_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING
+
+NEXT_UNITS = 2
+"""Units that follow the largest one of a pair."""
 
 
 def results(run: Run) -> Iterator[Result]:
@@ -22,6 +26,8 @@ def results(run: Run) -> Iterator[Result]:
     yield from pair_results(run, PATCHING.name, "patching")
     if not run.derived(sweeps):
         yield Result(question="patching.no_effects")
+    for effects in run.derived(pair_sweeps):
+        yield _pair_result(run, effects)
     for effects in run.derived(sweeps):
         yield from unit_results(effects)
     for effects in run.derived(span_sweeps):
@@ -35,6 +41,24 @@ def unit_results(effects: Effects) -> Iterator[Result]:
     yield from sweep_results(effects, "patching", unit_nouns(effects.units), sweep_details(effects))
 
 
+def _pair_result(run: Run, effects: Effects) -> Result:
+    """The unit of largest effect in one pair or group of pairs, the units that follow, and the unchanged metrics."""
+    names = [str(name) for name in effects.values.columns]
+    where = effects.where
+    subset = where.pop("subset")
+    where["pair" if names == [subset] else "group"] = subset
+    pairs = run.derived(pair_metrics).query("model == @effects.model and prompts == @where['prompts']")
+    pairs = pairs[pairs["pair"].isin(names) & (pairs["metric"] == where["metric"])]
+    details = {
+        "next": {unit_name(unit): float(unit["effect"]) for _, unit in next_units(effects, NEXT_UNITS).iterrows()},
+        "label": METRIC_LABELS[where["metric"]],
+        "clean": float(pairs["metric_clean"].mean()),
+        "corrupted": float(pairs["metric_corrupted"].mean()),
+    }
+    unit = largest_unit(effects)
+    return unit_result(effects, unit, "patching.pair", where=where, details=sweep_details(effects) | details)
+
+
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
     """The effect of a head or its KV group on every prompt set, with its rank."""
     if PATCHING.name not in run.tables:
@@ -44,7 +68,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         if effects.model != model or groups.empty:
             continue
         sizes = effects.units["effect"].abs()
-        for _, unit in units_of_head(effects.units, layer, head, groups.iloc[0]).iterrows():
+        for unit in units_of_head(effects, layer, head, groups.iloc[0]):
             place = {"rank": rank(sizes, abs(unit["effect"])), "units": len(sizes), "nouns": unit_nouns(effects.units)}
             yield unit_result(effects, unit, "patching.head", details={**sweep_details(effects), **place})
 

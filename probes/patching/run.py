@@ -14,9 +14,11 @@ from headscope.errors import BadInput
 from headscope.forward.interventions import Unit
 from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
 from headscope.positions.model import Model
+from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import Haystack, decode_tokens
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import TokenPair
+from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
@@ -29,10 +31,15 @@ from probes.patching.schema import (
     PairOptions,
     PatchingOptions,
     effect_columns,
+    subset_names,
 )
 
 SELECTION_PAIRS = 100
 """Most pairs whose estimates select the units that verify patches exactly [ours]."""
+SUBSET_TOP = 5
+"""Most units that verify patches exactly for one pair or group, beside those of all pairs [ours]."""
+CHECKED_PAIRS = 16
+"""Pairs of a file whose answers are checked for an exchange before the first one is patched."""
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a pair; the rest is on disk."""
 
@@ -69,13 +76,15 @@ class PatchingRunner:
     """Cells: every pair of every set and model; for verify, the estimates of all pairs come before the exact patches.
 
     The units to verify are selected by the estimates of the first `SELECTION_PAIRS` pairs of the set, the same units
-    for every pair, so an interrupted study resumes with the same selection.
+    for every pair, so an interrupted study resumes with the same selection. Each pair or group (`subset_names`) has a
+    few more units of its own.
     """
 
     def __init__(self, options: PatchingOptions, context: StudyContext):
         self.options, self.context = options, context
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
-        self._selections: dict[tuple[str, str], dict[tuple[str, str], list[Unit]]] = {}
+        self._selections: dict[tuple[str, str], _Selection] = {}
+        self._checked_sets: set[tuple[str, str]] = set()
 
     def cells(self) -> list[Cell]:
         cells: list[Cell] = []
@@ -91,7 +100,11 @@ class PatchingRunner:
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         work: PairWork = cell.work
-        pair = self._pair_set(cell.model, work.prompts).build(work.index)
+        pairs = self._pair_set(cell.model, work.prompts)
+        if (cell.model, work.prompts) not in self._checked_sets:
+            refuse_swapped_answers(model, pairs, work.prompts, self.options)
+            self._checked_sets.add((cell.model, work.prompts))
+        pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
         with replay.capturing():
@@ -99,8 +112,9 @@ class PatchingRunner:
                 table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
             else:
                 table = pd.DataFrame(self._exact_patches(replay, model, cell.model, work, pair))
-        keys = {"model": cell.model, "prompts": self._pair_set(cell.model, work.prompts).name, "pair": pair.name}
+        keys = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
         table = table.assign(**keys, group=pair.group)
+        table["is_counted"] &= counts_pair(replay, pair, self.options)
         is_span = table["span"] != ""
         rows = {PATCHING.name: table[~is_span].drop(columns=["span", "first", "last"])}
         if self.options.span_names:
@@ -114,7 +128,8 @@ class PatchingRunner:
         pairs, options = self._pair_set(label, source), self.options
         patches = unit_count * len(options.directions)
         if options.method == "verify":
-            patches = (options.verify_top + options.verify_random) * len(self._activations) * len(options.directions)
+            units = options.verify_top + options.verify_random + min(options.verify_top, SUBSET_TOP)
+            patches = units * len(self._activations) * len(options.directions)
         length = options.length if source in SETS_OF_ANY_LENGTH else 32
         passes = 1 + len(options.span_names) + (length if options.by_position and options.method == "exact" else 0)
         costs = {"estimate": 2 + 2.5 * len(options.directions), "exact": 2 + 0.5 * patches * passes}
@@ -137,7 +152,7 @@ class PatchingRunner:
         self, replay: PatchingReplay, model: Model, label: str, work: PairWork, pair: TokenPair
     ) -> Iterator[dict[str, Any]]:
         """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
-        selection = self._selection(label, model, work) if work.prerequisites else None
+        selection = self._selection(label, model, work).units_of(pair) if work.prerequisites else None
         spans: dict[range | None, list[_Span]] = {}  # spans of equal positions are patched once
         for span in self._spans(pair, with_positions=self.options.by_position and selection is None):
             spans.setdefault(span.positions, []).append(span)
@@ -157,25 +172,19 @@ class PatchingRunner:
             spans += [_Span(range(at, at + 1), first) for at in range(pair.aligned)]
         return spans + [_Span(pair.aligned_span(name), first, name) for name in self.options.span_names]
 
-    def _selection(self, label: str, model: Model, work: PairWork) -> dict[tuple[str, str], list[Unit]]:
-        """By activation and direction: the units that method verify patches exactly."""
+    def _selection(self, label: str, model: Model, work: PairWork) -> "_Selection":
+        """The units that method verify patches exactly, from the stored estimates of the pairs that count."""
         if (label, work.prompts) not in self._selections:
-            stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites])
+            stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites], ignore_index=True)
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
-            self._selections[label, work.prompts] = {
-                (activation, direction): select_verified(
-                    stored[(stored["activation"] == activation) & (stored["direction"] == direction)],
-                    self.options,
-                    [self.context.seed, ACTIVATIONS.index(activation), int(direction == "noising")],
-                )
-                for activation in self._activations
-                for direction in self.options.directions
-            }
+            counted = stored[stored["is_counted"]]
+            stored = counted if len(counted) else stored
+            self._selections[label, work.prompts] = _Selection(stored, self.options, self.context.seed)
         return self._selections[label, work.prompts]
 
     def _read_estimates(self, cell_id: str) -> pd.DataFrame:
         """The stored estimates of a cell at all positions."""
-        rows = self.context.read_stored(f"patching/{cell_id}", PATCHING.name)
+        rows = plain_types(self.context.read_stored(f"patching/{cell_id}", PATCHING.name))
         return rows[rows["position"] == ALL_POSITIONS].astype({"effect": "float64"})
 
     def _pair_set(self, label: str, source: str) -> PairSet:
@@ -220,6 +229,58 @@ def open_pair_set(context: StudyContext, options: PairOptions, label: str, sourc
     )
     context.record_input(f"prompt pairs '{source}'", [pairs.digest.encode()])
     return pairs
+
+
+def refuse_swapped_answers(model: Model, pairs: PairSet, source: str, options: PairOptions) -> None:
+    """Raise BadInput if the model gives the opposite answer to both prompts in most of the first pairs of a file."""
+    if source in GENERATED_SETS or options.metric != "logit_diff" or options.keep_failing:
+        return
+    count = min(len(pairs), CHECKED_PAIRS)
+    swapped = []
+    for pair in map(pairs.build, range(count)):
+        replay = PatchingReplay(
+            model, PairTokens.on_device(pair, model.device), options.metric, RESIDUAL_STREAM_MEMORY_BYTES
+        )
+        if replay.clean_value < 0 < replay.corrupted_value:
+            swapped.append(pair.location)
+    if 2 * len(swapped) > count:
+        raise BadInput(
+            f"{swapped[0]}: the model prefers the wrong answer for the clean prompt and the answer for the corrupted "
+            f"prompt, as in {len(swapped)} of {count} pairs. Exchange 'answer' and 'wrong' in these lines, or use "
+            "--keep-failing to measure them as they are"
+        )
+
+
+def counts_pair(replay: PatchingReplay, pair: TokenPair, options: PairOptions) -> bool:
+    """Whether means include a pair, if its metric differs enough between the prompts."""
+    return options.keep_failing or shows_answer(
+        replay.metric_name, replay.clean_value, replay.corrupted_value, pair.is_contrast
+    )
+
+
+class _Selection:
+    """The units that verify patches exactly, by the estimates of several pairs; `layer` is the layer's index."""
+
+    def __init__(self, estimates: pd.DataFrame, options: PatchingOptions, seed: int):
+        names = subset_names(estimates)
+        self._shared = _select_by_sweep(estimates, options, seed)
+        own = options.model_copy(update={"verify_top": min(options.verify_top, SUBSET_TOP), "verify_random": 0})
+        self._own = {name: _select_by_sweep(rows, own, seed) for name, rows in estimates.groupby(names) if name}
+
+    def units_of(self, pair: TokenPair) -> dict[tuple[str, str], list[Unit]]:
+        """The units of a pair by activation and direction: those of all pairs, then those of the pair or its group."""
+        own = self._own.get(pair.name) or self._own.get(pair.group) or {}
+        return {key: [*dict.fromkeys([*units, *own.get(key, [])])] for key, units in self._shared.items()}
+
+
+def _select_by_sweep(estimates: pd.DataFrame, options: PatchingOptions, seed: int) -> dict[tuple[str, str], list[Unit]]:
+    """The units of largest estimates, and random ones, by activation and direction."""
+    return {
+        (activation, direction): select_verified(
+            rows, options, [seed, ACTIVATIONS.index(activation), int(direction == "noising")]
+        )
+        for (activation, direction), rows in estimates.groupby(["activation", "direction"])
+    }
 
 
 def select_verified(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequence[int]) -> list[Unit]:

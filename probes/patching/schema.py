@@ -62,6 +62,11 @@ class PairOptions(Options):
         description="equal: both prompts must have the same number of tokens; end: patch only the last tokens that "
         "both prompts of a pair share. For files of pairs",
     )
+    keep_failing: bool = Field(
+        False,
+        description="keep pairs in means whose clean prompt the model answers wrongly, or whose two prompts prefer "
+        "the same answer",
+    )
     method: Literal["exact", "estimate", "verify"] = Field("verify")
     verify_top: int = Field(10, ge=1, le=MAX_UNITS)
     verify_random: int = Field(10, ge=0, le=MAX_UNITS)
@@ -104,7 +109,8 @@ class PatchingOptions(PairOptions):
         ge=1,
         le=MAX_UNITS,
         description="for verify: number of heads or KV groups to patch exactly, those with the largest root mean "
-        "square estimate over pairs, per model, set, activation and direction",
+        "square estimate over pairs, per model, set, activation and direction; in a set of few pairs, also those of "
+        "each pair, else those of each group",
     )
     verify_random: int = Field(
         10,
@@ -168,6 +174,13 @@ VALUES = (
         f"whether clean and corrupted metric differ by at least {MIN_DIFFERENCE}; means leave out others [ours]",
     ),
     Column(
+        "is_counted",
+        "flag",
+        "",
+        "whether means include the pair: is_normalised, the model gives the answer to the clean prompt, and the two "
+        "prompts do not prefer the same answer; with keep_failing, and in older runs, is_normalised",
+    ),
+    Column(
         "effect",
         "value",
         "",
@@ -228,6 +241,21 @@ PATCHING_SPANS = Table(
 TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS)
 
 
+MAX_SUBSETS = 12
+"""Most pairs of a set that have results of their own; in a larger set its groups have, unless they are more [ours]."""
+
+
+def subset_names(rows: pd.DataFrame) -> pd.Series:
+    """The pair or group whose own results each row of one set belongs to; "" if there are none.
+
+    Columns: pair and group. A set of one pair has no others to separate it from.
+    """
+    pairs, groups = rows["pair"].nunique(), rows["group"].nunique()
+    if 1 < pairs <= MAX_SUBSETS:
+        return rows["pair"]
+    return rows["group"] if 1 < groups <= MAX_SUBSETS else pd.Series("", rows.index)
+
+
 def effect_columns(patched: Any, clean: float, corrupted: float, direction: str) -> dict[str, Any]:
     """The value columns of patched metrics (a scalar or an array)."""
     unpatched, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
@@ -238,6 +266,7 @@ def effect_columns(patched: Any, clean: float, corrupted: float, direction: str)
         "metric_corrupted": corrupted,
         "metric_patched": patched,
         "is_normalised": is_normalised,
+        "is_counted": is_normalised,
         "effect": effect,
     }
 

@@ -112,7 +112,7 @@ def top_far_rows(
     document, at least 8 tokens apart.
     """
     frame, ranges = run.derived(_sorted_far_keys)
-    pattern_keys = [key for key in ranges if (key[0], *key[3:]) == (model, layer, head)]
+    pattern_keys = run.derived(_far_patterns_by_head).get((model, layer, head), [])
     longest = max((length for _, length, *_ in pattern_keys), default=0)
     selected = [
         _select_spaced_rows(frame.iloc[slice(*ranges[key])], max_per_document).assign(doc=key[2])
@@ -145,6 +145,14 @@ def _sorted_top_keys(run: RunTables) -> tuple[pd.DataFrame, RowRanges]:
 
 def _sorted_far_keys(run: RunTables) -> tuple[pd.DataFrame, RowRanges]:
     return _sort_by_pattern(run, "far_keys", ["query"])
+
+
+def _far_patterns_by_head(run: RunTables) -> dict[tuple[str, int, int], list[PatternKey]]:
+    """The patterns of each (model, layer, head) with far keys."""
+    patterns: dict[tuple[str, int, int], list[PatternKey]] = {}
+    for model, length, doc, layer, head in run.derived(_sorted_far_keys)[1]:
+        patterns.setdefault((model, layer, head), []).append((model, length, doc, layer, head))
+    return patterns
 
 
 def _sort_by_pattern(run: RunTables, table_name: str, sort_columns: Sequence[str]) -> tuple[pd.DataFrame, RowRanges]:

@@ -13,7 +13,6 @@ from headscope.plots import style
 from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
 from headscope.report.blocks import Chart
 from headscope.report.explorer_blocks import query_link
-from headscope.report.text import head_mask
 from headscope.report.token_spans import to_display_line
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
@@ -75,8 +74,7 @@ def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap 
     """The map of a head, or None if it is not stored."""
     if "attention_maps" not in run.tables:
         return None
-    rows = run.table("attention_maps")
-    rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)].sort_values("query_block")
+    rows = run.rows("attention_maps", model=model, layer=layer, head=head).sort_values("query_block")
     if rows.empty:
         return None
     length, doc = int(rows["context_length"].iloc[0]), str(rows["doc"].iloc[0])

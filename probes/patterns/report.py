@@ -14,7 +14,7 @@ from headscope.plots import style
 from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import describe_extremes, head_mask
+from headscope.report.text import describe_extremes
 from headscope.report.token_spans import mark_token
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
@@ -64,13 +64,13 @@ def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart | P
     """The head's attention map, and its three top far rows."""
     if chart := maps.head_map_chart(run, model, layer, head):
         yield chart
-    if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).any():
+    if "far_keys" in run.tables and len(run.rows("far_keys", layer=layer, head=head)):
         yield replace(far_rows_table(run, model, layer, head, CARD_ROWS), half_width=True)
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
     """All top far rows of the head, linked to the lens."""
-    if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).sum() > CARD_ROWS:
+    if "far_keys" in run.tables and len(run.rows("far_keys", layer=layer, head=head)) > CARD_ROWS:
         yield far_rows_table(run, model, layer, head)
 
 

@@ -103,7 +103,7 @@ PARTS = (
         name="pretrain.loss_gap",
         sentence="the validation loss of {model} minus that of {baseline} is {value}",
         number="+.3f",
-        unit="nats/token",
+        value_unit="nats/token",
         samples="documents",
         topic=CLAIMS_TOPIC,
     ),

@@ -1,9 +1,13 @@
-"""Tensors on device cuda without a card: shapes, dtypes and devices as on one, no numbers; launches are counted."""
+"""Tensors on device cuda without a card: shapes, dtypes and devices as on one, no numbers.
+
+Launches are counted, and so are the calls that wait for the card: those that read a number, and plain copies.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -12,28 +16,51 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headscope.kernels import runtime
+
 COSTS_NOTHING = ("empty", "_unsafe_view", "prim::")
 """Parts of the names of operations that launch nothing: memory is reserved, or something is asked of a tensor."""
 
 
-@contextmanager
-def simulating_cuda() -> Iterator[Counter[str]]:
-    """Make tensors on device cuda, which have no numbers; counts the operations that each would launch something."""
-    launches = _Launches()
-    with FakeTensorMode(allow_non_fake_inputs=True), _Spelled(), launches:
-        yield launches.counted
+COPIES = ("aten::_to_copy", "aten::copy_")
+READERS: dict[Any, Any] = {Tensor.__bool__: True, Tensor.__int__: 0, Tensor.__index__: 0, Tensor.__float__: 0.0}
+"""Functions that read a number of a tensor, and what they find in one that has none."""
 
 
-class _Launches(TorchDispatchMode):
-    """Counts what runs on a card: neither views of tensors, nor memory that is only reserved."""
+class Launches(Counter[str]):
+    """Number of launches by operation, and of the calls that wait for the card."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counted: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+
+
+@contextmanager
+def simulating_cuda() -> Iterator[Launches]:
+    """Make tensors on device cuda, which have no numbers; counts the operations that each would launch something."""
+    launches = Launches()
+
+    def launch(kernel: Any, grid: Any, device: Any, *args: Any, **constants: Any) -> None:
+        launches[kernel.__name__] += 1
+
+    fake, kernels = FakeTensorMode(allow_non_fake_inputs=True), mock.patch.object(runtime, "launch", launch)
+    with fake, _Spelled(launches), _CountingLaunches(launches), kernels:
+        yield launches
+
+
+class _CountingLaunches(TorchDispatchMode):
+    """Counts what runs on a card: neither views of tensors, nor memory that is only reserved."""
+
+    def __init__(self, launches: Launches) -> None:
+        super().__init__()
+        self.counted = launches
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_on_cuda = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves((args, kwargs, result)))
+        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+        is_on_cuda = "cuda" in devices
+        if len(devices) == 2 and func.name() in COPIES and not (kwargs or {}).get("non_blocking"):
+            self.counted.waits[func.name()] += 1
         if is_on_cuda and not func.is_view and not any(part in func.name() for part in COSTS_NOTHING):
             self.counted[func.name()] += 1
         return result
@@ -42,7 +69,16 @@ class _Launches(TorchDispatchMode):
 class _Spelled(TorchFunctionMode):
     """Spells out what torch itself does only where it is built for CUDA."""
 
+    def __init__(self, launches: Launches) -> None:
+        super().__init__()
+        self.counted = launches
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func in READERS and args[0].is_cuda:
+            self.counted.waits[func.__name__] += 1
+            return READERS[func]
         if func is Tensor.contiguous and args[0].is_cuda:
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
         if func is Tensor.__getitem__ and args[0].is_cuda:

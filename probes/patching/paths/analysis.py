@@ -1,7 +1,6 @@
 """Analysis of path patches: mean effects over pairs with intervals, and estimates of all paths.
 
-Every mean is over the pairs whose metric differs enough between the clean and the corrupted prompt. A path counts as
-exact if it was patched, else as estimated.
+Every mean is over the pairs that count (`is_counted`). A path counts as exact if it was patched, else as estimated.
 """
 
 from dataclasses import replace
@@ -56,7 +55,7 @@ def _exact_effects(run: RunTables, model: str) -> list[Effects]:
     if PATHS.name not in run.tables:
         return []
     rows = run.table(PATHS.name)
-    rows = rows[(rows["model"] == model) & rows["is_normalised"]]
+    rows = rows[(rows["model"] == model) & rows["is_counted"]]
     columns = [*SWEEP.keys, SWEEP.sample, SWEEP.value]
     return sweep_effects(rows[columns].assign(path=_path_numbers(rows)), SWEEP, [model])
 

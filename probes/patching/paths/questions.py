@@ -21,8 +21,8 @@ QUESTIONS = (
     *pair_questions("paths"),
     Question(
         name="paths.no_effects",
-        sentence="the metric of the two prompts differs too little in every pair, so there are no effects. Use other "
-        "pairs",
+        sentence="no pair counts, because its metric differs too little between the two prompts or the model does not "
+        "answer it, so there are no effects. Use other pairs, or --keep-failing",
         level="warning",
     ),
     *sweep_questions("paths", _SUBJECT, _SWEEP, unit="{path}", **_EFFECT),

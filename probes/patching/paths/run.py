@@ -28,7 +28,14 @@ from probes.patching.paths.schema import (
     RECEIVER_INPUTS,
     PathsOptions,
 )
-from probes.patching.run import RESIDUAL_STREAM_MEMORY_BYTES, PairWork, open_pair_set, pair_cells
+from probes.patching.run import (
+    RESIDUAL_STREAM_MEMORY_BYTES,
+    PairWork,
+    counts_pair,
+    open_pair_set,
+    pair_cells,
+    refuse_swapped_answers,
+)
 from probes.patching.schema import effect_columns
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
@@ -48,6 +55,7 @@ class PathsRunner:
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._path_models: dict[str, PathModel] = {}
         self._selections: dict[tuple[str, str], dict[str, list[Path]]] = {}
+        self._checked_sets: set[tuple[str, str]] = set()
 
     def cells(self) -> list[Cell]:
         for label in self.context.labels:  # reports mistakes in prompts before any model is opened
@@ -63,6 +71,9 @@ class PathsRunner:
         assert cell.model is not None
         work: PairWork = cell.work
         pairs = self._pair_set(cell.model, work.prompts)
+        if (cell.model, work.prompts) not in self._checked_sets:
+            refuse_swapped_answers(model, pairs, work.prompts, self.options)
+            self._checked_sets.add((cell.model, work.prompts))
         pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
@@ -82,9 +93,11 @@ class PathsRunner:
                     block = _exact_rows(patching, replay, model, direction, paths)
                 blocks.append(block.assign(direction=direction, **keys))
         table = pd.concat(blocks, ignore_index=True)
+        is_counted = counts_pair(replay, pair, self.options)
         if work.step == "exact":
+            table["is_counted"] &= is_counted
             return {PATHS.name: table.assign(pair=pair.name, group=pair.group)}
-        return {PATH_ESTIMATES.name: table} if len(table) else {}
+        return {PATH_ESTIMATES.name: table} if is_counted and len(table) else {}
 
     def _set_cells(self, label: str, source: str, path_count: int) -> Iterator[Cell]:
         """Cells of one model and one set."""

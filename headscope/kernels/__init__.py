@@ -1,0 +1,1 @@
+"""Triton kernels of the measures on a GPU. Only this folder imports Triton; `runtime` decides where it runs."""

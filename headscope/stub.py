@@ -1,0 +1,78 @@
+"""The stub `headscope/__init__.pyi`: types of every probe's function, written from the options of the probes."""
+
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from headscope import plugins
+from headscope.api import SHARED_KEYWORDS, keyword_fields
+from headscope.probe import Probe
+
+FILE = Path(__file__).with_name("__init__.pyi")
+MARK = "# The functions of the probes, written by `make docs` from their options.\n"
+
+SHARED_TYPES = {
+    "text": "str | Path | Sequence[str]",
+    "docs": "int",
+    "seed": "int",
+    "out": "str | Path",
+    "name": "str",
+    "device": "str",
+    "dtype": "str",
+    "engine": "str | Mapping[str, Any]",
+    "resume": "bool",
+    "quiet": "bool",
+}
+
+
+def with_probe_functions(stub: str) -> str:
+    """The text of the stub with the functions of the installed probes below the mark."""
+    functions = "\n".join(
+        line for probe, options in plugins.call_parts(Probe.options) for line in _function(probe, options)
+    )
+    return f"{stub.partition(MARK)[0]}{MARK}\n{functions}\n"
+
+
+def _function(probe: Probe, options: type[BaseModel]) -> Iterator[str]:
+    yield f"def {probe.function_name}("
+    if {"models", "model"} & {*probe.takes}:
+        yield "    model: ModelSource | Mapping[str, ModelSource],"
+    yield "    *,"
+    for name, default in SHARED_KEYWORDS.items():
+        if name not in ("text", "docs") or name in probe.takes:
+            yield f"    {name}: {SHARED_TYPES[name]} = {_literal(default)},"
+    for name, field in keyword_fields(options).items():
+        default = field.get_default(call_default_factory=True)
+        yield f"    {name}: {_type(field.annotation)} = {_literal(default)},"
+    yield ") -> Run:"
+    summary = textwrap.fill(probe.summary, 112, subsequent_indent="    ")
+    yield f'    """{summary}"""\n'
+
+
+def _literal(default: Any) -> str:
+    """The default as a stub can state it: plain values, not lists."""
+    if isinstance(default, str):
+        return f'"{default}"'
+    return repr(default) if default is None or isinstance(default, bool | int | float) else "..."
+
+
+def _type(annotation: Any) -> str:
+    """The type of an option as Python source; a list may be any sequence."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return f"Literal[{', '.join(_literal(value) for value in arguments)}]"
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(_type, arguments))
+    if origin is list:
+        return f"Sequence[{_type(arguments[0])}]"
+    if origin is dict:
+        return f"Mapping[{_type(arguments[0])}, {_type(arguments[1])}]"
+    if annotation is type(None):
+        return "None"
+    return "Mapping[str, Any]" if issubclass(annotation, BaseModel) else str(annotation.__name__)
