@@ -133,7 +133,7 @@ def render_report(runs: Sequence[Run]) -> str:
 def _model_table(run: Run) -> TextTable:
     frame = summary.model_table(run)
     caption = "Statistics of heads are medians; 95 % confidence intervals in brackets."
-    return statistics_table(" ".join([caption, *explain_columns(frame)]), frame)
+    return statistics_table(" ".join([caption, *explain_columns(map(str, frame))]), frame)
 
 
 def render_page(
