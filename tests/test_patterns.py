@@ -24,7 +24,7 @@ from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, fi
 from headscope.positions.model import Model
 from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
 from headscope.report import assembly
-from headscope.report.token_spans import TokenizedText, mark_token, to_display_line
+from headscope.report.token_spans import TokenizedText, mark_token, text_with_weights, to_display_line
 from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
@@ -33,7 +33,6 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
 from probes.patterns import analysis, report, results
-from probes.patterns.prompt_rows import prompt_with_weights
 from probes.patterns.run import collect_top_keys
 
 KEYS = 5
@@ -402,8 +401,10 @@ def test_a_prompt_lists_the_heads_that_attend_most_and_the_prompt_with_their_wei
 
 def test_a_long_prompt_is_abridged_to_the_attended_tokens() -> None:
     text = TokenizedText(np.array([f" t{n}" for n in range(40)], object), np.zeros(40, bool))
-    weights = pd.DataFrame({"key": [10, 30, 3], "weight": [0.5, 0.3, 0.01]})
-    assert prompt_with_weights(text, 39, weights) == "… t8 t9 t10[0.50] … t28 t29 t30[0.30] … t37 t38 t39"
+    assert (
+        text_with_weights(text, 39, {10: 0.5, 30: 0.3, 3: 0.01})
+        == "… t8 t9 t10[0.50] … t28 t29 t30[0.30] … t37 t38 t39"
+    )
 
 
 def test_combined_runs_show_each_prompt_in_its_own_tokens(study_folder: Path) -> None:

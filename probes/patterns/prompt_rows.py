@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
-from headscope.report.token_spans import TokenizedText, to_display_line
+from headscope.report.token_spans import text_with_weights, to_display_line
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
@@ -14,10 +12,6 @@ from probes.patterns.analysis import document_text, top_keys
 
 MAX_ROWS = 5
 """Heads of a model that are listed."""
-MIN_WEIGHT = 0.05
-"""Smaller weights are not written into the prompt."""
-MAX_WHOLE_PROMPT = 24
-"""Tokens of a prompt that is written out; of a longer one, the attended tokens and the two tokens before each."""
 
 
 @dataclass(frozen=True)
@@ -92,24 +86,8 @@ def results(run: Run, model: str) -> Iterator[Result]:
             details={
                 "query": to_display_line(text.token_texts[row.query]),
                 "key": to_display_line(text.token_texts[row.key]),
-                "weights": prompt_with_weights(text, row.query, weights),
+                "weights": text_with_weights(
+                    text, row.query, dict(zip(weights["key"], weights["weight"], strict=True))
+                ),
             },
         )
-
-
-def prompt_with_weights(text: TokenizedText, query: int, weights: pd.DataFrame) -> str:
-    """The prompt up to the query, with each weight of at least 0.05 after its token: "The capital[0.89] of France"."""
-    shown = {
-        int(key): float(weight)
-        for key, weight in weights[["key", "weight"]].itertuples(index=False, name=None)
-        if weight >= MIN_WEIGHT
-    }
-    written = {near for position in (*shown, query) for near in range(position - 2, position + 1)}
-    pieces: list[str] = []
-    for position in range(query + 1):
-        if query < MAX_WHOLE_PROMPT or position in written:
-            weight = f"[{shown[position]:.2f}]" if position in shown else ""
-            pieces.append(f"{to_display_line(text.token_texts[position])}{weight}")
-        elif pieces[-1:] != [" …"]:
-            pieces.append(" …")
-    return "".join(pieces).strip()
