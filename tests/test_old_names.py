@@ -10,7 +10,7 @@ import pytest
 
 import headscope
 from headscope import plugins
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 from headscope.errors import BadInput
 from headscope.report.html_page import provenance
 from headscope.runs import old_names
@@ -20,6 +20,8 @@ from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.writer import join_runs
 from headscope.study.config import build_study
+
+EXAMPLE = example_run()
 
 RENAMED = [(probe, old, new) for probe, names in old_names.OPTIONS.items() for old, new in names.items()]
 SHAPE = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2, "probes": ["measure"]}

@@ -30,7 +30,7 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching import analysis, bench, plots, report
 from probes.patching.pairs import pair_metrics
-from probes.patching.results import head_results, results
+from probes.patching.results import head_results, overview, results
 from probes.patching.run import select_verified
 from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
 
@@ -351,9 +351,9 @@ def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Ru
     assert [sum(f", {prompts}, " in text for text in sentences) for prompts in ("ioi", "induction")] == [5, 5]
     (chart,) = report.head_charts(synthetic, "base", 1, 2)
     assert len(chart.figure.data) == 2
-    overview = report.overview(synthetic)
-    assert overview is not None
-    assert len(overview.data) == 2 * 2 * 5
+    json_data = overview(synthetic)
+    assert json_data is not None
+    assert len(json_data.data) == 2 * 2 * 5
 
 
 def test_units_without_a_p_value_count_as_tests_with_p_1() -> None:

@@ -9,7 +9,7 @@ import pytest
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from headscope.cli.app import STUDY_FILES
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES
+from headscope.cli.flags import EXAMPLES, example_maps, example_run
 from headscope.report import assembly, run_results
 from headscope.report.blocks import Chart
 from headscope.results.collection import all_results
@@ -18,6 +18,9 @@ from headscope.runs.run_tables import validate
 from headscope.study.config import read_study
 from probes.patching import analysis, report
 from probes.patching.model_changes import model_results
+
+EXAMPLE = example_run()
+EXAMPLE_MAPS = example_maps()
 
 RUNS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
 PATCHING_RUNS = [path for path in RUNS if "-patching-" in path.name]

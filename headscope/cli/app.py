@@ -8,19 +8,31 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer._click.core import Command, Context  # typer brings its own click, without a public name for these
-from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
+from headscope.cli.flags import (
+    EXAMPLES,
+    All,
+    GroupedCommand,
+    Json,
+    Out,
+    PlaygroundModels,
+    Quiet,
+    example_maps,
+    example_run,
+)
+from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.probe import Probe
 from headscope.runs import old_names
+
+if TYPE_CHECKING:
+    from headscope.compat.typer import ClickException, Command, Context
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
@@ -53,12 +65,12 @@ def command_groups() -> dict[str, list[str]]:
 class Commands(TyperGroup):
     """The built-in commands and one for every installed probe."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: "Context") -> list[str]:
         names = [probe.command_name for probe in plugins.requestable_probes().values()]
         first, *rest = super().list_commands(ctx)
         return [first, *names, *rest]
 
-    def format_help(self, ctx: Context, formatter: Any) -> None:
+    def format_help(self, ctx: "Context", formatter: Any) -> None:
         """List the commands as plain text: importing rich would take a third of the time."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
@@ -69,7 +81,7 @@ class Commands(TyperGroup):
                 formatter.write_dl([(name, first_lines[name]) for name in names])
         self.format_epilog(ctx, formatter)
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+    def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
         probes = plugins.requestable_probes().values()
         if new_name := old_names.PROBES.get(cmd_name):
             raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
@@ -86,15 +98,15 @@ class ProbeCommand(TyperCommand):
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode=None)
         self.probe = probe
 
-    def with_flags(self) -> Command:
+    def with_flags(self) -> "Command":
         """The same command with all its flags."""
         from headscope.cli.probe_commands import build_command
 
         return build_command(self.probe)
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
-    ) -> Context:
+        self, info_name: str | None, args: list[str], parent: "Context | None" = None, **extra: Any
+    ) -> "Context":
         user_input.check_arguments(args)
         return self.with_flags().make_context(info_name, args, parent, **extra)
 
@@ -160,13 +172,13 @@ def demo(
 @app.command(cls=GroupedCommand)
 def dash(
     directory: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="RUNS_DIR|RUN",
             show_default="the shipped example",
             help="Folder that holds runs, or the run to open first.",
         ),
-    ] = EXAMPLE,
+    ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8050,
@@ -182,7 +194,7 @@ def dash(
     see another one, or to compare several, choose them under "Combined runs". The app writes only what you keep:
     prompts of the playground as runs, and notes and tags in the folders of runs.
     """
-    path = user_input.expand_path(directory, "directory")
+    path = example_run() if directory is None else user_input.expand_path(directory, "directory")
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
     from dashboards.app import serve
@@ -201,7 +213,7 @@ def dash(
             "headscope demo, or omit the directory to open the shipped example"
         )
     try:
-        maps = EXAMPLE_MAPS if path == EXAMPLE else ()
+        maps = example_maps() if path == example_run() else ()
         serve(path, port, models, read_only or path.is_relative_to(EXAMPLES), maps)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
@@ -344,15 +356,15 @@ def main() -> None:
         if code == signals.TYPER_EXIT_CODE:
             raise KeyboardInterrupt
         sys.exit(code)
-    except NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except ClickException as error:
-        message = renamed_option(error) or " ".join(error.format_message().split())
-        print(f"headscope: {message}", file=sys.stderr)
-        sys.exit(error.exit_code)
     except HeadscopeError as error:
         _print_last_line(f"headscope: {' '.join(str(error).split())}")
+        sys.exit(error.exit_code)
+    except NO_ARGUMENTS.resolve() as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except CLICK_EXCEPTION.resolve() as error:
+        message = renamed_option(error) or " ".join(error.format_message().split())
+        print(f"headscope: {message}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _print_last_line(signals.MESSAGE)
@@ -392,7 +404,7 @@ def _exit_without_output(error: OSError) -> None:
     sys.exit(CannotWrite.exit_code)
 
 
-def renamed_option(error: ClickException) -> str | None:
+def renamed_option(error: "ClickException") -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")

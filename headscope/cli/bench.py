@@ -12,7 +12,7 @@ import typer
 
 from headscope import plugins
 from headscope.cli import quiet_libraries
-from headscope.cli.flags import EXAMPLE, Json
+from headscope.cli.flags import Json, example_run
 from headscope.probe import Probe
 
 BF16_LENGTH = 1024
@@ -73,7 +73,7 @@ def bench(
         if dashboard:
             from dashboards import browser_timing
 
-            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
+            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(example_run()))
             return
         if growth:
             from headscope.bench import scale

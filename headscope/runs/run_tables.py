@@ -175,8 +175,8 @@ class RunTables:
 
 def _head_indices(run: RunTables, name: str) -> dict[tuple[int, int], npt.NDArray[np.intp]]:
     """The rows of each head (layer, head) in a table."""
-    indices: dict[tuple[int, int], npt.NDArray[np.intp]] = run.table(name).groupby([*HEAD], sort=False).indices
-    return indices
+    groups: Any = run.table(name).groupby([*HEAD], sort=False)
+    return dict(groups.indices)
 
 
 def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:

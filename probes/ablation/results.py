@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
+
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result
 from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.text import head_mask
+from headscope.results.answers import answered_result
 from headscope.results.result import Result
-from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from probes.ablation.analysis import prompt_metrics, set_sweeps, sweeps, with_change
 from probes.ablation.schema import ABLATION, ABLATION_SETS
@@ -34,25 +36,10 @@ def _answered_results(run: Run) -> Iterator[Result]:
     """How many prompts of each set the unchanged model answers."""
     for (model, prompts, metric), values in run.derived(prompt_metrics).items():
         if metric in ANSWER_CRITERIA:
-            is_answered = gives_answer(metric, values.to_numpy())
-            share = float(is_answered.mean())
-            low, high = wilson_interval(share, len(values))
-            details = {
-                "answer_criterion": ANSWER_CRITERIA[metric],
-                "unanswered": int((~is_answered).sum()) or None,
-                "doubt": DOUBT if metric == "logit_diff" and share < 0.5 else "",
-            }
-            yield Result(
-                question="ablation.answered",
-                value=share,
-                low=float(low),
-                high=float(high),
-                n=len(values),
-                model=model,
-                where={"prompts": prompts, "metric": metric},
-                details=details,
-                by_sample=dict(zip(map(str, values.index), map(float, is_answered), strict=True)),
-            )
+            where = {"prompts": prompts, "metric": metric}
+            is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
+            unanswered = int((~is_answered).sum())
+            yield answered_result("ablation.answered", metric, is_answered, unanswered, DOUBT, model=model, where=where)
 
 
 def _set_result(run: Run, effects: Effects) -> Result:

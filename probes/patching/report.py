@@ -1,4 +1,4 @@
-"""Charts of the patching probe for report and app, charts of one head, its data for JSON, and its glossary."""
+"""Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -9,10 +9,10 @@ from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_name, unit_result, units_of_head
+from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.report.effect_cards import effects_card
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import head_mask
@@ -24,7 +24,6 @@ from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
 from probes.patching.analysis import STATISTICS, parts_of_sweep, position_effects, span_sweeps, sweeps
 from probes.patching.labels import describe_sweep
-from probes.patching.pairs import pair_metrics
 from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
@@ -121,29 +120,6 @@ def _head_rows(run: Run, layer: int, head: int, kv_group: int) -> pd.DataFrame:
             for unit in units_of_head(effects, layer, head, kv_group)
         ]
     )
-
-
-def overview(run: Run) -> Overview | None:
-    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
-    if PATCHING.name not in run.tables:
-        return None
-    records = []
-    metrics = run.derived(pair_metrics)
-    for effects in run.derived(sweeps):
-        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
-        largest = largest_unit(effects)
-        records.append(
-            {
-                "model": effects.model,
-                **effects.where,
-                "pairs": int(effects.units["n"].max()),
-                "clean": pairs["metric_clean"].mean(),
-                "corrupted": pairs["metric_corrupted"].mean(),
-                "most positive effect": unit_name(largest),
-                **{name: largest[name] for name in ("effect", "low", "high", "method")},
-            }
-        )
-    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 
+import pandas as pd
+
 from headscope.effects.ranking import largest_unit, next_units, rank
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
 from headscope.prompts.pairs import METRIC_LABELS
+from headscope.report.blocks import Overview
 from headscope.report.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.run import Run
+from probes.patching import PROBE
 from probes.patching.analysis import pair_sweeps, span_sweeps, sweeps
 from probes.patching.model_changes import model_results
 from probes.patching.pairs import pair_metrics, pair_results
@@ -76,3 +80,26 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 def sweep_details(effects: Effects) -> dict[str, str]:
     """What names a sweep in sentences besides its keys."""
     return {"activation": ACTIVATION_LABELS[effects.key["intervention"]]}
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
+    if PATCHING.name not in run.tables:
+        return None
+    records = []
+    metrics = run.derived(pair_metrics)
+    for effects in run.derived(sweeps):
+        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
+        largest = largest_unit(effects)
+        records.append(
+            {
+                "model": effects.model,
+                **effects.where,
+                "pairs": int(effects.units["n"].max()),
+                "clean": pairs["metric_clean"].mean(),
+                "corrupted": pairs["metric_corrupted"].mean(),
+                "most positive effect": unit_name(largest),
+                **{name: largest[name] for name in ("effect", "low", "high", "method")},
+            }
+        )
+    return Overview(PROBE.name, pd.DataFrame(records))
