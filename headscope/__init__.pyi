@@ -66,6 +66,8 @@ def patterns(
     rows: int = 64,
     keys: int = 8,
     map: bool = False,
+    query: str | None = None,
+    key: str | None = None,
 ) -> Run:
     """List the top attended tokens of each head, for sampled tokens of a text or for every token of a prompt."""
 

@@ -1,7 +1,8 @@
 """Writes the generated pages of the documentation from the declarations of commands, tables, statistics and terms.
 
-docs/reference.md and docs/glossary.md are written as a whole. docs/measures.md is written by hand; this module fills in
-its tables of columns. Run it with: python -m headscope.reference
+docs/reference.md and docs/glossary.md are written as a whole. docs/measures.md, docs/api.md and docs/plugin-api.md are
+written by hand; this module fills in tables of columns, signatures and docstrings. Run it
+with: python -m headscope.reference
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import typer
 import headscope
 from headscope import plugins, stub
 from headscope.api import SHARED_KEYWORDS, keyword_fields
+from headscope.api_pages import fill_page
 from headscope.cli.app import ProbeCommand, app
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
@@ -28,6 +30,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 FILE = DOCS / "reference.md"
 GLOSSARY_FILE = DOCS / "glossary.md"
 MEASURES_FILE = DOCS / "measures.md"
+CODE_FILES = (DOCS / "api.md", DOCS / "plugin-api.md", DOCS / "tutorials" / "your-own-probe.md")
 COLUMNS_BLOCK = re.compile(r"(<!-- columns: (.+?) -->\n).*?(<!-- end of columns -->)", re.DOTALL)
 """A generated table in docs/measures.md, between comments; the first names its statistics."""
 FLAG = re.compile(r"--([a-z][a-z-]*)")
@@ -180,7 +183,7 @@ def _first_paragraph(exported: Any) -> str:
 
 def _plain(help_text: str) -> str:
     """Help without terminal markup, safe in a Markdown table."""
-    plain = help_text.replace("\\[", "[").replace("[bold]", "`").replace("[/bold]", "`").replace("|", "\\|")
+    plain = re.sub(r"^headscope .*$", r"`\g<0>`", help_text.replace("|", "\\|"), flags=re.MULTILINE)
     return plain.replace("][", "]\\[")  # else Markdown takes the second bracket for a link target
 
 
@@ -250,4 +253,6 @@ if __name__ == "__main__":
     stub.FILE.write_text(stub.with_probe_functions(stub.FILE.read_text(encoding="utf-8")), encoding="utf-8")
     FILE.write_text(reference_page(), encoding="utf-8")
     GLOSSARY_FILE.write_text(glossary_page(), encoding="utf-8")
+    for file in CODE_FILES:
+        file.write_text(fill_page(file.read_text(encoding="utf-8")), encoding="utf-8")
     MEASURES_FILE.write_text(measures_page(MEASURES_FILE.read_text(encoding="utf-8")), encoding="utf-8")

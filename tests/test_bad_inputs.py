@@ -370,8 +370,8 @@ PLAIN = [
     run(2, "cannot be accessed", "--text", f"file:{LONG}"),
     run(2, "is not UTF-8 text", "--text", "file:{place}/odd/latin.txt"),
     run(2, "has no text", "--text", "file:{place}/odd/empty.txt"),
-    run(2, "have 24 tokens, but 9 are needed", "--docs", 9),
-    run(2, "have 100000 tokens", "--length", 100000),
+    run(2, "have 24 tokens, but 999 are needed", "--docs", 999),
+    run(2, "have 100,000 tokens", "--length", 100000),
     case(2, "two halves of the documents: 1 document", "budget", *BUDGET[:4], "--docs", 1, *BUDGET[6:]),
     case(3, "no scores at '{place}/none.json'", "budget", *BUDGET, "--orders", "file:{place}/none.json"),
     case(
@@ -791,12 +791,12 @@ def of_ceilings() -> Iterator[Any]:
     yield adapt(2, "batch must be at most 65536", "--phase", f"16:1:{DIGITS}")
     yield adapt(2, "steps must be at most 1000000", "--phase", f"16:{DIGITS}")
     yield adapt(2, "no training document has", "--phase", f"{DIGITS}:1")
-    yield adapt(2, "have 9999999999999999999999999 tokens", "--validation-length", DIGITS)
+    yield adapt(2, "have 9,999,999,999,999,999,999,999,999 tokens", "--validation-length", DIGITS)
     for flag in ("--verify-top", "--verify-random", "--draws", "--memory"):
         yield influence(f"{flag} must be at most", flag, DIGITS)
     yield influence("--needles must be at most", "--needles", DIGITS)
     yield influence("--depths must be at most", "--depths", DIGITS)
-    yield influence("have 9999999999999999999999999 tokens", "--length", DIGITS)
+    yield influence("have 9,999,999,999,999,999,999,999,999 tokens", "--length", DIGITS)
     yield influence("'L9999999999999999999999999H1' is not a head", "--heads", f"x=L{DIGITS}H1")
     for period in (10**9, DIGITS):
         yield case(2, "--periods must be at most", "detectors", f"--period={period}")

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,16 +14,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 from support import families
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
+from headscope.cli.app import ProbeCommand, app, command_groups
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 """A text of a few thousand tokens."""
+LISTED_COMMANDS = [name for names in command_groups().values() for name in names]
 
 
 def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy():
@@ -291,9 +295,36 @@ def test_help_ends_with_the_common_options_and_shows_no_type_for_flags(headscope
     assert code == 0
     assert "bool" not in text
     assert "[default: ]" not in text
-    *_, last_group = text.split("╭─ ")
-    assert last_group.startswith("Common options ")
+    *_, last_group = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    assert last_group.startswith("Common options:")
     assert "--help" in last_group
+
+
+@pytest.mark.parametrize("name", LISTED_COMMANDS)
+def test_help_at_80_columns_cuts_no_value(name, headscope, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text, _ = headscope(name, "--help")
+    assert code == 0
+    command = typer.main.get_command(app).get_command(None, name)
+    command = command.with_flags() if isinstance(command, ProbeCommand) else command
+    words = {*text.split()}
+    for parameter in command.params:
+        assert {*(parameter.help or "").split()} <= words, parameter.name
+        assert {*parameter.opts} <= {*text.replace(",", " ").split()} or parameter.param_type_name == "argument"
+    meanings = [line for line in text.splitlines() if not line.startswith(("  -", "  headscope "))]
+    assert all(len(line) <= 80 or " " not in line.strip() for line in meanings), "only a single value may be longer"
+
+
+def test_the_commands_are_grouped_by_question_in_help_and_readme(headscope):
+    _, text, _ = headscope("--help")
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for heading, names in command_groups().items():
+        section = text.split(f"{heading}:\n")[1].split("\n\n")[0]
+        assert re.findall(r"^  ([a-z]+) ", section, re.MULTILINE) == [*names]
+        (row,) = (line for line in readme.splitlines() if line.startswith(f"| {heading} |"))
+        assert re.findall(r"`(?:headscope )?([a-z]+)`", row.split(" | ")[1]) == [*names]
+    group = typer.main.get_command(app)
+    assert sorted(LISTED_COMMANDS) == sorted(group.list_commands(None))
 
 
 def test_help_loads_without_torch():

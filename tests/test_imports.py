@@ -264,7 +264,8 @@ def test_every_package_has_allowed_imports_without_cycles() -> None:
     existing = {
         path.stem for path in (ROOT / "headscope").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    assert existing == {*ALLOWED_IMPORTS, "__init__", "__main__", "bench", "cli", "reference", "stub"}
+    modules = {"__init__", "__main__", "api_pages", "bench", "cli", "reference", "stub"}
+    assert existing == {*ALLOWED_IMPORTS, *modules}
     ordered: set[str] = set()
     while ready := {package for package, allowed in ALLOWED_IMPORTS.items() if allowed <= ordered} - ordered:
         ordered |= ready

@@ -1,17 +1,19 @@
 """Runs in a notebook: findings, charts and self-contained HTML; the example notebook runs."""
 
+import importlib.util
 import json
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import plotly.graph_objects as go
 import plotly.io as pio
 import pytest
 from nbclient import NotebookClient
 from playwright.sync_api import Browser
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, ResourceMissing
 from headscope.report import assembly, run_results
 from headscope.report.blocks import Card, Chart
 from headscope.report.notebook import PLOTLY_MIME_TYPE, run_page
@@ -67,8 +69,58 @@ def test_notebook_charts_equal_those_of_the_report(run: Run) -> None:
     charts = run.charts("LOSS along")
     assert titles(charts) == titles(loss)
     assert [chart.caption for chart in charts] == [chart.caption for chart in loss]
-    with pytest.raises(BadInput, match=r"no chart .* matches 'lose'.*\. Use one of: .*Loss along the context"):
+    with pytest.raises(BadInput, match=r"no chart .* matches 'lose'.*\. Use .* one of: .*Loss along the context"):
         run.charts("lose")
+
+
+def test_charts_are_found_by_words_of_their_title_and_print_it(run: Run) -> None:
+    charts = run.charts("position LOSS in the")
+    assert "Loss by position in the context" in titles(charts)
+    assert all(word in title.casefold() for title in titles(charts) for word in ("position", "loss", "in", "the"))
+    assert repr(charts[0]) == f"<chart: {titles(charts)[0]}>"
+    assert len(repr(charts)) < 1000
+
+
+def test_a_chart_is_saved_as_a_page_without_any_extra(run: Run, tmp_path: Path) -> None:
+    chart = run.charts("loss")[0]
+    page = chart.save(tmp_path / "loss.html").read_text(encoding="utf-8")
+    assert "Loss by position" in page
+    assert '"format":"svg"' in page.replace(" ", ""), "the camera button writes an SVG"
+
+
+@pytest.mark.browser
+def test_a_chart_is_saved_as_a_pdf_of_the_width_of_a_column(run: Run, tmp_path: Path) -> None:
+    svg = run.charts("loss")[0].save(str(tmp_path / "loss.svg"), width="icml").read_text(encoding="utf-8")
+    assert f'width="{3.25 * 96:g}"' in svg
+    assert "Loss by position" not in svg, "the caption of a paper replaces the title"
+    assert run.charts("loss")[0].save(tmp_path / "loss.pdf", width=5.5).read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "error", "message"),
+    [
+        ("a.docx", None, BadInput, "unknown figure format '.docx' of .*a.docx. Use one of: .html, .pdf"),
+        ("a", None, BadInput, "unknown figure format ''"),
+        ("a.html", "imcl", BadInput, r"unknown width 'imcl' \(did you mean 'icml'\?\). Use inches or one of"),
+        ("a.html", 0.1, BadInput, "width must be between 1 and 50 inches: 0.1"),
+        ("none/a.html", None, BadInput, "cannot write .*No such file"),
+        ("a.pdf", None, ResourceMissing, r"kaleido is not installed.*headscope\[export\]'. Or save .*a.html"),
+        ("b.pdf", None, ResourceMissing, "no Chrome or Chromium runs on this machine.* Or save .*b.html"),
+    ],
+)  # fmt: skip
+def test_a_chart_that_cannot_be_saved_says_what_is_missing(
+    name: str, width: Any, error: Any, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "a.pdf":
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("Kaleido requires Google Chrome to be installed.\nEither ...")
+
+    monkeypatch.setattr(go.Figure, "to_image", fail)
+    with pytest.raises(error, match=message) as raised:
+        run.charts("loss")[0].save(tmp_path / name, width)
+    assert "\n" not in str(raised.value)
 
 
 def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:

@@ -1,5 +1,6 @@
 """Attention patterns: top keys equal those of eager L x L weights, and stored rows can be queried."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from headscope.measures.top_keys import (
 from headscope.positions.model import Model
 from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
 from headscope.report import assembly
-from headscope.report.token_spans import mark_token, to_display_line
+from headscope.report.token_spans import TokenizedText, mark_token, text_with_weights, to_display_line
 from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
@@ -350,8 +351,7 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
     assert run.token_text["special"].tolist() == [False] * 5 + [True, False]
     assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
     assert "far_keys" not in run.tables
-    (warning,) = results.results(run)
-    assert sentence(warning).startswith("No key is 32 or more tokens back")
+    assert "attention_maps" in run.tables
     assert not [*results.head_results(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0)]
     file = study_folder / "own.txt"
     file.write_text(prompt)
@@ -376,6 +376,12 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
         ({"rows": 1, "map": True}, BadInput, "'rows' must be at least 2, or 0 together with 'map': 1"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),
         ({"keys": 0}, BadInput, "keys must be at least 1"),
+        ({"query": "w1"}, BadInput, "'query' needs a prompt"),
+        (
+            {"prompt": "w1 w2", "key": "w7"},
+            BadInput,
+            "no token of the prompt is 'w7' .'key'.: its tokens",
+        ),
     ],
 )
 def test_bad_input_gives_one_line_and_no_run(
@@ -385,6 +391,38 @@ def test_bad_input_gives_one_line_and_no_run(
         headscope.patterns(str(study_folder / "tiny"), out=tmp_path / "runs", quiet=True, **options)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "query", "key"),
+    [({}, 5, None), ({"query": "w2"}, 4, None), ({"key": " w3"}, None, 2), ({"query": "w1", "key": "w1"}, 3, 3)],
+)
+def test_a_prompt_lists_the_heads_that_attend_most_and_the_prompt_with_their_weights(
+    options: Any, query: int | None, key: int | None, study_folder: Path, tmp_path: Path
+) -> None:
+    prompt = "w1 w2 w3 w1 w2 w4"
+    run = headscope.patterns(str(study_folder / "tiny"), prompt=prompt, out=tmp_path, quiet=True, **options)
+    rows = run.top_keys[run.top_keys["key"] == key if key is not None else run.top_keys["key"] > 0]
+    rows = rows[rows["query"] == query] if query is not None else rows
+    expected = rows.groupby(["layer", "head"])["weight"].max().nlargest(5)
+    listed = [result for result in results.results(run) if result.question == "patterns.prompt"]
+    assert [result.value for result in listed] == pytest.approx([*expected])
+    assert len({result.key for result in listed}) == len(listed) == min(5, len(expected))
+    first = listed[0]
+    row = rows[(rows["layer"] == first.layer) & (rows["head"] == first.head)].nlargest(1, "weight").iloc[0]
+    words = prompt.split()
+    assert first.details["query"].strip() == words[row["query"]]
+    assert first.details["key"].strip() == words[row["key"]]
+    assert f"{words[row['key']]}[{first.value:.2f}]" in sentence(first)
+    assert re.sub(r"\[.*?\]", "", first.details["weights"]).split() == words[: row["query"] + 1]
+
+
+def test_a_long_prompt_is_abridged_to_the_attended_tokens() -> None:
+    text = TokenizedText(np.array([f" t{n}" for n in range(40)], object), np.zeros(40, bool))
+    assert (
+        text_with_weights(text, 39, {10: 0.5, 30: 0.3, 3: 0.01})
+        == "… t8 t9 t10[0.50] … t28 t29 t30[0.30] … t37 t38 t39"
+    )
 
 
 def test_combined_runs_show_each_prompt_in_its_own_tokens(study_folder: Path) -> None:

@@ -489,6 +489,7 @@ def test_the_terminal_shows_models_headlines_and_verdicts_and_all_results_on_req
     assert "growth exponent" in output
     assert "loss against the first model at 1,024 (nats/token)" in output
     assert "Headlines base: Median effective length" in output
+    assert "CoV of pairs: coefficient of variation of their use; 0 if" in output, "abbreviations are explained"
     assert "There are 3 models." not in output
     terminal.print_summary(fresh, show_all=True)
     output = " ".join(printed(capsys).split())

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import random
+import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from headscope.errors import BadInput, HeadscopeError, ResourceMissing
-from headscope.prompts import packaged_texts, texts
+from headscope.prompts import packaged_texts, shakespeare, texts
+from headscope.runs.manifest import read_manifest, write_manifest
+from headscope.runs.synthetic import synthetic_run
+from headscope.study.config import build_study
 
 
 def train_tokenizer(special: str = "$A") -> PreTrainedTokenizerFast:
@@ -64,8 +69,65 @@ def test_shakespeare_contains_each_work_once() -> None:
     documents = list(texts.read_documents("pkg:shakespeare"))
     assert len(documents) == len({document.name for document in documents}) == 42
     by_name = {document.name: document.text for document in documents}
-    assert by_name["shakespeare/hamlet"].startswith("HAMLET, PRINCE OF DENMARK")
     assert not any(name.endswith("_f") for name in by_name), "a folio spelling is not a separate work"
+
+
+@cache
+def list_works() -> list[texts.Document]:
+    return list(texts.read_documents("pkg:shakespeare:whole"))
+
+
+TITLE_AUTHOR_OR_PERSONS = re.compile(r"by William Shakespeare|Persons represented|Dramatis Personae", re.IGNORECASE)
+LONGEST_FRONT_MATTER = 1600
+"""Characters of the longest title page and list of persons."""
+
+
+@pytest.mark.parametrize("index", range(42))
+def test_a_work_begins_with_its_body_and_loses_only_its_front_matter(index: int) -> None:
+    work = list_works()[index]
+    body = shakespeare.body(work.text)
+    assert work.text.endswith(body)
+    front_matter = work.text.removesuffix(body)
+    assert len(TITLE_AUTHOR_OR_PERSONS.findall(front_matter)) in (1, 2)  # the author; in plays, a list of persons
+    assert not TITLE_AUTHOR_OR_PERSONS.search(body)
+    assert len(front_matter) < LONGEST_FRONT_MATTER
+    assert not re.search(r"(?im)^ *(act|scene) (1|i|first)\b", front_matter)
+    if len(front_matter) > 100:  # a play, or a poem with a dedication
+        assert re.match(r"(?i)act|induction|(the )?prologue|the argument", body)
+
+
+def test_the_start_of_packaged_texts_is_chosen_by_their_source() -> None:
+    starts = {
+        source: {document.name: document.text[:25] for document in texts.read_documents(source)}["shakespeare/hamlet"]
+        for source in ("pkg:shakespeare", "pkg:shakespeare:body", "pkg:shakespeare:whole")
+    }
+    assert [*starts.values()] == ["ACT I.\n\nScene I. Elsinore"] * 2 + ["HAMLET, PRINCE OF DENMARK"]
+
+
+def test_runs_record_where_their_texts_begin(tmp_path: Path) -> None:
+    assert (
+        build_study({}).texts.source
+        == build_study({"texts": "pkg:shakespeare"}).texts.source
+        == ("pkg:shakespeare:body")
+    )
+    sources = ["pkg:shakespeare", "pkg:shakespeare:whole", "file:x"]
+    for probe in ("adapt", "pretrain"):
+        study = build_study({probe: {"training_texts": sources}})
+        assert study.probe_options[probe].training_texts == ["pkg:shakespeare:body", *sources[1:]]
+        assert build_study({probe: {}}).probe_options[probe].training_texts == ["pkg:shakespeare:body"]
+
+
+def test_runs_that_recorded_no_start_began_with_the_title_page(tmp_path: Path) -> None:
+    config = {"texts": {"source": "pkg:shakespeare", "docs": 2}, "adapt": {"training_texts": ["pkg:shakespeare", "x"]}}
+    run = synthetic_run(tmp_path, lengths=(64,), docs=1, probes=("measure",))
+    manifest = json.loads((run.path / "run.json").read_text())
+    del manifest["digest"]
+    write_manifest(run.path, manifest | {"config": manifest["config"] | config})
+    read = read_manifest(run.path)["config"]
+    assert read["texts"] == {"source": "pkg:shakespeare:whole", "docs": 2}
+    assert read["adapt"] == {"training_texts": ["pkg:shakespeare:whole", "x"]}
+    write_manifest(run.path, manifest | {"config": {"texts": {"source": "pkg:shakespeare:body"}}})
+    assert read_manifest(run.path)["config"] == {"texts": {"source": "pkg:shakespeare:body"}}
 
 
 def test_britannica_has_no_scan_marks() -> None:
@@ -253,14 +315,44 @@ def test_short_documents_are_skipped_and_not_repeated(tmp_path: Path) -> None:
     assert document.name.endswith("long.txt")
 
 
-def test_the_error_for_too_few_long_documents_gives_the_longest(tmp_path: Path) -> None:
+def distinct_words(count: int) -> str:
+    return " ".join(f"word{number}" for number in range(count))
+
+
+def test_one_long_file_is_cut_into_the_documents_that_are_needed(tmp_path: Path, caplog: Any) -> None:
+    text = distinct_words(400)
+    source = f"file:{write(tmp_path, long=text)}/*.txt"
+    documents = texts.load_token_documents(source, PLAIN, count=3, length=100)
+    assert [document.name.partition(".txt")[2] for document in documents] == [f" ({part} of 3)" for part in (1, 2, 3)]
+    assert [len(document.ids) for document in documents] == [100] * 3
+    starts = [text.index(PLAIN.decode(document.ids).strip()) for document in documents]
+    assert starts[0] == 0
+    assert all(abs(start - part * len(text) / 3) < 20 for part, start in enumerate(starts))
+    (warning,) = [record.getMessage() for record in caplog.records if "cut each text" in record.getMessage()]
+    assert "3 parts" in warning
+    assert "\n" not in warning
+    longer = texts.load_token_documents(source, PLAIN, count=3, length=150)
+    assert [document.ids[:100] for document in longer] == [document.ids for document in documents], "nested in length"
+    assert [document.digest for document in longer] == [document.digest for document in documents]
+
+
+def test_enough_long_files_are_not_cut(tmp_path: Path, caplog: Any) -> None:
+    source = f"file:{write(tmp_path, a=distinct_words(200), b='the quick fox ' * 90)}/*.txt"
+    names = [document.name for document in texts.load_token_documents(source, PLAIN, count=2, length=100)]
+    assert not any("of 2" in name for name in names)
+    assert "cut each text" not in caplog.text
+
+
+def test_the_error_for_too_few_long_documents_gives_the_longest_and_only_useful_advice(tmp_path: Path) -> None:
     text = "the quick fox " * 40
     source = f"file:{write(tmp_path, short='the fox', long=text)}/*.txt"
     with pytest.raises(BadInput) as error:
-        texts.load_token_documents(source, BOTH_ENDS, count=2, length=50)
+        texts.load_token_documents(source, BOTH_ENDS, count=1, length=9000)
     message = str(error.value)
     assert "\n" not in message
-    assert message.startswith("1 of 2 documents in file:")
+    assert message.startswith("0 of 2 documents in file:")
+    assert "have 9,000 tokens, but 1 is needed" in message
+    assert "fewer documents" not in message
     assert f"long.txt, has {len(BOTH_ENDS(text)['input_ids']) - 1}" in message
 
 

@@ -35,6 +35,31 @@ if TYPE_CHECKING:
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
+QUESTIONS = {
+    "Heads": "What heads attend to",
+    "Prompts": "What heads attend to",
+    "Causes": "Which heads an answer or the loss depends on",
+    "Tasks": "What the model still does in long contexts",
+    "Training": "How positions train",
+}
+"""Heading of the commands of probes in the help, by the tab of their pages in the app; of another tab, its name."""
+COMMAND_GROUPS = {
+    "Start": ("demo", "dash"),
+    **dict.fromkeys(QUESTIONS.values(), ()),
+    "Compare, check and share": ("report", "compare", "check", "join", "bundle", "export", "ls", "validate"),
+    "Cost, and correctness on this machine": ("plan", "bench", "selfcheck"),
+}
+"""The built-in commands by heading."""
+
+
+def command_groups() -> dict[str, list[str]]:
+    """The names of all commands by question, as help and README list them."""
+    groups = {heading: [*names] for heading, names in COMMAND_GROUPS.items()}
+    for probe in plugins.requestable_probes().values():
+        heading = QUESTIONS.get(probe.navigation_group, probe.navigation_group)
+        groups.setdefault(heading, []).append(probe.command_name)
+    return groups
+
 
 class Commands(TyperGroup):
     """The built-in commands and one for every installed probe."""
@@ -49,9 +74,10 @@ class Commands(TyperGroup):
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        help_texts = {name: command.help or "" for name, command in commands.items() if command}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in help_texts.items()])
+        first_lines = {name: (command.help or "").partition("\n\n")[0] for name, command in commands.items() if command}
+        for heading, names in command_groups().items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, first_lines[name]) for name in names])
         self.format_epilog(ctx, formatter)
 
     def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
@@ -66,7 +92,7 @@ class ProbeCommand(TyperCommand):
     """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
     def __init__(self, probe: Probe) -> None:
-        super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
+        super().__init__(probe.command_name, help=probe.summary, rich_markup_mode=None)
         self.probe = probe
 
     def with_flags(self) -> "Command":
@@ -89,7 +115,7 @@ app = typer.Typer(
     epilog="Start with: headscope demo. Options of a command: headscope COMMAND --help. Version: headscope --version",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -118,9 +144,10 @@ def demo(
     show_all: All = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the bundled SmolLM2-135M under four position schemes at 512 and 2,048 tokens, and write a report.
+    """Measure the bundled model under four position schemes at 512 and 2,048 tokens, and write a report.
 
-    The schemes are base, YaRN, YaRN without its attention factor, and AdaRoPE. Takes a few minutes on two cores.
+    The model is SmolLM2-135M-Instruct, quantised to four bits. The schemes are base, YaRN, YaRN without its attention
+    factor, and AdaRoPE. Takes a few minutes on two cores. A model of the hub: headscope run --model base=ORG/NAME
     """
     from headscope.report.html_page import check_report_file
     from headscope.study.config import read_study

@@ -40,7 +40,7 @@ def bench(
             "--lens-length",
             min=0,
             help="Tokens for the comparison with transformer-lens; 0 skips it. "
-            "\\[default: 1024 if transformer-lens is installed]",
+            "[default: 1024 if transformer-lens is installed]",
         ),
     ] = None,
     dashboard: Annotated[bool, typer.Option("--dash", help="Time the app instead.")] = False,

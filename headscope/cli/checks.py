@@ -25,7 +25,7 @@ def compare(
     A difference has a 95 % confidence interval, paired by document, pair or trial where both runs have the same ones.
     Models are matched by label; two runs of one model each are compared whatever their labels are.
 
-    [bold]headscope compare runs/MONDAY runs/TUESDAY[/bold]
+    headscope compare runs/MONDAY runs/TUESDAY
     """
     from headscope.report.comparison import comparison_to_dict, print_comparison
     from headscope.results.comparison import compare as compare_runs
@@ -68,7 +68,7 @@ def check(
 
     - {statistic: retrieval, head: L17H4, falls_at_most: 0.1}
 
-    [bold]headscope check runs/RUN checks.yaml --init[/bold]
+    headscope check runs/RUN checks.yaml --init
     """
     from headscope.results.check_file import read_checks, write_checks
     from headscope.results.checks import run_checks

@@ -34,23 +34,23 @@ def export(
         str | None,
         typer.Option(
             "--reduction",
-            help="Score of a KV group from its query heads, max or mean: duo, rtp-llm, lukv. \\[default: max]",
+            help="Score of a KV group from its query heads, max or mean: duo, rtp-llm, lukv. [default: max]",
         ),
     ] = None,
     sink: Annotated[
         int | None,
-        typer.Option("--sink", help="First tokens that streaming heads keep: duo, rtp-llm. \\[default: 64]"),
+        typer.Option("--sink", help="First tokens that streaming heads keep: duo, rtp-llm. [default: 64]"),
     ] = None,
     recent: Annotated[
         int | None,
-        typer.Option("--recent", help="Last tokens that streaming heads keep: duo, rtp-llm. \\[default: 256]"),
+        typer.Option("--recent", help="Last tokens that streaming heads keep: duo, rtp-llm. [default: 256]"),
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option("--share", help="Share of KV groups that keep the whole context: rtp-llm. \\[default: 0.5]"),
+        typer.Option("--share", help="Share of KV groups that keep the whole context: rtp-llm. [default: 0.5]"),
     ] = None,
     top: Annotated[
-        int | None, typer.Option("--top", help="Number of heads: qrhead, latex, json. \\[default: 16]")
+        int | None, typer.Option("--top", help="Number of heads: qrhead, latex, json. [default: 16]")
     ] = None,
 ) -> None:
     """Write a score of every head in the file format of another tool, for KV-cache compression or for a paper.
@@ -58,7 +58,7 @@ def export(
     A file PATH.headscope.json beside it (headscope.json in a folder) says where the scores come from: run, model,
     digest of the weights, and how query heads were reduced to KV groups.
 
-    [bold]headscope export runs/RUN --format duo --score retrieval --model base --out pattern[/bold]
+    headscope export runs/RUN --format duo --score retrieval --model base --out pattern
     """
     if len(runs) > 1:
         raise BadInput(f"export takes one run, not {len(runs)}: {', '.join(map(str, runs))}. Give one of them")

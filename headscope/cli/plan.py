@@ -18,7 +18,7 @@ def plan(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Study file.")],
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Number of Ray workers. \\[default: as in the study, or 2]"),
+        typer.Option("--workers", min=1, help="Number of Ray workers. [default: as in the study, or 2]"),
     ] = None,
     gpus: Annotated[
         int,

@@ -52,8 +52,8 @@ def build_command(probe: Probe) -> "Command":
         ]
     )
     call.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-    example = f"\n\n[bold]{probe.example}[/bold]" if probe.example else ""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    example = f"\n\n{probe.example}" if probe.example else ""
     app.command(probe.command_name, cls=flags.GroupedCommand, help=f"{probe.summary}{example}")(call)
     return typer.main.get_command(app)
 
@@ -96,7 +96,7 @@ def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
     spellings += typing.cast(list[str], extra.get("flags", []))
     description = f"{_capitalized(field.description or '')}."
     list_hint = " Repeat the flag, or separate values by commas." if is_list else ""
-    help_text = f"{description}{list_hint}{_default_text(field)}".replace("[", "\\[")
+    help_text = f"{description}{list_hint}{_default_text(field)}"
     if bool in _plain_types(field.annotation):
         return Annotated[bool | None, typer.Option(f"{spellings[0]}/--no-{spellings[0][2:]}", help=help_text)], None
     flag_type = list[str] | None if is_list else str | None

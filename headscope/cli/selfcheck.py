@@ -25,7 +25,7 @@ def selfcheck(
     length: Annotated[int, typer.Option("--length", min=16, help="Tokens to compare with eager attention.")] = 192,
     longest: Annotated[
         int | None,
-        typer.Option("--longest", min=0, help="Longest context to time. \\[default: as far as time and memory allow]"),
+        typer.Option("--longest", min=0, help="Longest context to time. [default: as far as time and memory allow]"),
     ] = None,
     as_json: Json = False,
 ) -> None:

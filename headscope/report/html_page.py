@@ -29,7 +29,7 @@ from headscope.report.blocks import Block, Chart, RenderContext, TextTable
 from headscope.report.chapters import Chapter, collect_chapters
 from headscope.report.comparison import comparison_tables
 from headscope.report.run_description import declared_tables, describe_run, document_sets, title
-from headscope.report.text import head_mask, statistics_table
+from headscope.report.text import explain_columns, head_mask, statistics_table
 from headscope.results import model_notes
 from headscope.results.collection import all_results
 from headscope.results.comparison import compare, in_order_of_time
@@ -121,15 +121,19 @@ def render_report(runs: Sequence[Run]) -> str:
         model_notes=[sentence(result) for result in assembly.results_by_topic(run).get(model_notes.TOPIC, ())],
         documents=sorted(set().union(*document_sets(run))),
         terms=assembly.collect_glossary(run),
-        model_table=statistics_table(
-            "Statistics of heads are medians; 95 % confidence intervals in brackets", summary.model_table(run)
-        ),
+        model_table=_model_table(run),
         chapters=chapters,
         notable_heads=_notable_heads_table(context),
         statistics=_head_statistics(run),
         tables=declared_tables(run),
         **_script_variables(figures),
     )
+
+
+def _model_table(run: Run) -> TextTable:
+    frame = summary.model_table(run)
+    caption = "Statistics of heads are medians; 95 % confidence intervals in brackets."
+    return statistics_table(" ".join([caption, *explain_columns(map(str, frame))]), frame)
 
 
 def render_page(

@@ -4,9 +4,10 @@ Jupyter and VS Code have plotly's viewer, so they get text and figures, which fo
 frontends get a self-contained page in an iframe, with plotly.js. Neither needs a server or a network.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
+from pathlib import Path
 from typing import Any, overload
 
 import pandas as pd
@@ -16,7 +17,8 @@ from plotly.io.base_renderers import PlotlyRenderer
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report import assembly, html_page, run_results
-from headscope.report.blocks import Block, Chart, Links, TextBlock
+from headscope.report.blocks import Block, Chart, ChartGroup, Links, TextBlock
+from headscope.report.figure_files import save_chart
 from headscope.report.run_description import describe_run
 from headscope.report.text import head_mask, statistics_table
 from headscope.results.collection import all_results
@@ -73,9 +75,17 @@ def _figure_bundle(chart: Chart) -> Bundle:
     return {PLOTLY_MIME_TYPE: {**figure, "config": GRAPH_CONFIG}, "text/plain": chart_title(chart)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NotebookChart(Chart):
     """A chart that a notebook displays with its caption."""
+
+    def __repr__(self) -> str:
+        return f"<chart: {chart_title(self)}>"
+
+    def save(self, path: Path | str, width: str | float | None = None) -> Path:
+        """Write the figure to an HTML, PDF, SVG, PNG, WebP or JPEG file, at the `width` of a paper's column if given:
+        see `headscope.report.figure_files.save_chart`."""
+        return save_chart(self, path, width)
 
     def _page(self) -> Page:
         return Page(chart_title(self), "", {}, {"": [self]})
@@ -157,25 +167,34 @@ def findings(run: Run) -> pd.DataFrame:
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:
-    """The charts of the report; with a `topic`, only those whose chapter or heading contains it.
+    """The charts of the report; with a `topic`, those whose chapter or heading contains it, or else those with all its
+    words in the title.
 
     Raises BadInput if no chart matches the topic.
     """
     if not isinstance(topic, str):
-        raise BadInput(f"topic must be a string: {topic!r}. Give a part of a heading, e.g. 'loss'")
+        raise BadInput(f"topic must be a string: {topic!r}. Give a part of a heading or title, e.g. 'loss'")
     context = assembly.render_context(run)
-    blocks = [
-        block
-        for groups in assembly.collect_chapters(context, topic).values()
-        for group in groups
-        for block in group.charts
-    ]
+    blocks = _chart_blocks(assembly.collect_chapters(context, topic))
     if topic and not blocks:
-        topics = [*assembly.collect_chapters(context)]
-        topic_list = "; ".join(topics) or "none"
-        hint = did_you_mean(topic, topics)
-        raise BadInput(f"no chart of {run.name} matches '{topic}'{hint}. Use one of: {topic_list}")
+        chapters = assembly.collect_chapters(context)
+        words = topic.casefold().split()
+        blocks = [
+            block
+            for block in _chart_blocks(chapters)
+            if isinstance(block, Chart) and all(word in chart_title(block).casefold() for word in words)
+        ]
+        if not blocks:
+            topic_list = "; ".join(chapters) or "none"
+            hint = did_you_mean(topic, [*chapters])
+            raise BadInput(
+                f"no chart of {run.name} matches '{topic}'{hint}. Use words of a title, or one of: {topic_list}"
+            )
     return NotebookCharts(topic or run.name, [], blocks)
+
+
+def _chart_blocks(chapters: Mapping[str, Iterable[ChartGroup]]) -> list[Block]:
+    return [block for groups in chapters.values() for group in groups for block in group.charts]
 
 
 def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:

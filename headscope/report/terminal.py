@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headscope.report import assembly, run_results
 from headscope.report.console import bold, print_line, print_table
-from headscope.report.text import statistics_table, value_columns
+from headscope.report.text import explain_columns, statistics_table, value_columns
 from headscope.results.collection import all_results
 from headscope.results.table import results_table
 from headscope.results.words import count_nouns, sentence
@@ -120,6 +120,8 @@ def _print_models(run: Run, show_all: bool) -> None:
     title = "Models; statistics of heads are medians"
     for start in range(0, len(listed_names), band):
         _print_statistics(listed_models, listed_names[start : start + band], has_model_rows, "" if start else title)
+    for line in explain_columns(listed_names):
+        print_line(line)
     counts = {"more models": len(frame) - len(listed_models), "more statistics": len(names) - len(listed_names)}
     if omitted := " and ".join(count_nouns(count, nouns) for nouns, count in counts.items() if count):
         print_line(f"{omitted} with --all")

@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -105,6 +105,12 @@ def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:
     names = value_columns(frame)
     rows = [[format_cell(row, name) for name in names] for row in frame.to_dict("records")]
     return TextTable(caption, [column_heading(name) for name in names], rows)
+
+
+def explain_columns(column_names: Iterable[str]) -> list[str]:
+    """A line for each statistic among the columns that readers may not know: "CoV of pairs: coefficient of ..."."""
+    known = [statistic(name) for name in column_names if is_statistic(name)]
+    return [f"{entry.title}: {entry.explanation}." for entry in known if entry.explanation]
 
 
 def value_columns(frame: pd.DataFrame) -> list[str]:

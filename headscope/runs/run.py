@@ -63,8 +63,8 @@ class Run(RunTables):
         return findings
 
     def charts(self, topic: str = "") -> Sequence[Any]:
-        """The charts of the report, each a plotly `figure` with a `caption`: all, or those of a topic such as
-        "loss"."""
+        """The charts of the report, each a plotly `figure` with a `caption` and a method `save("figure.pdf")`: all,
+        or those of a topic such as "loss", or with these words in the title."""
         charts: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).charts(self, topic)
         return charts
 

@@ -26,6 +26,7 @@ from headscope import plugins, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.model_spec import ModelSpec
 from headscope.probe import Probe
+from headscope.prompts.shakespeare import DEFAULT_SOURCE, name_start
 
 log = logging.getLogger("headscope")
 
@@ -129,11 +130,18 @@ def check_prompt(text: str) -> str:
     return user_input.check_text(re.sub(r"[\t\n\r]", " ", text))
 
 
+TextSource = Annotated[str, AfterValidator(name_start)]
+"""A text source as runs record it."""
+
+
 class TextOptions(Options):
     """The documents that are measured."""
 
-    source: str = Field(
-        default="pkg:shakespeare", description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET"
+    source: TextSource = Field(
+        default=DEFAULT_SOURCE,
+        description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET; pkg:shakespeare:whole begins with the "
+        "title page",
+        validate_default=True,
     )
     docs: int = Field(default=4, ge=1, le=MAX_DOCUMENTS, description="number of documents per context length")
 

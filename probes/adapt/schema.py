@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from headscope.prompts.shakespeare import DEFAULT_SOURCE
 from headscope.runs.columns import DOC, LENGTH, Column, Table, key
-from headscope.study.config import Options
+from headscope.study.config import Options, TextSource
 
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
 Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
@@ -62,9 +63,10 @@ class AdaptOptions(Options):
     factor: float = Field(
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
     )
-    training_texts: list[str] = Field(
-        ["pkg:shakespeare"],
+    training_texts: list[TextSource] = Field(
+        [DEFAULT_SOURCE],
         min_length=1,
+        validate_default=True,
         description="text sources to train on; the validation documents (--text) are excluded from training",
     )
     sample_by: Literal["tokens", "sources"] = Field(

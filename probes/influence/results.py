@@ -46,6 +46,7 @@ def influence_results(run: Run) -> Iterator[Result]:
     for effects in run.derived(sweeps_without_bands):
         area, details = AREAS[effects.key["objective"]], sweep_details(effects)
         labels = {name: f"{label} estimates" for name, label in ESTIMATE_LABELS.items()}
+        labels["damped"] += " (second-order terms reduced where they are large)"
         yield from sweep_results(effects, area, details["nouns"], details, estimate_labels=labels)
         if len(effects.units) > 1:
             yield concentration(effects, f"{area}.concentration")

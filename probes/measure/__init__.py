@@ -30,6 +30,7 @@ class Measure(Probe):
     name = "measure"
     title = "Measures"
     tab = None
+    group = "Heads"
     summary = "Measure models over texts: effective length, rotary pairs, distance profiles, loss by position."
     order = 10
     command = "run"

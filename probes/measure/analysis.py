@@ -49,6 +49,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "slope of ln ESS2 on ln n, the visible keys, over bins with n >= 64 at the longest length [ours]; "
             "about 0 for a retrieval head, 1 for an aggregation head",
             formula="ln ESS₂(n) ≈ growth · ln n + const",
+            explanation="0 if the effective length is constant, 1 if in proportion",
         ),
         "ess1": Statistic(
             "ESS1",
@@ -95,6 +96,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "spread of usage E|c_f| over rotary pairs; lower is more even",
             formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
+            explanation="coefficient of variation of their use; 0 if a head uses all alike",
         ),
         "cov_rms": Statistic(
             "CoV of pairs (rms)",
@@ -234,7 +236,7 @@ def _largest_logits(frame: pd.DataFrame) -> pd.DataFrame:
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n by head and document; NaN if the bins span less than an octave."""
     numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
-    n = bin_center(frame["visible"], frame["context_length"]).to_numpy()
+    n = np.asarray(bin_center(frame["visible"], frame["context_length"]))
     points = pd.DataFrame({"x": np.log(n), "y": frame["log_ess2"].to_numpy(), "unit": numbers})[n >= MIN_GROWTH_KEYS]
     groups = points.groupby("unit")
     points["x"] -= groups["x"].transform("mean")
@@ -242,7 +244,8 @@ def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     points["xx"] = points["x"] ** 2
     sums = points.groupby("unit")[["xy", "xx"]].sum()
     slopes: pd.Series = sums["xy"] / sums["xx"]
-    return slopes[groups.size() >= BINS_PER_OCTAVE].reindex(range(len(index))).set_axis(index)
+    slopes = slopes[groups.size() >= BINS_PER_OCTAVE].reindex(range(len(index)))
+    return slopes.set_axis(index)
 
 
 def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:

@@ -144,20 +144,21 @@ QUESTIONS = (
     Question(
         name="positions.no_base",
         topic=POSITIONS,
-        sentence="In {model}, {reason}, so no effective base is defined",
+        sentence="In {model}, {reason}, so no effective base (of the RoPE with the same mean log-frequency) is defined",
     ),
     Question(name="positions.base", topic=POSITIONS, sentence="All {n:n heads} of {model} {kind} {value}"),
     Question(
         name="positions.base_by_depth",
         topic=POSITIONS,
-        sentence="The effective base of {model} ranges from {smallest:number} to {largest:number} over {n:n heads}; "
-        "its rank correlation with depth is {value}",
+        sentence="The effective base of {model}, that of the RoPE with the same mean log-frequency, ranges from "
+        "{smallest:number} to {largest:number} over {n:n heads}; its rank correlation with depth is {value}",
         number="+.2f",
     ),
     Question(
         name="positions.gamma",
         topic=POSITIONS,
-        sentence="In {model}, gamma is positive in {positive} of {n:n heads}, with median {value}",
+        sentence="In {model}, gamma is positive in {positive} of {n:n heads}, with median {value}: the exponent with "
+        "which a head's logits grow with the context",
         number=".3g",
     ),
     Question(

@@ -22,8 +22,10 @@ QUESTIONS = (
         number=",.0f",
     ),
     Question(
-        name="patterns.no_far_keys",
-        sentence="No key is 32 or more tokens back. See the table top_keys for the attended tokens",
-        level="warning",
+        name="patterns.prompt",
+        sentence="In {model}, {unit} attends from “{query}” to “{key}” with weight {value}: {weights}",
+        headline="{unit} attends from “{query}” to “{key}” with weight {value}: {weights}",
+        number=".2f",
+        level="headline",
     ),
 )

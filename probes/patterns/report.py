@@ -21,6 +21,7 @@ from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE, maps
 from probes.patterns.analysis import MAX_FAR_ROWS, document_text, layers_and_heads, mapped_models, top_far_rows
 from probes.patterns.lens import far_rows_table
+from probes.patterns.prompt_rows import prompt_rows
 
 CARD_ROWS = 3
 """Top far rows on the card of a head."""
@@ -77,7 +78,9 @@ def _map_charts(context: RenderContext) -> Iterator[Chart]:
     heads from the first to the last layer."""
     label = next((name for name in mapped_models(context.run) if name in context.models), "")
     heads, kind = context.notable_heads, "notable heads"
-    if not heads and label in (values := context.finite_values("far_weight")):
+    if rows := prompt_rows(context.run, label):
+        heads, kind = {(row.layer, row.head): "" for row in rows}, "the strongest attention"
+    elif not heads and label in (values := context.finite_values("far_weight")):
         leading = context.heads.loc[values[label].nlargest(MAPPED_HEADS).index]
         heads, kind = dict.fromkeys(layers_and_heads(leading), "top far weight"), "heads of top far weight"
     elif not heads and label:

@@ -12,7 +12,7 @@ from headscope.results.result import Result
 from headscope.results.samples import extreme_head_result
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.patterns import PROBE
+from probes.patterns import PROBE, prompt_rows
 from probes.patterns.analysis import count_maps, document_text, layers_and_heads, top_far_rows
 
 MAX_HEADS = 5
@@ -20,10 +20,11 @@ MAX_HEADS = 5
 
 
 def results(run: Run) -> Iterator[Result]:
-    """The head of each model with the largest top far weight, and an example; the number of stored maps."""
+    """The strongest attention in a prompt; the head of each model with the largest top far weight, and an example; the
+    number of stored maps."""
+    for label in default_models(run):
+        yield from prompt_rows.results(run, label)
     has_far_keys = "far_weight" in run.heads and run.heads["far_weight"].notna().any()
-    if "top_keys" in run.tables and not has_far_keys:
-        yield Result(question="patterns.no_far_keys")
     for label in default_models(run) if has_far_keys else ():
         for _, heads in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
             rows = run.table("far_keys")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.pooled_map import PooledMaps
@@ -23,6 +24,8 @@ from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from headscope.study.prompt import ProbeTexts
+from headscope.user_input import quote
+from probes.patterns.prompt_rows import find_token
 from probes.patterns.schema import PatternsOptions, encode_map
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
@@ -50,6 +53,7 @@ class PatternsRunner:
         cells, stored = [], set()
         for label in self.context.labels:
             documents = self.texts.documents(label)
+            self._check_tokens(label, documents[0].ids)
             longest = len(documents[0].ids)
             tokenizer = digest_tokenizer(self.context.tokenizer(label))
             for length in self.texts.lengths(label):
@@ -62,6 +66,18 @@ class PatternsRunner:
                     text_pass = TextPass.over(document.ids[:length], number)
                     cells.append(Cell(name, label, pass_cost(length), _PatternWork(tokens, is_new), text_pass))
         return cells
+
+    def _check_tokens(self, label: str, ids: Sequence[int]) -> None:
+        """Raise BadInput if the prompt has no token with the text of the option `query` or `key`."""
+        for name in ("query", "key"):
+            if (token := getattr(self.options, name)) is None:
+                continue
+            prompt, _ = token_texts(self.context.tokenizer(label), ids)
+            if find_token(prompt, token) is None:
+                raise BadInput(
+                    f"no token of the prompt is {quote(token)} ('{name}'): its tokens in '{label}' are "
+                    f"{quote(prompt)}. Use one of them"
+                )
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
         document, length = document_of(cell, self.texts.documents)
@@ -78,7 +94,9 @@ class PatternsRunner:
             top_keys = TopKeysAccumulator(model.geometry, rows, self.options.keys)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         tokenizer = self.context.tokenizer(cell.model) if cell.work.stores_tokens else None
-        is_mapped = self.options.map and cell.text_pass.document == 0 and length == len(document.ids)
+        is_mapped = (
+            (self.options.map or self.texts.is_prompt) and cell.text_pass.document == 0 and length == len(document.ids)
+        )
         maps = PooledMaps(model.geometry, length) if is_mapped else None
         return PatternsObserver(top_keys, keys, cell.work.tokenizer, tokenizer, document, maps)
 

@@ -36,11 +36,23 @@ class PatternsOptions(PromptOptions):
     map: bool = Field(
         False,
         description="also store the attention pattern of every head, pooled to at most 128 x 128 blocks of tokens, "
-        "over the first document at the longest context length",
+        "over the first document at the longest context length; always stored for a prompt",
+    )
+    query: str | None = Field(
+        None,
+        min_length=1,
+        description="token of the prompt, by its text, from which to list the strongest attention; default: the last "
+        "token",
+    )
+    key: str | None = Field(
+        None, min_length=1, description="token of the prompt, by its text, to which to list the strongest attention"
     )
 
     @model_validator(mode="after")
     def _check_rows(self) -> "PatternsOptions":
+        for name in ("query", "key"):
+            if getattr(self, name) is not None and self.prompt is None and self.prompt_file is None:
+                raise ValueError(f"'{name}' needs a prompt, of which it is a token. Add 'prompt', or remove '{name}'")
         if self.rows < 2 and not (self.rows == 0 and self.map):
             raise ValueError(f"'rows' must be at least 2, or 0 together with 'map': {self.rows}. Use more rows")
         return self

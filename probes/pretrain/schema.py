@@ -12,7 +12,8 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.study.config import Options
+from headscope.prompts.shakespeare import DEFAULT_SOURCE
+from headscope.study.config import Options, TextSource
 
 Variant = Literal[
     "rope",
@@ -67,9 +68,10 @@ class PretrainOptions(Options):
         min_length=1,
         description="models to train, as VARIANT[:SEED]; the seed sets initial weights and batches",
     )
-    training_texts: list[str] = Field(
-        ["pkg:shakespeare"],
+    training_texts: list[TextSource] = Field(
+        [DEFAULT_SOURCE],
         min_length=1,
+        validate_default=True,
         description="text sources to train on; the validation documents (--text) are excluded from training",
     )
     sample_by: Literal["tokens", "sources"] = Field(
