@@ -34,7 +34,7 @@ from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.playground import tasks
-from headscope.playground.model_process import ModelSession
+from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.positions.model import Model
 from headscope.report import assembly

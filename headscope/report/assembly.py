@@ -14,7 +14,6 @@ import pandas as pd
 from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
-from headscope.plots.heads import plot_small_matrices
 from headscope.plugins import Arguments
 from headscope.probe import Probe
 from headscope.report.blocks import (
@@ -197,6 +196,8 @@ def is_about(group: ChartGroup, topic: str) -> bool:
 def overview_blocks(context: RenderContext) -> Iterator[Block]:
     """The overview of a run: a small matrix of every model, and the charts of the probes for the app's first page."""
     if name := longest_ess_column(context.heads):
+        from headscope.plots.heads import plot_small_matrices
+
         yield Chart(
             plot_small_matrices(context.heads, name, context.scale_heads),
             "One cell per head, with the first layer at the bottom. All models share one colour scale.",

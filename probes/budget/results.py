@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.report.blocks import Overview
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.results.verdicts import judge
@@ -180,3 +181,8 @@ def changes_at_half(question: str, model: str, where: Mapping[str, Scalar], scor
                 "whole": rows[0.0].mean(),
             },
         )
+
+
+def overview(run: Run) -> Overview | None:
+    """Summaries by model, context length and order, for JSON."""
+    return Overview("budget", run.derived(summaries)) if LOSS.name in run.tables else None
