@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from support.app_pages import wait_until_drawn
 
 from dashboards.layout import all_pages
-from headscope.cli.flags import EXAMPLE, EXAMPLES
+from headscope.cli.flags import EXAMPLES, example_run
 from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
@@ -164,7 +164,8 @@ def test_a_run_that_starts_later_shows_its_progress(
 
 
 def test_an_empty_page_opens_the_run_that_fills_it(serve: Callable[[Path], str], browse: Callable[..., Page]):
-    page = browse(f"{serve(EXAMPLES)}/patching?run={EXAMPLE.name}")
+    example = example_run().name
+    page = browse(f"{serve(EXAMPLES)}/patching?run={example}")
     link = page.get_by_role("link", name=re.compile("^Open patching,"))
     expect(link).to_be_visible()
     expect(page.locator("#content pre")).to_contain_text("headscope patch")
