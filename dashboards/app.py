@@ -16,13 +16,13 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.serving import make_server
 
 from dashboards import export, layout, run_notes
-from dashboards.controls import build_controls, run_label
+from dashboards.controls import build_controls
 from dashboards.lazy_loading import rendered_page
 from dashboards.pages.runs import describe_progress
 from dashboards.playground.callbacks import register_callbacks
 from dashboards.playground.worker import ModelWorker, add_worker
 from dashboards.request_checks import add_request_checks
-from dashboards.run_store import RunStore, current_store
+from dashboards.run_store import RunStore, current_store, run_label
 from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
 

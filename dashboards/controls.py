@@ -7,7 +7,7 @@ import numpy as np
 from dash import html
 
 from dashboards.pages import Page
-from dashboards.run_store import current_store
+from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState
 from headscope.report.assembly import run_statistics
 from headscope.runs.column_metadata import measured_roles, roles, statistic
@@ -102,12 +102,3 @@ def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
         "min": (dmc.NumberInput, {"label": "Minimum value", "placeholder": placeholders["min"], "debounce": 600}),
         "max": (dmc.NumberInput, {"label": "Maximum value", "placeholder": placeholders["max"], "debounce": 600}),
     }
-
-
-def run_label(run_name: str) -> str:
-    """A run's name without its hash: example, 11-21 13:35."""
-    stamp, _, rest = run_name.partition("-")
-    if len(stamp) != 16 or not rest:
-        return run_name
-    slug = rest.rpartition("-")[0] or rest
-    return f"{slug}, {stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}"

@@ -197,3 +197,12 @@ def _read_manifest(folder: Path, stamp: FileStamp) -> Run | BadRun:
 def _open_combined(folder: Path, names: tuple[str, ...], stamps: tuple[FileStamp, ...]) -> Run:
     """The combined runs; `stamps` invalidate the cache when a run is replaced."""
     return combine_runs([Run.open(folder / name) for name in names])
+
+
+def run_label(run_name: str) -> str:
+    """A run's name without its hash: example, 11-21 13:35."""
+    stamp, _, rest = run_name.partition("-")
+    if len(stamp) != 16 or not rest:
+        return run_name
+    slug = rest.rpartition("-")[0] or rest
+    return f"{slug}, {stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}"

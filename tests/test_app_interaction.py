@@ -1,5 +1,6 @@
 """The app in a browser: nothing typed or sorted is lost, and what is not shown is said."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from playwright.sync_api import Page, expect
 from support.app_pages import wait_until_drawn
 
 from dashboards.layout import all_pages
+from headscope.cli.flags import EXAMPLES, example_run
 from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
@@ -159,3 +161,14 @@ def test_a_run_that_starts_later_shows_its_progress(
     (cells.parent / "plan.json").write_text('{"cells": 4}')
     page.evaluate("window.headscopePoll()")
     expect(page.locator("#run-progress")).to_contain_text("study-1: 1 of 4 work items stored")
+
+
+def test_an_empty_page_opens_the_run_that_fills_it(serve: Callable[[Path], str], browse: Callable[..., Page]):
+    example = example_run().name
+    page = browse(f"{serve(EXAMPLES)}/patching?run={example}")
+    link = page.get_by_role("link", name=re.compile("^Open patching,"))
+    expect(link).to_be_visible()
+    expect(page.locator("#content pre")).to_contain_text("headscope patch")
+    link.click()
+    page.wait_for_url("**run=*-patching-*")
+    expect(page.locator("#content .dash-graph").first).to_be_visible()

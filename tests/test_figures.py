@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from plotly.colors import unlabel_rgb
 from scipy.stats import t
 
 from headscope.bins import bin_center
@@ -343,3 +344,15 @@ def test_selected_heads_are_framed_in_every_matrix_and_the_axes_stay(run: Run) -
             axis = (frame.xaxis or "x").removeprefix("x")
             assert figure.layout[f"xaxis{axis}"].range == (-0.5, 5.5)
             assert figure.layout[f"yaxis{axis}"].range == (-0.5, 3.5)
+
+
+def test_colours_of_an_ordered_series_are_visible_on_light_and_dark_pages() -> None:
+    def luminance(colour: str) -> float:
+        shares = [value / 255 for value in unlabel_rgb(colour)]
+        linear = [share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    light, dark = 1.0, luminance("rgb(21,24,28)")
+    for value in map(luminance, style.ordered_colours(9)):
+        assert (light + 0.05) / (value + 0.05) >= 3
+        assert (value + 0.05) / (dark + 0.05) >= 3

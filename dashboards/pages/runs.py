@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.controls import run_label
 from dashboards.run_notes import NotesBlock, ProgressBlock
-from dashboards.run_store import current_store
+from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.plots import axes, style
