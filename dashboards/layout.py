@@ -7,7 +7,7 @@ import dash_mantine_components as dmc
 from dash import html
 
 from dashboards import export
-from dashboards.controls import control_values
+from dashboards.controls import bound_placeholders, control_values
 from dashboards.navigation import all_pages, navigation, navigation_state
 from dashboards.pages import Page, head
 from dashboards.run_store import current_store
@@ -122,6 +122,7 @@ def browser_state(path: str, page: Page, run: Run, view: ViewState, content: Pag
         "title": content.title,
         "nav_path": page.PATH,
         "control_values": control_values(page, run, view),
+        "placeholders": bound_placeholders(run, view),
         "query_string": build_url("", query),
         "pathname": path,
         "models": run.models,
@@ -136,6 +137,7 @@ EMPTY_STATE: Mapping[str, Any] = {
     "title": "Nothing to show",
     "nav_path": "",
     "control_values": {},
+    "placeholders": {},
     "query_string": None,
     "pathname": "",
     "models": [],

@@ -42,7 +42,10 @@ def print_summary(run: Run, show_all: bool = False) -> None:
             for result in results:
                 print_line("  ", sentence(result))
     else:
-        for heading, lines in (("Rows", run_results.row_lines(run)), ("Headlines", run_results.headline_lines(run))):
+        for heading, lines in (
+            ("By prompt", run_results.row_lines(run)),
+            ("Headlines", run_results.headline_lines(run)),
+        ):
             if lines:
                 print_line(bold(heading))
             for line in lines:

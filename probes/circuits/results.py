@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.effects.statistics import rank_correlation
+from headscope.effects.statistics import MIN_COMPARED, rank_correlation
 from headscope.heads import format_head
 from headscope.report.text import WINDOWED, describe_sink_rows, head_mask, heads_by_model, heads_by_window
 from headscope.results.ranks import head_ranks
@@ -90,7 +90,7 @@ def _copying_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
     for column in head_score_columns(heads):
         scored = heads.dropna(subset=[column])
         correlation, count = rank_correlation(scored["ov_copying"], scored[column])[0], len(scored)
-        if math.isnan(correlation):
+        if count < MIN_COMPARED or math.isnan(correlation):
             continue
         top = scored.nlargest(10, column)["ov_copying"]
         copying = int(exceeds(top, COPYING_THRESHOLD).sum())
@@ -161,7 +161,7 @@ def _positional_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
     if measured := measured_effective_length(heads.columns):
         both = heads.dropna(subset=[measured])
         correlation, count = rank_correlation(lengths[both.index], both[measured])[0], len(both)
-        if math.isfinite(correlation):
+        if count >= MIN_COMPARED and math.isfinite(correlation):
             yield Result(
                 question="circuits.positional_agreement",
                 value=correlation,

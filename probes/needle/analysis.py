@@ -23,7 +23,7 @@ TOP_COUNT = 10
 """Top heads of each ranking whose overlap is reported."""
 VARIANTS = {"strict": "", "indirect": "paraphrased questions", "wu": "copies counted as by Wu et al."}
 """What distinguishes the trials of each mode in a sentence."""
-AGREEMENT_COLUMNS = ["first", "second", "spearman", "low", "high", "overlap", "heads"]
+AGREEMENT_COLUMNS = ["first", "second", "spearman", "low", "high", "overlap", "top", "heads"]
 DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
     ("retrieval", "needle_write_indirect"),
@@ -231,9 +231,10 @@ def seed_columns(scores: pd.DataFrame) -> list[int]:
 def _rank_agreement(scores: pd.DataFrame) -> dict[str, float]:
     """Agreement of two columns over heads, as in `seed_agreement`."""
     first, second = (scores[name] for name in scores)
+    top = min(TOP_COUNT, len(scores) // 2)  # all heads overlap with all heads
     top_first, top_second = (
-        set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)
+        set(column.sort_values(ascending=False, kind="stable").index[:top]) for column in (first, second)
     )
     spearman, low, high = rank_correlation(first, second)
-    overlap = len(top_first & top_second) / min(TOP_COUNT, len(scores))
-    return {"spearman": spearman, "low": low, "high": high, "overlap": overlap, "heads": len(scores)}
+    overlap = len(top_first & top_second) / max(top, 1)
+    return {"spearman": spearman, "low": low, "high": high, "overlap": overlap, "top": top, "heads": len(scores)}

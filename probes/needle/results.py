@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.report.blocks import Overview
@@ -22,7 +23,7 @@ from headscope.runs.aggregation import difference_interval
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from probes.needle import analysis
-from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, TOP_COUNT, VARIANTS
+from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, VARIANTS
 from probes.needle.heads import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
 from probes.needle.questions import MAX_SUPPORTED_SIZE
 
@@ -91,14 +92,14 @@ def _score_results(run: Run) -> Iterator[Result]:
     for label, groups in analysis.scores_by_group(run.heads).groupby("model", observed=True):
         count = int(exceeds(groups["max"], RETRIEVAL_THRESHOLD).sum())
         yield Result(question="retrieval.kv_groups", model=str(label), value=count, n=len(groups))
-    for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
+    for row in _compared(analysis.seed_agreement(run.derived(analysis.scores_by_seed))):
         where = {"haystack": row["first"], "other_haystack": row["second"]}
         yield _agreement("haystack", row, model=row["model"], where=where)
-    for row in analysis.detector_agreement(run.heads).to_dict("records"):
+    for row in _compared(analysis.detector_agreement(run.heads)):
         labels = {name: statistic(row[name]).label for name in ("first", "second")}
         where = {"score": row["first"], "other_score": row["second"]}
         yield _agreement("detector", row, labels, model=row["model"], where=where)
-    for row in analysis.model_agreement(run.heads).to_dict("records"):
+    for row in _compared(analysis.model_agreement(run.heads)):
         yield _agreement("model", row, where={"first": row["first"], "second": row["second"]})
 
 
@@ -109,6 +110,11 @@ def retrieval_heads(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Resu
         yield from answer("retrieval", heads, conditions, "retrieval", RETRIEVAL_THRESHOLD)
 
 
+def _compared(table: pd.DataFrame) -> list[dict[Any, Any]]:
+    """The agreements over enough heads."""
+    return table[table["heads"] >= MIN_COMPARED].to_dict("records")
+
+
 def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None = None, **fields: Any) -> Result:
     """The rank correlation of two scores over heads, and the overlap of their top heads."""
     return Result(
@@ -117,7 +123,7 @@ def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None 
         low=row["low"],
         high=row["high"],
         n=row["heads"],
-        details={"overlap": row["overlap"], "top": TOP_COUNT, **(labels or {})},
+        details={"overlap": row["overlap"], "top": row["top"], **(labels or {})},
         **fields,
     )
 

@@ -39,7 +39,8 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         *(
             Question(
                 name=f"{area}.{name}",
-                sentence=f"{{model}}, {{prompts}}: {{number:.0f}} of {{n:n pairs}} are left out of means, because {reason}: "
+                sentence=f"{{model}}, {{prompts}}: {{number:.0f}} of {{n:n pairs}} are left out of means, because "
+                f"{reason}: "
                 "{names:+.2f}[ and {more} more] ({label}). Use other pairs, or --keep-failing",
                 number=".0f",
                 level="warning",
@@ -57,7 +58,8 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         Question(
             name=f"{area}.answered",
             sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
-            "Means include {unanswered:n pairs} without it, whose effects do not show how the model answers][. {doubt}]",
+            "Means include {unanswered:n pairs} without it, whose effects do not show how the model answers]"
+            "[. {doubt}]",
             number="percent",
             samples="pairs",
             better="higher",

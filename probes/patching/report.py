@@ -22,7 +22,7 @@ from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
-from probes.patching.analysis import STATISTICS, parts_of_sweep, position_effects, span_sweeps, sweeps
+from probes.patching.analysis import STATISTICS, pair_sweeps, parts_of_sweep, position_effects, span_sweeps, sweeps
 from probes.patching.labels import describe_sweep
 from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
@@ -54,6 +54,10 @@ MATRIX_CAPTION = (
 POSITION_CAPTION = (
     "Effect of patching one position at a time, for the heads of largest effect. Tokens are those of the clean prompt, "
     "with the token of the corrupted prompt after | where it differs."
+)
+PAIR_CAPTION = (
+    "Effect in one prompt pair, or mean over the pairs of one group, for the heads of largest effect in any of them. "
+    f"{ESTIMATE_MARK}: estimated."
 )
 SPAN_CAPTION = (
     "Effect of patching the positions of one named span, mean over pairs, for the heads of largest effect. "
@@ -133,8 +137,10 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
             texts.get("patching.agreement", ""),
             half_width=True,
         )
+    if pairs := parts_of_sweep(run.derived(pair_sweeps), effects):
+        yield Chart(plots.plot_parts(effects, pairs, "subset"), PAIR_CAPTION, half_width=True)
     if spans := parts_of_sweep(run.derived(span_sweeps), effects):
-        yield Chart(plots.plot_spans(effects, spans), SPAN_CAPTION, half_width=True)
+        yield Chart(plots.plot_parts(effects, spans, "span"), SPAN_CAPTION, half_width=True)
     if PATCHING_TOKENS.name not in run.tables:
         return
     tokens = plain_types(run.table(PATCHING_TOKENS.name))

@@ -1,6 +1,7 @@
 """Results of activation patching: the pairs, every sweep, named spans, single heads, and comparisons of models."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -59,8 +60,10 @@ def _pair_result(run: Run, effects: Effects) -> Result:
         "clean": float(pairs["metric_clean"].mean()),
         "corrupted": float(pairs["metric_corrupted"].mean()),
     }
-    unit = largest_unit(effects)
-    return unit_result(effects, unit, "patching.pair", where=where, details=sweep_details(effects) | details)
+    fields: dict[str, Any] = {"where": where, "details": sweep_details(effects) | details}
+    if "pair" in where:
+        fields["n"] = None  # one pair is no sample of pairs
+    return unit_result(effects, largest_unit(effects), "patching.pair", **fields)
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
@@ -73,7 +76,8 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
             continue
         sizes = effects.units["effect"].abs()
         for unit in units_of_head(effects, layer, head, groups.iloc[0]):
-            place = {"rank": rank(sizes, abs(unit["effect"])), "units": len(sizes), "nouns": unit_nouns(effects.units)}
+            own_rank = rank(sizes, abs(unit["effect"])) if len(sizes) > 1 else None
+            place = {"rank": own_rank, "units": len(sizes), "nouns": unit_nouns(effects.units)}
             yield unit_result(effects, unit, "patching.head", details={**sweep_details(effects), **place})
 
 
