@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from headscope.bench.timing import time_calls
 from headscope.bench.variants import measuring_calls, warm_up_kernels
@@ -53,5 +53,5 @@ def random_model(shape: str, device: str = "auto") -> Model:
     torch.manual_seed(0)
     with place:
         dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-        module = LlamaForCausalLM._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     return load(module.eval())
