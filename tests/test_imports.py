@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 import textwrap
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "model_identity",
         "streaming",
         "attention",
+        "kernels",
         "models",
         "positions",
         "measures",
@@ -77,6 +79,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "study": {
         "compat",
         "errors",
+        "kernels",
         "user_input",
         "model_identity",
         "model_spec",
@@ -163,6 +166,19 @@ def parts() -> list[str]:
     }
     assert len(names) > 50
     return sorted(names)
+
+
+def test_modules_of_the_playground_import_each_other_in_one_direction() -> None:
+    package = {module(file): file for file in files("headscope/playground")}
+    imported = {
+        name: {other for other in package if any(i.startswith(f"{other}.") for i in imports(file)) and other != name}
+        for name, file in package.items()
+        if file.stem != "__init__"
+    }
+    TopologicalSorter(
+        {name: others & {*imported} for name, others in imported.items()}
+    ).prepare()  # raises for a circle
+    assert "headscope.playground.model_session" in imported["headscope.playground.tasks"]
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ from headscope.cli.flags import (
 from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.probe import Probe
-from headscope.runs import old_names
 
 if TYPE_CHECKING:
     from headscope.compat.typer import ClickException, Command, Context
@@ -57,8 +56,6 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
         probes = plugins.requestable_probes().values()
-        if new_name := old_names.PROBES.get(cmd_name):
-            raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
         if cmd_name == "measure":
             raise BadInput("unknown command 'measure'. Use: headscope run --model base=smollm2-135m")
         probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
@@ -131,7 +128,8 @@ def demo(
     check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
-    from headscope.report.terminal import print_line, print_summary, print_warnings
+    from headscope.report.console import print_line
+    from headscope.report.terminal import print_summary, print_warnings
 
     print_warnings(run)
     print_summary(run, show_all)
@@ -253,7 +251,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
-    from headscope.report.terminal import bold, print_line, print_run_entry, run_to_dict
+    from headscope.report.console import bold, print_line
+    from headscope.report.terminal import print_run_entry, run_to_dict
 
     entries: list[tuple[Path, Run | BadRun]] = []
     for path, run in finished_runs(directory):
@@ -381,12 +380,12 @@ def renamed_option(error: "ClickException") -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")
-    probes = plugins.requestable_probes().values()
-    probe_name = next((probe.name for probe in probes if probe.command_name == command), "")
+    probe = next((probe for probe in plugins.requestable_probes().values() if probe.command_name == command), None)
     negation = "no-" if str(option).startswith("--no-") else ""
-    old_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
-    new_name = old_names.OPTIONS.get(probe_name, {}).get(old_name, "").replace("_", "-")
-    return f"option {option} is now --{negation}{new_name}. See headscope {command} --help" if new_name else None
+    former_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
+    if probe is None or not (name := plugins.call_part(probe, Probe.options).former_names.get(former_name)):
+        return None
+    return f"option {option} is now --{negation}{name.replace('_', '-')}. See headscope {command} --help"
 
 
 def _write_report(paths: list[Path], out: Path) -> None:

@@ -207,7 +207,7 @@ class ChartGroup:
 
     chapter: str
     heading: str
-    charts: Iterable[Chart | TextTable]
+    charts: Iterable[Chart | TextTable | TextBlock]
     app_pages: str = ""
 
 

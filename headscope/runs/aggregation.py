@@ -155,7 +155,22 @@ def _label_texts(labels: pd.Series) -> pd.Series:
 
 def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) -> pd.DataFrame:
     """The rows at the longest context length of each group of these columns, by default of each model."""
+    if frame["context_length"].nunique() == 1:
+        return frame
     return frame[frame["context_length"] == frame.groupby([*by])["context_length"].transform("max")]
+
+
+def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[np.int64], pd.Index]:
+    """The number of each row's group by these columns, and the groups in order: one key is faster than several."""
+    groups = frame.groupby([*by])
+    return groups.ngroup().to_numpy(), groups.size().index
+
+
+def last_octave_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last four bins of visible keys that the head's layer fills, at each length."""
+    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
+    rows: pd.DataFrame = frame[in_last_octave(frame["visible"], top)]
+    return rows
 
 
 def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str = "population") -> pd.DataFrame:
@@ -164,8 +179,7 @@ def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str =
     The last octave consists of the last four bins that the head's layer fills. Bins are weighted by the column
     `weight`, by default their number of query rows in the document, so that every row of the octave counts once.
     """
-    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
-    last_rows = frame[in_last_octave(frame["visible"], top)]
+    last_rows = last_octave_rows(frame)
     unit = [*HEAD_KEYS, "context_length", "doc"]
     total = last_rows[unit].join(last_rows[[*columns]].mul(last_rows[weight], axis=0)).groupby(unit).sum()
     return total.div(last_rows.groupby(unit)[weight].sum(), axis=0)

@@ -16,6 +16,7 @@ from headscope import plugins
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
+from headscope.kernels.runtime import describe_kernels
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
@@ -228,6 +229,7 @@ def hardware() -> dict[str, Any]:
         "fused_cpu_attention": cpu_flash_attention() is not None,
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
+        **describe_kernels(),
     }
 
 

@@ -45,10 +45,12 @@ def _answered_results(run: Run) -> Iterator[Result]:
     """How many prompts of each set the unchanged model answers."""
     for (model, prompts, metric), values in run.derived(prompt_metrics).items():
         if metric in ANSWER_CRITERIA:
-            where = {"prompts": prompts, "metric": metric}
             is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
             unanswered = int((~is_answered).sum())
-            yield answered_result("ablation.answered", metric, is_answered, unanswered, DOUBT, model=model, where=where)
+            doubt = DOUBT if metric == "logit_diff" else ""
+            fields: dict[str, Any] = {"model": model, "where": {"prompts": prompts, "metric": metric}}
+            criterion = ANSWER_CRITERIA[metric]
+            yield answered_result("ablation.answered", criterion, is_answered, unanswered, doubt, **fields)
 
 
 def _set_result(run: Run, effects: Effects) -> Result:

@@ -22,8 +22,9 @@ from headscope.forward.ablation import (
     reference_tokens,
     replacement_edit,
 )
+from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
-from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
+from headscope.forward.patching import MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
 from headscope.model_identity import refuse_other_weights
@@ -294,7 +295,7 @@ class _AnswerReplay:
         """The metric with each of these edits of one attention layer by itself."""
         with self._replay.capturing():
             z, call = self._replay.attention(layer)
-            batch = max(1, BATCH_TOKENS // z.shape[2])
+            batch = runs_per_batch(self._replay.model, z.shape[2])
             batches = [edits[first : first + batch] for first in range(0, len(edits), batch)]
             outputs = (torch.cat([edit(z, call) for edit in members]) for members in batches)
             logits = torch.cat([self._replay.target_logits_of(layer, variants) for variants in outputs])

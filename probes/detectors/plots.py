@@ -21,9 +21,12 @@ def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame
 
 def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
     """One bar per model and kind at the longest length, with chance as a mark; `rows` are the head's of `detectors`."""
+    title, rows = f"Detector scores of layer {layer}, head {head}", rows[rows["model"].isin(models)]
+    if rows.empty:
+        return style.empty_figure(title, "not measured in these models")
     longest = rows[rows["context_length"] == rows["context_length"].max()]
     means = mean_over_sequences(longest.assign(model=longest["model"].astype(pd.CategoricalDtype(models))))
-    figure = style.new_figure(f"Detector scores of layer {layer}, head {head}")
+    figure = style.new_figure(title)
     for label, model_style in style.model_styles(means).items():
         by_kind = means[means["model"] == label].set_index("kind").reindex(list(KIND_COLUMNS))
         figure.add_bar(
@@ -51,7 +54,7 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
         name="chance",
     )
     figure.update_yaxes(title_text="mean weight", range=[0, 1])
-    return figure.update_layout(barmode="group")
+    return style.fit_legend(figure.update_layout(barmode="group"))
 
 
 def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:

@@ -14,8 +14,10 @@ from headscope.bins import BINS_PER_OCTAVE, bin_center
 from headscope.runs.aggregation import (
     HEAD_KEYS,
     last_octave_means,
+    last_octave_rows,
     mean_losses,
     mean_with_interval,
+    number_groups,
     plain_types,
     rows_at_longest_length,
 )
@@ -208,8 +210,9 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
-    means = last_octave_means(frame, names)
-    means["sink_mass"] = last_octave_means(frame, ["sink_mass"], "sink_population")
+    last_rows = last_octave_rows(frame)
+    means = last_octave_means(last_rows, names)
+    means["sink_mass"] = last_octave_means(last_rows, ["sink_mass"], "sink_population")
     columns: list[pd.DataFrame] = [
         mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
@@ -230,26 +233,28 @@ def _largest_logits(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n by head and document; NaN if the bins span less than an octave."""
-    unit = [*HEAD_KEYS, "doc"]
-    n = bin_center(frame["visible"], frame["context_length"])
-    points = frame.assign(x=np.log(n))[n >= MIN_GROWTH_KEYS]
-    groups = points.groupby(unit)
+    numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
+    n = bin_center(frame["visible"], frame["context_length"]).to_numpy()
+    points = pd.DataFrame({"x": np.log(n), "y": frame["log_ess2"].to_numpy(), "unit": numbers})[n >= MIN_GROWTH_KEYS]
+    groups = points.groupby("unit")
     points["x"] -= groups["x"].transform("mean")
-    points["xy"] = points["x"] * points["log_ess2"]
+    points["xy"] = points["x"] * points["y"]
     points["xx"] = points["x"] ** 2
-    sums = points.groupby(unit)[["xy", "xx"]].sum()
+    sums = points.groupby("unit")[["xy", "xx"]].sum()
     slopes: pd.Series = sums["xy"] / sums["xx"]
-    return slopes[groups.size() >= BINS_PER_OCTAVE].reindex(frame.groupby(unit).size().index)
+    return slopes[groups.size() >= BINS_PER_OCTAVE].reindex(range(len(index))).set_axis(index)
 
 
 def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     frame = rows_at_longest_length(frame)
-    unit = [*HEAD_KEYS, "doc"]
-    groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
-    cov = groups.std(ddof=0) / groups.mean()
-    rotating = frame[frame["theta"] > 0]
+    numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
+    groups = frame[["mean_abs", "rms", "norm_product"]].groupby(numbers)
+    cov = (groups.std(ddof=0) / groups.mean()).set_axis(index)
+    rotates = (frame["theta"] > 0).to_numpy()
+    rotating = frame.loc[rotates, ["theta", "mean_abs"]]
     rotating = rotating.assign(weighted=rotating["mean_abs"] * np.log(rotating["theta"]))
-    sums = rotating.groupby(unit)[["weighted", "mean_abs"]].sum()
+    sums = rotating[["weighted", "mean_abs"]].groupby(numbers[rotates]).sum()
+    sums = sums.reindex(range(len(index))).set_axis(index)
     without_interval = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
     without_interval["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
     return pd.concat(

@@ -71,7 +71,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     roles = [role for role in ROLES if heads_with_role(rows, role).any()]
     details: dict[str, Any] = {"roles": roles, "missing_roles": "" if roles else ", ".join(ROLES)}
     if window is not None and window < length:
-        details |= {"sink_rows": describe_sink_rows(run.attention, rows), "layer_window": window}
+        details |= {"sink_rows": _describe_sink_rows(run, rows), "layer_window": window}
     details |= {key: float(row[key]) for key in ("growth", "sink_mass", "local_mass")}
     where = {"context_length": length}
     yield head_result("length.head", row, name, _count_documents(run, model), where=where, details=details)
@@ -165,7 +165,18 @@ def _length(name: str) -> int:
 
 
 def _count_documents(run: Run, label: str) -> int:
-    return int(run.attention[run.attention["model"] == label]["doc"].nunique())
+    return int((run.derived(_documents)["model"] == label).sum())
+
+
+def _documents(run: Run) -> pd.DataFrame:
+    """The documents of each model."""
+    return run.distinct("attention", ["model", "doc"])
+
+
+def _describe_sink_rows(run: Run, heads: pd.DataFrame) -> str:
+    names = ["model", "layer", "population", "sink_population"]
+    bins = run.rows("attention", names, model=heads["model"].astype(str).unique(), layer=heads["layer"].unique())
+    return describe_sink_rows(bins, heads)
 
 
 def _parts(
@@ -206,7 +217,7 @@ def _length_results(run: Run, heads: pd.DataFrame, name: str) -> Iterator[Result
             where={"context_length": length, **layers},
             details={
                 "count": int(is_sink.sum()),
-                "sink_rows": describe_sink_rows(run.attention, rows) if is_windowed else "",
+                "sink_rows": _describe_sink_rows(run, rows) if is_windowed else "",
             },
         )
 

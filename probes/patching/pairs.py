@@ -107,7 +107,8 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
             is_counted = pairs.set_index("pair")["is_counted"]
             yield from _failure_results(area, pairs.set_index("pair"), is_answered, metric, place)
             unanswered = int((is_counted & ~is_answered).sum())
-            yield answered_result(f"{area}.answered", metric, is_answered, unanswered, DOUBT, **place)
+            criterion, doubt = ANSWER_CRITERIA[metric], DOUBT if metric == "logit_diff" else ""
+            yield answered_result(f"{area}.answered", criterion, is_answered, unanswered, doubt, **place)
 
 
 def _failure_results(

@@ -148,7 +148,7 @@ def plot_head(rows: pd.DataFrame, models: Sequence[str], layer: int, head: int) 
         )
     figure.update_yaxes(title_text="effect")
     figure.update_xaxes(type="category", showgrid=False)
-    return figure.update_layout(barmode="group")
+    return style.fit_legend(figure.update_layout(barmode="group"))
 
 
 def _title(effects: Effects, subtitle: str) -> dict[str, object]:
