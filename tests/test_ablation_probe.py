@@ -22,7 +22,7 @@ from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.report import assembly
 from headscope.results.words import count_nouns, headline, sentence
-from headscope.runs import old_names
+from headscope.runs.arrow import add_absent_columns
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -251,10 +251,9 @@ def test_random_heads_are_other_heads_of_the_same_layers_as_far_as_there_are_som
 
 
 def test_sets_of_older_runs_have_no_control() -> None:
-    table = all_tables()["ablation_sets"].arrow.empty_table().drop_columns("draw")
-    assert (
-        old_names.add_missing_columns("ablation_sets", table).schema.names == all_tables()["ablation_sets"].arrow.names
-    )
+    declared = all_tables()["ablation_sets"]
+    stored = declared.arrow.empty_table().drop_columns("draw")
+    assert add_absent_columns(declared, stored).schema.names == declared.arrow.names
 
 
 def test_all_heads_of_a_layer_have_no_control(folder: Path, tmp_path: Path) -> None:
