@@ -251,9 +251,9 @@ def test_random_heads_are_other_heads_of_the_same_layers_as_far_as_there_are_som
 
 
 def test_sets_of_older_runs_have_no_control() -> None:
-    table = all_tables()["ablation_sets"]
-    stored = table.arrow.empty_table().drop_columns("draw")
-    assert add_absent_columns(table, stored).schema.names == table.arrow.names
+    declared = all_tables()["ablation_sets"]
+    stored = declared.arrow.empty_table().drop_columns("draw")
+    assert add_absent_columns(declared, stored).schema.names == declared.arrow.names
 
 
 def test_all_heads_of_a_layer_have_no_control(folder: Path, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_effects_of_every_model_are_means_over_the_pairs_that_count_in_all(write
         np.testing.assert_allclose(heads["patching_z"], expected, atol=1e-6)
     texts = [sentence(result) for result in results(run)]
     assert texts[0].endswith("Means are over the 5 pairs that count in every model.")
-    assert any("yarn against base, over the same 5 pairs" in text for text in texts)
+    (change,) = (result for result in results(run) if result.question == "patching.largest_change")
+    assert (change.model, change.baseline, change.n) == ("yarn", "base", 5)
 
 
 def test_a_model_without_any_usable_pair_does_not_remove_the_pairs_of_the_others(write_run: WriteRun) -> None:

@@ -46,8 +46,8 @@ QUESTIONS = (
         statement=f"{_SWEEP}: ablating these {{size:n heads}} {{verb}} the {{label}} more than ablating random heads "
         "of the same layers",
         sentence="these {size:n heads} change it by {named:+.3g}[ ({named_low:+.3g} to {named_high:+.3g})] "
-        "{label_unit}, as many random heads of the same layers by {random:+.3g}[ ({random_low:+.3g} to {random_high:+.3g})], "
-        "a difference of {value}",
+        "{label_unit}, as many random heads of the same layers by {random:+.3g}"
+        "[ ({random_low:+.3g} to {random_high:+.3g})], a difference of {value}",
         headline="{change:capital}, {prompts}, {label}: {size:n heads} {named:+.3g}[ ({named_low:+.3g} to "
         "{named_high:+.3g})], {size} random of the same layers {random:+.3g}[ ({random_low:+.3g} to "
         "{random_high:+.3g})]; more than random: {verdict}",

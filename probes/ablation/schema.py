@@ -185,12 +185,15 @@ ABLATION_SETS = Table(
         *_KEYS,
         _KIND,
         _METRIC,
-        key(
+        Column(
             "draw",
             "index16",
             "",
             "0: the named heads; from 1: random heads, drawn for each prompt, as many in each layer and other ones as "
             "far as the layer has them [ours]",
+            0,
+            key=True,
+            absent=0,
         ),
         Column("size", "index16", "heads", "number of heads", 1),
         *_VALUES,
