@@ -2,9 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Python compiles what is imported; pip would compile every file of every library, a minute and a half.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+OLDEST_TESTS := tests/test_dependencies.py tests/test_eager_check.py tests/test_capture.py tests/test_compat.py
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
-.PHONY: demo dash test check lint types bench docs site paper wheels browser clean
+.PHONY: demo dash test test-oldest check lint types bench docs site paper wheels browser clean
 
 demo: .venv/ready  ## measure the bundled model under four position schemes and write report.html
 	$(BIN)/headscope demo
@@ -48,8 +49,16 @@ wheels: .venv/ready-dev  ## headscope and its larger example runs as two wheels 
 check: lint types  ## lint, types, and the quick tests that need neither the real model nor a browser
 	$(BIN)/pytest -m 'not model and not browser and not slow'
 
+test-oldest:  ## eager checks and the help of every command, with the oldest libraries that pyproject.toml allows
+	$(PYTHON) -m venv .venv-oldest
+	$(PYTHON) tests/support/oldest_versions.py > .venv-oldest/constraints.txt
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check --no-compile -c .venv-oldest/constraints.txt \
+	  --editable . pytest hypothesis playwright
+	.venv-oldest/bin/python -m pytest -o addopts="-q --strict-markers -p no:cacheprovider" \
+	  -m 'not model and not browser and not slow' $(OLDEST_TESTS)
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html site
+	rm -rf .venv .venv-oldest .mypy_cache .ruff_cache .hypothesis *.egg-info report.html site
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

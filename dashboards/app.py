@@ -107,6 +107,7 @@ def serve(
 ) -> None:
     """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    logging.getLogger("headscope").setLevel(logging.DEBUG)  # with the traceback of each chart that fails
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
         app = create_app(path, models, read_only, combined_with).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())

@@ -27,6 +27,7 @@ from headscope.report.blocks import (
     TextBlock,
     TextTable,
 )
+from headscope.results.words import count_nouns
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import capitalise, is_statistic, parse_column, statistic
 from headscope.runs.run import short_names
@@ -107,7 +108,7 @@ def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article
         config={**GRAPH_CONFIG, "displayModeBar": False},
         style={"height": f"{figure.layout.height}px"},
     )
-    question = html.H3(html.A(block.question, href=view.resolve_link(block.href)))
+    question = html.H2(html.A(block.question, href=view.resolve_link(block.href)))
     picture = html.Div(graph, role="group", **{"aria-label": title})
     return html.Article([question, html.P(block.caption), picture], className="card")
 
@@ -160,9 +161,14 @@ def _links_component(block: Links, view: ViewState, block_id: str) -> html.Div:
 
 @build_component.register
 def _table_component(block: TextTable, view: ViewState, block_id: str) -> html.Div:
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in block.column_names]))
+    head = html.Thead(html.Tr([*map(column_header, block.column_names)]))
     body = html.Tbody([html.Tr([*_row_cells(block, row, view)]) for row in block.rows])
     return scrolling_table(block, html.Table([html.Caption(block.caption), head, body]))
+
+
+def column_header(name: str) -> html.Th | html.Td:
+    """The header of a column; a column without a name has none."""
+    return html.Th(name, scope="col") if name else html.Td()
 
 
 def _evidence(claim: Claim) -> list[html.P]:
@@ -224,7 +230,7 @@ def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> h
     rows = heads.replace([np.inf, -np.inf], np.nan).astype(object).where(heads.notna(), None)
     state = ", selected" if view.selected_heads else ", filtered" if view.has_filters else ""
     tools = [
-        html.Span(f"{block.caption}: {len(rows):,} heads{state}.", id="head-table-count"),
+        html.Span(f"{block.caption}: {count_nouns(len(rows), 'heads')}{state}.", id="head-table-count"),
         html.Button("CSV", id="head-table-csv", type="button"),
     ]
     table = dag.AgGrid(

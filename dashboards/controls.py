@@ -3,6 +3,7 @@
 from typing import Any
 
 import dash_mantine_components as dmc
+import numpy as np
 from dash import html
 
 from dashboards.pages import Page
@@ -40,6 +41,18 @@ def control_values(page: Page, run: Run, view: ViewState) -> dict[str, Any]:
     return {"run": [part.name for part in run.parts]} | {name: values[name] for name in names}
 
 
+def bound_placeholders(run: Run, view: ViewState) -> dict[str, str]:
+    """The least and the largest value of the statistic in the model that filters apply to, for the empty bounds."""
+    heads = run.heads
+    if view.statistic_name not in heads:
+        return {"min": "any", "max": "any"}
+    values = heads.loc[heads["model"] == view.filter_model, view.statistic_name]
+    values = values[np.isfinite(values)]
+    if values.empty:
+        return {"min": "any", "max": "any"}
+    return {"min": f"{values.min():.4g}", "max": f"{values.max():.4g}"}
+
+
 def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
     """The controls of the page, set to the state, and the buttons below them."""
     specs = _control_specs(run, view)
@@ -75,7 +88,7 @@ def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
         "mb": 22,
     }
     baseline = {"clearable": True, "placeholder": "none: show values"}
-    bound = {"placeholder": statistic(view.statistic_name).label if view.statistic_name else "any", "debounce": 600}
+    placeholders = bound_placeholders(run, view)
     return {
         "run": (dmc.MultiSelect, {"label": "Combined runs", "data": runs, "searchable": True}),
         "model": (dmc.Select, {"label": "Model", "data": run.models, "allowDeselect": False}),
@@ -86,8 +99,8 @@ def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
         "layers": (dmc.RangeSlider, layers),
         "role": (dmc.Select, {"label": "Role", "data": role_options, "clearable": True, "placeholder": "all heads"}),
         "set": (dmc.Select, {"label": "Set", "data": [*view.head_sets], "clearable": True, "placeholder": "all heads"}),
-        "min": (dmc.NumberInput, {"label": "Minimum value", **bound}),
-        "max": (dmc.NumberInput, {"label": "Maximum value", **bound}),
+        "min": (dmc.NumberInput, {"label": "Minimum value", "placeholder": placeholders["min"], "debounce": 600}),
+        "max": (dmc.NumberInput, {"label": "Maximum value", "placeholder": placeholders["max"], "debounce": 600}),
     }
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from dash import html
 
-from dashboards.components import build_component, scrolling_table
+from dashboards.components import build_component, column_header, scrolling_table
 from dashboards.view_state import ViewState
 from headscope.report.explorer_blocks import Badges, KeyLinks, LinkChoice, Passage, TextCell, Token
 
 
 @build_component.register
 def _passage_component(block: Passage, view: ViewState, block_id: str) -> html.Div:
-    names = [html.Th(name, scope="col") for name in block.column_names] if any(block.column_names) else []
+    names = [column_header(name) for name in block.column_names] if any(block.column_names) else []
     head = [html.Thead(html.Tr(names))] if names else []
     body = html.Tbody([html.Tr([html.Td(**_cell_attributes(cell, view)) for cell in row]) for row in block.cells])
     table = html.Table([html.Caption(block.caption), *head, body])
@@ -60,6 +60,8 @@ def _token_component(token: Token, view: ViewState) -> Any:
         attributes["title"] = token.tooltip
     if token.is_marked:
         attributes["aria-current"] = "true"
+    if token.href and not token.text.strip():
+        attributes["aria-label"] = "blank token"
     if not token.href:
         return html.Span(token.text, **attributes)
     return html.A(token.text, **attributes, **_link_attributes(token.href, view))

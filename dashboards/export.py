@@ -15,6 +15,7 @@ from headscope.plots.highlight import highlight_heads
 from headscope.report import html_page as report
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.text import statistics_table
+from headscope.results.words import count_nouns
 from headscope.runs.run import Run, short_names
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -58,7 +59,7 @@ def file_name_suffix(run: Run, view: ViewState) -> str:
 def describe_selection(view: ViewState) -> list[str]:
     """The filters and the number of selected heads, in words; empty if all heads are shown."""
     filters = view.describe_filters() if view.has_filters else []
-    return [*filters, f"{len(view.selected_heads)} selected heads"] if view.selected_heads else filters
+    return [*filters, count_nouns(len(view.selected_heads), "selected heads")] if view.selected_heads else filters
 
 
 def python_code(folder: Path, address: str) -> str:
@@ -119,7 +120,7 @@ def _printable_block(block: Block, view: ViewState) -> Block:
             return TextTable(block.caption, block.column_names, rows)
         case HeadTable():
             heads = visible_rows(block.heads, view)
-            return statistics_table(f"{block.caption}: {len(heads):,} heads", heads)
+            return statistics_table(f"{block.caption}: {count_nouns(len(heads), 'heads')}", heads)
         case _:
             return block
 

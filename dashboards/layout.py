@@ -7,8 +7,8 @@ import dash_mantine_components as dmc
 from dash import html
 
 from dashboards import export
-from dashboards.controls import control_values
-from dashboards.navigation import OLD_PATHS, all_pages, navigation, navigation_state
+from dashboards.controls import bound_placeholders, control_values
+from dashboards.navigation import all_pages, navigation, navigation_state
 from dashboards.pages import Page, head
 from dashboards.run_store import current_store
 from dashboards.selection import selection_panel
@@ -63,7 +63,7 @@ def _newer_run_note() -> html.P:
 def resolve_url(path: str, query: Query) -> tuple[Page, Run, ViewState, PageContent]:
     """Page, run, state and content of a URL. Raises HeadscopeError if there is no such page, run or head."""
     _, name, *rest = path.split("/", 2)
-    page_path = OLD_PATHS.get(f"/{name}", f"/{name}")
+    page_path = f"/{name}"
     page = next((page for page in all_pages() if page_path == page.PATH), None)
     if page is None or (rest and page is not head):
         raise BadInput(f"unknown page '{path[:60]}'. Open / for the overview")
@@ -122,6 +122,7 @@ def browser_state(path: str, page: Page, run: Run, view: ViewState, content: Pag
         "title": content.title,
         "nav_path": page.PATH,
         "control_values": control_values(page, run, view),
+        "placeholders": bound_placeholders(run, view),
         "query_string": build_url("", query),
         "pathname": path,
         "models": run.models,
@@ -136,6 +137,7 @@ EMPTY_STATE: Mapping[str, Any] = {
     "title": "Nothing to show",
     "nav_path": "",
     "control_values": {},
+    "placeholders": {},
     "query_string": None,
     "pathname": "",
     "models": [],

@@ -1,5 +1,6 @@
 """Rendering of a page in two steps: the blocks that fill a window first, the rest on request. Pages are cached."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from dashboards.view_state import ViewState, parse_query
 from headscope.report.blocks import Block, Chart, PageContent, TextBlock, TextTable
 from headscope.report.explorer_blocks import LinkChoice
 from headscope.runs.run import Run
+
+log = logging.getLogger("headscope")
 
 INITIAL_HEIGHT = 560
 """Estimated height in px of the blocks that are sent first."""
@@ -94,7 +97,7 @@ class RenderedPage:
         sections = []
         for heading, group in groupby(placed_blocks, key=lambda placed: placed.heading):
             members = [*group]
-            components = [build_component(placed.block, self.view, placed.block_id) for placed in members]
+            components = [self._component(placed) for placed in members]
             is_continued = heading == self._last_heading
             title = [html.H2(heading)] if heading and not is_continued else []
             body = html.Div(components, className=_section_class([placed.block for placed in members]))
@@ -102,11 +105,20 @@ class RenderedPage:
             self._last_heading = heading
         return sections
 
+    def _component(self, placed: PlacedBlock) -> Any:
+        """The component of a block; one line in its place if it fails."""
+        try:
+            return build_component(placed.block, self.view, placed.block_id)
+        except Exception as error:
+            log.exception("block %s of the view %s fails", placed.block_id, self.address)
+            return html.P(f"Not shown: {layout.describe_error(error)}.", className="notice", role="status")
+
 
 def rendered_page(path: str, search: str) -> RenderedPage:
     """The page of a URL, from the cache if the runs are unchanged. Raises HeadscopeError like `layout.resolve_url`."""
-    store = current_store()
-    return _cached_page(path, search, store.folder, store.fingerprint())
+    store, names = current_store(), parse_query(search).get("run", [])
+    tables = store.table_stamps([names] if isinstance(names, str) else names)
+    return _cached_page(path, search, store.folder, store.fingerprint(), tables)
 
 
 @lru_cache(CACHED_PAGES)

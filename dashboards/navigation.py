@@ -17,8 +17,6 @@ PAGES_IN_GROUPS: Mapping[str, Page] = {"Prompts": playground}
 PAGES_AFTER: Mapping[str, Page] = {"Training": checkpoints, "Runs": runs}
 PAGE_LABELS = {heads.PATH: "All heads"}
 """Names of pages below a tab of the same name."""
-OLD_PATHS = {"/tasks": "/benchmarks"}
-"""Paths of earlier versions."""
 
 
 def all_pages() -> list[Page]:

@@ -101,6 +101,12 @@ class RunStore:
         scan = self._current_scan()
         return *scan.runs.values(), *scan.notes, *self.unfinished_jobs().items()
 
+    def table_stamps(self, names: Sequence[str]) -> tuple[FileStamp, ...]:
+        """A value that changes when a table of these runs is changed; without names, of those that open first."""
+        runs = self._current_scan().runs
+        known = [name for name in names or self.default_runs or [*runs][:1] if name in runs]
+        return tuple(_file_stamp(file) for name in known for file in sorted((self.folder / name).glob("*.parquet")))
+
     def open_combined(self, names: Sequence[str]) -> Run:
         """These runs combined; without names the default runs, or the newest one whose tables are complete.
 

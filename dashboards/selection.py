@@ -8,8 +8,10 @@ import dash_mantine_components as dmc
 import pandas as pd
 from dash import html
 
+from dashboards.components import column_header
 from dashboards.view_state import ViewState, format_heads
 from headscope.heads import Head, format_head
+from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 
@@ -46,7 +48,7 @@ def _selected_heads(view: ViewState) -> list[Any]:
         html.Button("YAML", id="head-set-yaml", type="button", title=YAML_TOOLTIP),
         html.A("Clear selection", href=view.link("", "heads")),
     ]
-    count = f"{len(heads)} selected head{'s' if len(heads) > 1 else ''}: "
+    count = f"{count_nouns(len(heads), 'selected heads')}: "
     return [html.P([html.B(count), *chips]), html.Div(tools, className="toolbar")]
 
 
@@ -57,7 +59,7 @@ def _head_set_table(run: Run, view: ViewState) -> list[Any]:
     caption = (
         f"Named sets: median {statistic(view.statistic_name).label_with_unit}" if view.statistic_name else "Named sets"
     )
-    names = [html.Th(name, scope="col") for name in ("set", "heads", *view.shown_models, "")]
+    names = [column_header(name) for name in ("set", "heads", *view.shown_models, "")]
     rows = []
     for name, heads in view.head_sets.items():
         remaining = [f"{other}:{format_heads(members)}" for other, members in view.head_sets.items() if other != name]
@@ -67,7 +69,7 @@ def _head_set_table(run: Run, view: ViewState) -> list[Any]:
         rows.append(html.Tr([html.Th(select, scope="row"), html.Td(str(len(heads))), *medians, html.Td(remove)]))
     table = html.Table([html.Caption(caption), html.Thead(html.Tr(names)), html.Tbody(rows)])
     overlaps = [
-        f"{first} and {second} share {len(view.head_sets[first] & view.head_sets[second])} heads"
+        f"{first} and {second} share {count_nouns(len(view.head_sets[first] & view.head_sets[second]), 'heads')}"
         for first, second in combinations(view.head_sets, 2)
     ]
     return [

@@ -25,15 +25,6 @@ TABLE_PARAMETERS = ("sort", "column_filters")
 """Sorting and filters of the table of heads. The browser applies them; they never redraw the page."""
 PERSISTENT_PARAMETERS = ("run", "model", "models", "stat", "baseline", "heads", "sets")
 """Parameters that links to other pages keep."""
-OLD_PARAMETERS = {
-    "base": "baseline",
-    "pick": "heads",
-    "low": "min",
-    "high": "max",
-    "lines": "rank_lines",
-    "columns": "column_filters",
-}
-"""Names of parameters in links of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +187,8 @@ def _measured_roles(run: Run) -> list[str]:
 
 
 def parse_query(search: str) -> Query:
-    """The query of a URL, by parameter; parameters of earlier versions get their present names."""
-    return {OLD_PARAMETERS.get(name, name): values for name, values in parse_qs(search.removeprefix("?")).items()}
+    """The query of a URL, by parameter."""
+    return parse_qs(search.removeprefix("?"))
 
 
 def build_url(path: str, query: Query) -> str:

@@ -38,10 +38,6 @@ def __getattr__(name: str) -> Any:
             from headscope.api import probe_function
 
             return probe_function(probe_functions()[name].name)
-        from headscope.runs.old_names import PROBES
-
-        if name in PROBES:
-            raise AttributeError(f"'headscope.{name}' is now 'headscope.{PROBES[name]}'")
     raise AttributeError(f"module 'headscope' has no attribute '{name}'")
 
 

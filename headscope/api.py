@@ -20,8 +20,8 @@ from pydantic.fields import FieldInfo
 from headscope import plugins, user_input
 from headscope.errors import BadInput
 from headscope.probe import Probe
-from headscope.runs import old_names
 from headscope.runs.run import Run
+from headscope.study.config import build_study, read_study, refuse_texts_beside_prompt
 
 log = logging.getLogger("headscope")
 
@@ -48,13 +48,13 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
 
     Raises BadInput, ResourceMissing and the like before any work is done.
     """
-    from headscope.study import config, runner
+    from headscope.study import runner
     from headscope.study.progress import console_progress
 
     if isinstance(content, Mapping):
-        study = config.build_study(content)
+        study = build_study(content)
     else:
-        study = config.read_study(user_input.check_path(content, "study"), {})
+        study = read_study(user_input.check_path(content, "study"), {})
     resume = user_input.check_flag(resume, "resume")
     return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
 
@@ -104,8 +104,8 @@ def probe_function(name: str) -> Callable[..., Run]:
 
     def call(*args: Any, **keywords: Any) -> Run:
         for keyword in keywords:
-            if message := old_names.renaming_message((name, keyword)):
-                raise BadInput(message)
+            if option := options.former_names.get(keyword):
+                raise BadInput(f"option '{keyword}' of '{name}' is now '{option}'")
         return run_probe(name, **signature.bind(*args, **keywords).arguments)
 
     call.__name__ = call.__qualname__ = probe.function_name
@@ -119,7 +119,6 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
 
     Keywords are those of SHARED_KEYWORDS and the options of the probe.
     """
-    from headscope.study.config import build_study, refuse_texts_beside_prompt
     from headscope.study.progress import console_progress, hide_progress_bars
     from headscope.study.runner import run_study as execute
 

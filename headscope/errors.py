@@ -48,6 +48,10 @@ class ResourceMissing(HeadscopeError):
     exit_code = 3
 
 
+class IncompatibleLibrary(ResourceMissing):
+    """The installed version of a library lacks a private name that headscope uses."""
+
+
 class Interrupted(HeadscopeError):
     """The work was interrupted. Finished work items are kept, and `--resume` continues."""
 

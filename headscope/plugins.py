@@ -96,11 +96,12 @@ _reported: dict[str, None] = {}
 
 
 def report_broken(error: BrokenProbe) -> None:
-    """Log a broken part, once per process."""
+    """Log a broken part, once per process; its traceback at level DEBUG."""
     line = str(error)
     if line not in _reported:
         _reported[line] = None
         log.warning("headscope: %s", line)
+        log.debug("headscope: the error of this part", exc_info=error.__cause__)
 
 
 _OLD_PARTS = {"findings": "results", "head_findings": "head_results"}

@@ -113,8 +113,8 @@ def reference_page() -> str:
         "them under `yarn`, `linear`, `ntk`, `abf` and `llama3`: a window does not grow with the context.",
         _schemes(),
         "## Tables of a run",
-        "Each is `<table>.parquet` in the run directory; bold columns are its key. Runs of older versions use other "
-        "file names; `hs.Run` maps them. Choices made where the paper is silent are marked [ours].",
+        "Each is `<table>.parquet` in the run directory; bold columns are its key. Choices made where "
+        "the paper is silent are marked [ours].",
         *_tables(),
         "## The wide per-head table",
         "`run.heads`: one row per (model, layer, head).",

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ import pytest
 import torch
 import transformers
 from playwright.sync_api import Browser, sync_playwright
+from support import missing_kernel
 from torch import Tensor
 
 import headscope
 from headscope import plugins
 from headscope.__main__ import GC_THRESHOLD
 from headscope.cli import app as cli
+from headscope.compat.torch import cpu_flash_attention
 from headscope.model_spec import ModelSpec
 from headscope.models.checkpoint import Checkpoint, open_checkpoint
 from headscope.models.loading import load_tokenizer
@@ -49,6 +52,12 @@ untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.to
 hypothesis.settings.register_profile("explore", derandomize=False, **untimed)
 hypothesis.settings.register_profile("repeat", derandomize=True, **untimed)
 hypothesis.settings.load_profile("repeat")
+
+# `HEADSCOPE_TEST_WITHOUT_CPU_KERNEL=1 pytest ...`: the suite as it runs on a torch that renames the kernel.
+if os.environ.get("HEADSCOPE_TEST_WITHOUT_CPU_KERNEL"):
+    whole_session = ExitStack()
+    whole_session.enter_context(missing_kernel.without_cpu_kernel())
+    assert cpu_flash_attention() is None  # warns, once
 
 
 LONG_FILES = (

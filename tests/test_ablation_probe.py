@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support import families
@@ -14,12 +16,14 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, InputChanged, Interrupted
-from headscope.forward.ablation import REFERENCE_TOKENS
+from headscope.forward.ablation import REFERENCE_TOKENS, random_heads
 from headscope.heads import HeadSet
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
 from headscope.report import assembly
-from headscope.results.words import count_nouns, sentence
+from headscope.results.words import count_nouns, headline, sentence
+from headscope.runs import old_names
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
@@ -92,9 +96,13 @@ def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Pat
         expected = answer_log_probability(model, [(row["layer"], row["head"])], kinds[row["kind"]], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
         assert abs(row["metric_after"] - row["metric_before"]) > 1e-4
-    for row in run.table("ablation_sets").to_dict("records"):
+    sets = run.table("ablation_sets")
+    assert {*sets["draw"]} == {*range(6)}
+    for row in sets.to_dict("records"):
         assert row["size"] == 3
-        expected = answer_log_probability(model, heads, kinds[row["kind"]], text)
+        generator = np.random.default_rng([0, 0, row["draw"]])
+        drawn = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
+        expected = answer_log_probability(model, drawn, kinds[row["kind"]], text)
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -161,7 +169,7 @@ def test_resampled_outputs_come_from_the_other_prompts_of_the_same_length(
         for heads, values in (
             ([(0, 1)], single.loc[single["head"] == 1, "metric_after"]),
             ([(2, 3)], single.loc[single["head"] == 3, "metric_after"]),
-            ([(0, 1), (2, 3)], together["metric_after"]),
+            ([(0, 1), (2, 3)], together.loc[together["draw"] == 0, "metric_after"]),
         ):
             expected = [resampled_logit_difference(model, prompt, other, heads) for other in others]
             assert values.to_list() == [pytest.approx(sum(expected) / len(expected), abs=1e-4)]
@@ -193,7 +201,7 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     answered, top, lowest, *_ = results(run)
     assert (answered.question, answered.n, answered.details["unanswered"]) == ("ablation.answered", 3, 1)
     subject = "Resample ablation in base, prompts, one head at a time, change of the logit difference (logits)"
-    assert sentence(top).startswith(f"{subject}: the most positive effect is that of {top.unit}, {top.value:+.3g} (")
+    assert sentence(top).startswith(f"{subject}: the highest effect is that of {top.unit}, {top.value:+.3g} (")
     changes = run.heads["ablation_resample"]
     assert (top.value, lowest.value) == pytest.approx((changes.max(), changes.min()))
     assert top.selected_from == lowest.selected_from == 16
@@ -207,6 +215,67 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
         assert sign * lowest.value >= 0
 
 
+@pytest.mark.parametrize(
+    ("named", "control", "verdict"),
+    [
+        ([-4.0, -5.0, -6.0, -5.0], [-0.1, 0.1, -0.2, 0.2], "supported"),
+        ([4.0, 5.0, 6.0, 5.0], [-0.1, 0.1, -0.2, 0.2], "not supported"),
+        ([-1.0, 1.0, -2.0, 2.0], [-0.1, 0.1, -0.2, 0.2], "inconclusive"),
+    ],
+)
+def test_named_heads_are_judged_against_random_heads_on_the_same_prompts(
+    tmp_path: Path, named: list[float], control: list[float], verdict: str
+) -> None:
+    run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
+    keys = {"model": "base", "prompts": "own", "kind": "zero", "metric": "logprob", "size": 2, "metric_before": -1.0}
+    rows = [
+        {**keys, "pair": f"p{n}", "draw": draw, "metric_after": -1.0 + change + 0.01 * draw * (-1) ** draw}
+        for n in range(4)
+        for draw, change in enumerate([named[n], control[n], control[n]])
+    ]
+    run._frames["ablation_sets"] = pd.DataFrame(rows)
+    (result,) = (one for one in results(run) if one.question == "ablation.control")
+    assert result.verdict == verdict
+    assert result.value == pytest.approx(np.mean(named) - np.mean(control) - 0.005)
+    assert result.details["named_low"] < np.mean(named) < result.details["named_high"]
+    assert headline(result).endswith(f"more than random: {verdict}")
+    assert (verdict == "inconclusive") == ("would decide" in sentence(result) or "on the threshold" in sentence(result))
+
+
+def test_random_heads_are_other_heads_of_the_same_layers_as_far_as_there_are_some() -> None:
+    for seed in range(20):
+        drawn = random_heads({1: [0, 2], 3: [0, 1, 2]}, [4] * 4, np.random.default_rng(seed))
+        assert drawn[1] == [1, 3]
+        assert len(drawn[3]) == 3
+        assert 3 in drawn[3]
+
+
+def test_sets_of_older_runs_have_no_control() -> None:
+    table = all_tables()["ablation_sets"].arrow.empty_table().drop_columns("draw")
+    assert (
+        old_names.add_missing_columns("ablation_sets", table).schema.names == all_tables()["ablation_sets"].arrow.names
+    )
+
+
+def test_all_heads_of_a_layer_have_no_control(folder: Path, tmp_path: Path) -> None:
+    run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, heads=[f"L1H{head}" for head in range(4)])
+    assert run.table("ablation_sets")["draw"].to_list() == [0]
+    assert not [result for result in results(run) if result.question == "ablation.control"]
+
+
+def test_progress_is_reported_within_one_prompt(folder: Path, tmp_path: Path) -> None:
+    class Counts(NoProgress):
+        steps = 0
+
+        def advance(self, cost: float) -> None:
+            self.steps += 1
+
+    progress, content = Counts(), {"models": {"base": f"{folder}/tiny"}, "device": "cpu"}
+    content["ablation"] = {"prompt": PROMPT, "answer": ANSWER}
+    runner.run_study(build_study(content), tmp_path, progress=progress)
+    assert progress.steps >= 4, "one step per layer"
+
+
 def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Path, tmp_path: Path) -> None:
     run = run_study(folder, tmp_path / "first", prompt=PROMPT, answer=ANSWER)
     run.top_heads("ablation_zero", 2).write(tmp_path / "top.yaml")
@@ -216,7 +285,7 @@ def test_heads_come_from_a_saved_set_and_from_the_top_heads_of_a_run(folder: Pat
         again = run_study(folder, tmp_path / f"again{number}", prompt=PROMPT, answer=ANSWER, heads=heads)
         rows = again.table("ablation")
         assert {*zip(rows["layer"], rows["head"], strict=True)} == {*expected, (1, 1)}
-        assert again.table("ablation_sets")["size"].to_list() == [len({*expected, (1, 1)})]
+        assert {*again.table("ablation_sets")["size"]} == {len({*expected, (1, 1)})}
 
 
 def test_the_set_needle_ablates_heads_while_the_model_answers_about_a_hidden_fact(folder: Path, tmp_path: Path) -> None:
@@ -282,6 +351,7 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         ("it has no wrong answer", ("--prompt", PROMPT, "--answer", ANSWER, "--metric", "logit_diff")),
         ("--kinds", ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "noise")),
         ("--prompt must", ("--prompt", "", "--answer", ANSWER)),
+        ("--random-sets is a control for named heads", ("--prompt", PROMPT, "--answer", ANSWER, "--random-sets", "2")),
         ("--draws is for the kind resample, not zero", ("--prompt", PROMPT, "--answer", ANSWER, "--draws", "2")),
         ("--sink is for the kind streaming", ("--prompt", PROMPT, "--answer", ANSWER, "--sink", "4")),
         ("--recent must be at least 1: '0'", (*STREAMING, "--recent", "0")),

@@ -3,15 +3,22 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 from support.app_pages import wait_until_drawn
 
+from dashboards.layout import all_pages
 from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
+expect.set_options(timeout=60_000)  # other tests may run beside these
 TINY = {"layers": 2, "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
+ALL_LINKS = """() => [
+    ...[...document.querySelectorAll("a[href^='/']")].map((link) => link.getAttribute("href")),
+    ...[...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) => plot.layout?.meta?.cell_links?.flat() ?? []),
+]"""
 NEWER = "29991231T000000Z-newer-00000000"
 
 
@@ -69,3 +76,86 @@ def test_a_newer_run_is_offered_and_controls_go_on_working(
     page.wait_for_url(f"**run={NEWER}*")
     expect(page.locator("#newer-run")).to_be_hidden()
     wait_until_drawn(page)
+
+
+def test_a_chart_that_fails_is_named_in_its_place_and_the_log_has_the_traceback(
+    tmp_path: Path,
+    serve: Callable[[Path], str],
+    browse: Callable[..., Page],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    synthetic_run(tmp_path, **TINY)
+
+    def fail(*_: object) -> None:
+        raise IndexError("index 3200 is out of bounds")
+
+    monkeypatch.setattr("dashboards.components.highlight_heads", fail)
+    page = browse(f"{serve(tmp_path)}/heads")
+    expect(page.locator("main .notice").first).to_contain_text("Not shown: IndexError: index 3200 is out of bounds.")
+    expect(page.locator("#head-table .ag-row").first).to_be_visible()
+    assert any(record.exc_info and record.exc_info[0] is IndexError for record in caplog.records)
+
+
+def test_bounds_and_the_colour_bar_state_the_values_of_the_model(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    heads = synthetic_run(tmp_path, **TINY).heads
+    page = browse(f"{serve(tmp_path)}/heads?model=base&stat=cov")
+    for name in ("cov", "ess2_256"):
+        if name != "cov":
+            page.get_by_label("Statistic", exact=True).first.click()
+            page.get_by_role("option", name="effective length at 256", exact=True).click()
+            page.wait_for_url(f"**stat={name}*")
+        values = heads.loc[heads["model"] == "base", name]
+        for bound, value in (("Minimum value", values.min()), ("Maximum value", values.max())):
+            expect(page.get_by_label(bound)).to_have_attribute("placeholder", f"{value:.4g}")
+
+
+def test_a_comparison_of_two_documents_says_why_its_panels_are_empty(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    synthetic_run(tmp_path, **TINY)
+    page = browse(f"{serve(tmp_path)}/compare?rank_lines=changed")
+    chart = page.locator("figure", has_text="Rank by").first
+    chart.scroll_into_view_if_needed()
+    expect(chart.locator(".annotation-text").last).to_contain_text("no confidence intervals:")
+
+
+def test_every_link_of_a_page_leads_to_a_page(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    synthetic_run(tmp_path, **TINY)
+    paths = {page.PATH for page in all_pages()}
+    for path in ("/runs", "/heads"):
+        page = browse(f"{serve(tmp_path)}{path}")
+        links = page.evaluate(ALL_LINKS)
+        assert {urlsplit(link).path.replace("/head/", "/head?").split("?")[0] for link in links} <= paths
+    browse(f"{serve(tmp_path)}/runs")
+    links = page.evaluate("document.querySelector('.js-plotly-plot').layout.meta.cell_links.flat()")
+    assert "/heads" in {urlsplit(link).path for link in links}, "the measures are shown on the page of heads"
+
+
+def test_a_table_that_is_damaged_while_the_app_runs_is_refused(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    run = synthetic_run(tmp_path, **TINY)
+    page = browse(f"{serve(tmp_path)}/heads?run={run.name}")
+    expect(page.locator("#head-table .ag-row").first).to_be_visible()
+    (run.path / "attention.parquet").write_bytes(b"PAR1 no more")
+    page.reload()
+    expect(page.locator("h1")).to_have_text("Nothing to show")
+    expect(page.locator("#content")).to_contain_text("attention.parquet is damaged")
+
+
+def test_a_run_that_starts_later_shows_its_progress(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    synthetic_run(tmp_path, **TINY)
+    page = browse(f"{serve(tmp_path)}/runs")
+    expect(page.locator("#run-progress")).to_have_text("No run is unfinished.")
+    cells = tmp_path / ".study-1.partial" / "cells"
+    (cells / "a").mkdir(parents=True)
+    (cells.parent / "plan.json").write_text('{"cells": 4}')
+    page.evaluate("window.headscopePoll()")
+    expect(page.locator("#run-progress")).to_contain_text("study-1: 1 of 4 work items stored")

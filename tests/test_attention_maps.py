@@ -144,7 +144,7 @@ def test_a_run_of_maps_alone_is_combined_with_shorter_rows_of_the_same_models(ru
     assert maps.head_map_chart(alone, "yarn", 2, 1) is not None
     count = families.LAYERS * families.HEADS
     counts = [{"model": label, "attention maps": count} for label in ("base", "yarn")]
-    assert report.overview(alone).data.to_dict("records") == counts
+    assert results.overview(alone).data.to_dict("records") == counts
     assert [(result.model, result.value) for result in results.results(alone)] == [("base", count), ("yarn", count)]
     gallery, *_ = [chart for group in report.charts(assembly.render_context(alone)) for chart in group.charts]
     assert "heads from the first to the last layer: base" in gallery.figure.layout.title.text.replace("<br>", " ")

@@ -18,13 +18,15 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope import plugins
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.adarope import FORMAT
 from headscope.study.config import read_study
 from headscope.study.progress import ProgressBar
+
+EXAMPLE = example_run()
 
 
 class Yaml(str):

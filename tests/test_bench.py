@@ -1,6 +1,8 @@
 """The bench of bfloat16: one row per table, with the rounding error relative to the sampling error."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
 
-from headscope.bench import rounding, scale, variants
+from headscope.bench import comparison, rounding, scale, variants
 from headscope.cli import app as cli
 from headscope.cli import bench
 from headscope.errors import BadInput, ResourceMissing
@@ -115,7 +117,7 @@ def test_bench_shows_bounds_and_the_ratios_of_an_earlier_bench(monkeypatch: pyte
 
 def test_bench_looks_for_transformer_lens_before_it_measures(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     monkeypatch.setitem(sys.modules, "transformer_lens.model_bridge", None)
-    monkeypatch.setattr(variants, "load", lambda spec: pytest.fail("a model was opened"))
+    monkeypatch.setattr(variants, "load", lambda spec, **_: pytest.fail("a model was opened"))
     with pytest.raises(ResourceMissing, match=r"the comparison with transformer-lens needs .* or use --lens-length 0"):
         next(variants.compare_variants(folder, 64, 1, 64, {}))
 
@@ -133,7 +135,7 @@ def test_bench_compares_with_transformer_lens_by_default_only_if_it_is_installed
     lengths: list[int] = []
     row = {"what": variants.PLAIN, "ratio": 1.0}
 
-    def compare_variants(spec: str, length: int, repeats: int, lens_length: int, probes: Any) -> Any:
+    def compare_variants(spec: str, length: int, repeats: int, lens_length: int, probes: Any, device: str) -> Any:
         lengths.append(lens_length)
         yield [row]
 
@@ -187,3 +189,58 @@ def test_a_step_of_the_bench_of_scale_measures_itself(tmp_path: Path) -> None:
     scale.STEPS["list of runs"](3, tmp_path, clock)
     assert clock.measured["seconds"] > 0
     assert clock.measured["megabytes"] >= 0
+
+
+SMALL_SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 300,
+}
+
+
+def test_bench_of_a_shape_needs_no_checkpoint_and_no_plotly() -> None:
+    """Nor does it need an example run. In a process of its own, where plotly cannot be imported."""
+    code = f"""
+import sys
+sys.modules["plotly"] = None
+from headscope.bench import shapes
+shapes.SHAPES["tiny"] = {SMALL_SHAPE}
+from typer.testing import CliRunner
+from headscope.cli.app import app
+result = CliRunner().invoke(app, "bench --shape tiny --length 64 --repeats 1 --device cpu".split())
+assert result.exit_code == 0, result.output + repr(result.exception)
+print(result.output)
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    assert output.returncode == 0, output.stderr[-2000:]
+    words = " ".join(output.stdout.split())
+    assert all(word in words for word in ("plain", "sampled", "exact", "ratio", "peak MiB"))
+
+
+def test_selfcheck_prints_its_table_without_plotly() -> None:
+    code = "import sys; sys.modules['plotly'] = None; import headscope.cli.selfcheck, headscope.report.console"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "llama-9b"], "unknown shape 'llama-9b'. Use one of: llama-8b, smollm2-135m"),
+        (["--shape", "llama-8b", "--engine"], "--shape times measuring only"),
+        (["--shape", "llama-8b", "--model", "other"], "--shape times measuring only"),
+        (["--device", "tpu"], "device 'tpu'"),
+    ],
+)
+def test_bench_refuses_unknown_shapes_and_devices(arguments: list[str], message: str, headscope: Any) -> None:
+    code, _, err = headscope("bench", *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_a_gpu_has_bounds_of_its_own() -> None:
+    rows = [{"what": variants.EXACT_STATISTICS, "length": length} for length in (4096, 8192)]
+    assert [row.get("bound") for row in comparison.add_bounds(rows)] == [1.25, None]
+    assert [row.get("bound") for row in comparison.add_bounds(rows, on_gpu=True)] == [None, 1.4]

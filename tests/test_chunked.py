@@ -15,7 +15,7 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention import kernel
 from headscope.errors import BadInput
-from headscope.forward import chunked_pass
+from headscope.forward import chunked_pass, free_memory
 from headscope.forward.logits import last_hidden_states
 from headscope.measures.top_keys import TopKeysAccumulator
 from headscope.positions import AdaRoPE, resolve_schedule
@@ -41,7 +41,7 @@ def set_limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set the number of tokens of the longest single pass, and of a chunk."""
 
     def set_tokens(single_pass: int, size: int) -> None:
-        monkeypatch.setattr(chunked_pass, "MAX_SINGLE_PASS_TOKENS", {"cpu": single_pass})
+        monkeypatch.setattr(free_memory, "CPU_PASS_TOKENS", single_pass)
         monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": size})
 
     return set_tokens

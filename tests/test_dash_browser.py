@@ -19,11 +19,13 @@ from support.app_pages import VISIBLE_DRAWN, set_display, wait_until_drawn
 from support.full_run import whole_run
 
 from dashboards.layout import all_pages
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
 from headscope.runs.summary import heads_of_model
 from headscope.runs.synthetic import synthetic_run
+
+EXAMPLE = example_run()
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these

@@ -40,7 +40,7 @@ class Tables:
 def patches(prompts: str, exact_heads: list[int], effects: list[float], pairs: int = 4) -> list[dict[str, Any]]:
     """Estimates of 0.01 for all heads of two layers, and exact effects of some heads of layer 0."""
     keys = {"model": "base", "prompts": prompts, "activation": "z", "direction": "denoising", "metric": "logit_diff"}
-    values = {"metric_clean": 3.0, "metric_corrupted": -3.0, "is_normalised": True, "position": -1}
+    values = {"metric_clean": 3.0, "metric_corrupted": -3.0, "is_normalised": True, "is_counted": True, "position": -1}
     rows = []
     for pair in range(pairs):
         pair_keys = {**keys, **values, "pair": f"pair {pair}"}

@@ -33,7 +33,7 @@ from headscope.study.config import build_study
 from headscope.tasks import harness
 from probes.evaluate import plots, report
 from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, summarise_heads, with_intervals
-from probes.evaluate.results import results
+from probes.evaluate.results import overview, results
 
 
 @pytest.fixture(scope="module")
@@ -458,9 +458,9 @@ def test_results_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
     row = model_table(run).set_index("model").loc[means[0].model]
     columns = [f"task_match_{length}{ending}" for ending in ("", "_low", "_high")]
     assert row[columns].tolist() == [means[0].value, means[0].low, means[0].high]
-    overview = report.overview(run)
-    assert overview is not None
-    assert {*overview.data["task"]} == {"niah_single_1", "ruler_vt", "arc_easy"}
+    json_data = overview(run)
+    assert json_data is not None
+    assert {*json_data.data["task"]} == {"niah_single_1", "ruler_vt", "arc_easy"}
     context = RenderContext(run, run.models, run.heads, run.models[0], {})
     scores, comparison = report.charts(context)
     assert len([*scores.charts]) == 2

@@ -5,15 +5,18 @@ import inspect
 import subprocess
 import sys
 import textwrap
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
 
 from headscope import plugins
+from headscope.runs.synthetic import synthetic_run
 
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
+    "compat": {"errors"},
     "signals": set(),
     "model_spec": {"errors", "user_input"},
     "model_identity": {"errors"},
@@ -25,18 +28,20 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plugins": {"errors", "probe"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
-    "attention": {"errors"},
+    "attention": {"errors", "compat"},
     "kernels": {"attention"},
     "measures": {"attention", "bins", "kernels", "streaming"},
-    "models": {"errors", "user_input", "model_spec", "model_identity", "attention"},
+    "models": {"errors", "compat", "user_input", "model_spec", "model_identity", "attention"},
     "positions": {"errors", "user_input", "model_spec", "model_identity", "attention", "models"},
     "forward": {
+        "compat",
         "errors",
         "user_input",
         "heads",
         "model_identity",
         "streaming",
         "attention",
+        "kernels",
         "models",
         "positions",
         "measures",
@@ -72,7 +77,9 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "effects",
     },
     "study": {
+        "compat",
         "errors",
+        "kernels",
         "user_input",
         "model_identity",
         "model_spec",
@@ -84,7 +91,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "forward",
         "prompts",
     },
-    "tasks": {"errors", "user_input", "positions", "study"},
+    "tasks": {"errors", "compat", "user_input", "positions", "study"},
     "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
     "plugin_api": {
         "lazy_names",
@@ -161,6 +168,19 @@ def parts() -> list[str]:
     return sorted(names)
 
 
+def test_modules_of_the_playground_import_each_other_in_one_direction() -> None:
+    package = {module(file): file for file in files("headscope/playground")}
+    imported = {
+        name: {other for other in package if any(i.startswith(f"{other}.") for i in imports(file)) and other != name}
+        for name, file in package.items()
+        if file.stem != "__init__"
+    }
+    TopologicalSorter(
+        {name: others & {*imported} for name, others in imported.items()}
+    ).prepare()  # raises for a circle
+    assert "headscope.playground.model_session" in imported["headscope.playground.tasks"]
+
+
 @pytest.mark.slow
 def test_measures_import_neither_transformers_nor_pandas_nor_pyarrow() -> None:
     for file in files("headscope/measures"):
@@ -195,6 +215,43 @@ def test_help_loads_no_heavy_package() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "headscope.cli.app" in result.stderr.split()
     assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
+
+
+@pytest.mark.slow
+def test_tables_and_results_are_printed_without_plotly(tmp_path: Path) -> None:
+    """Of a run with the tables of every probe."""
+    run = synthetic_run(tmp_path, models=("base",), layers=1, heads=2, groups=1, pairs=4, lengths=(256,), docs=1)
+    code = f"""
+import sys
+from headscope.report import comparison, terminal
+from headscope.runs.run import Run
+
+run = Run.open({str(run.path)!r})
+terminal.print_warnings(run)
+terminal.print_summary(run, show_all=True)
+terminal.print_next_steps(run)
+terminal.run_to_dict(run)
+print(*sys.modules, file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {module(file) for file in files("probes") if file.stem == "results"} <= set(result.stderr.split())
+    assert not set(result.stderr.split()) & {"plotly", *TORCH}
+
+
+def test_importing_the_command_line_reads_no_shipped_run() -> None:
+    modules = ", ".join(module(file) for file in files("headscope/cli"))
+    code = f"""
+import sys
+
+def note(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "glob.glob") and "examples" in str(arguments[0]):
+        print(event, *arguments, file=sys.stderr)
+
+sys.addaudithook(note)
+import {modules}
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not result.stderr
 
 
 @pytest.mark.parametrize("package", ALLOWED_IMPORTS)

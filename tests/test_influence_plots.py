@@ -390,7 +390,7 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
     assert list(heatmap.customdata[1][1 * 6 + 4][:2]) == [1, 4]
     assert ablated.figure.layout.title.subtitle.text == "contribution to the logits removed: all changes are exact"
     assert np.shape(unrotated.figure.data[0].z) == (1, 24)
-    assert "the most positive effect is that of pairs 2-3 of L3H5, +0.024" in ablated.summary
+    assert "the highest effect is that of pairs 2-3 of L3H5, +0.024" in ablated.summary
     bars = {
         trace.name: {band.partition("<br>")[0]: loss for band, loss in zip(trace.x, trace.y, strict=True)}
         for trace in all_heads.figure.data
@@ -407,7 +407,7 @@ def test_bands_have_one_result_per_kind_of_ablation(band_run: Run) -> None:
     assert (ablated.unit, ablated.value) == ("L3H5", pytest.approx(0.024))
     assert words.sentence(ablated) == (
         "Rotary pairs of learned by band, contribution to the logits removed in one head at a time (1,024 tokens): the "
-        "most positive effect is that of pairs 2-3 of L3H5, +0.024 nats/token (1 document gives no interval). Changes "
+        "highest effect is that of pairs 2-3 of L3H5, +0.024 nats/token (1 document gives no interval). Changes "
         "with a band ablated in all heads at once, nats/token: pairs 0-1 (+1.5), pairs 2-3 (+3), pairs of long "
         "wavelength (+0.6)."
     )

@@ -9,6 +9,12 @@ from support.simulated_cuda import simulating_cuda
 
 from headscope.attention.record import AttentionRecord
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
+from headscope.measures.detectors import DetectorScores
+from headscope.measures.far_mass import StreamingScores
+from headscope.measures.pooled_map import PooledMaps
+from headscope.measures.top_keys import TopKeysAccumulator
+from headscope.measures.value_attention import ValueWeightedRows
+from headscope.streaming import StreamingWindow
 
 LENGTH, ROWS, MOST = 65_536, 64, 120
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -42,4 +48,24 @@ def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, querie
         for measure in measures:
             measure.update(record)
     assert 30 < launches.total() <= MOST, launches
+    assert not launches.waits
+
+
+@pytest.mark.parametrize("measure", ["top_keys", "maps", "streaming", "detectors", "values"])
+def test_no_other_measure_of_a_layer_waits_for_the_gpu(measure: str) -> None:
+    geometry = geometry_of(6, 3, 16, 8, windows=[None])
+    accumulator: Any = {
+        "top_keys": lambda: TopKeysAccumulator(geometry, torch.arange(0, 300, 7), 5),
+        "maps": lambda: PooledMaps(geometry, 300),
+        "streaming": lambda: StreamingScores(geometry, 300, 30, 0, StreamingWindow(4, 64)),
+        "detectors": lambda: DetectorScores(geometry, 10, 145),
+        "values": lambda: ValueWeightedRows(geometry, 300, 30, 0, {0: torch.zeros(6, 20, 16)}),
+    }[measure]()
+    with simulating_cuda() as launches:
+        if measure == "values":
+            accumulator._grams = {0: torch.empty(6, 16, 16, device="cuda")}
+        q, k = (torch.empty(heads, 300, 16, device="cuda") for heads in (6, 3))
+        lse = torch.empty(6, 300, device="cuda")
+        accumulator.update(AttentionRecord(0, 0, q, k, k, q, lse, 0.25, None))
+    assert launches.total() > 5
     assert not launches.waits

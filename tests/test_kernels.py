@@ -165,7 +165,7 @@ def test_a_kernel_that_fails_is_replaced_said_once_and_recorded(
     (message,) = caplog.messages
     reason = "RuntimeError: out of resource: shared memory"
     assert message == f"row_sums for 4 heads of 8 dimensions in float32: {reason}. The slower torch code runs instead"
-    assert runtime.describe_kernels()["replaced"] == {message.split(":")[0]: reason}
+    assert runtime.describe_kernels()["replaced_kernels"] == {message.split(":")[0]: reason}
 
 
 def test_without_triton_the_torch_code_runs_and_says_so_once(

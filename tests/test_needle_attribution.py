@@ -16,6 +16,7 @@ from support.planted_needle import planted_model, run_needle_probe, words, write
 from support.tiny_studies import contents
 
 import headscope as hs
+from headscope.effects.sweep import sweep_effects
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import Unit
 from headscope.forward.prefix_cache import PrefixCachedGenerator
@@ -266,12 +267,12 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
 
 
 def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_not(planted_run: Run) -> None:
-    lines = analysis.ablation_curve(planted_run).set_index(["ablation", "size", "top"])
+    lines = analysis.ablation_curves(planted_run).set_index(["intervention", "size", "heads"])
     for ablation_method in ("zero", "mean"):
-        assert lines.loc[(ablation_method, 0, True), "share"] == lines.loc[(ablation_method, 0, False), "share"] == 1
+        assert lines.loc[[(ablation_method, 0, heads) for heads in ("top", "random")], "effect"].tolist() == [1, 1]
         for size in (1, 2):
-            assert lines.loc[(ablation_method, size, True), ["trials", "share"]].tolist() == [4, 0]
-            assert lines.loc[(ablation_method, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
+            assert lines.loc[(ablation_method, size, "top"), ["n", "effect"]].tolist() == [4, 0]
+            assert lines.loc[(ablation_method, size, "random"), ["n", "effect", "minimum"]].tolist() == [4, 1, 1]
     low, high = wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     zero = [result for result in ablation_results(planted_run) if result.where["intervention"] == "zero"]
@@ -279,6 +280,9 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
     assert (top.value, top.n, random.value, drop.value) == (0, 4, 1, 1)
     assert [round(100 * end) for end in (top.low, top.high, drop.low, drop.high)] == [0, 49, 31, 100]
     assert (claim.verdict, claim.details["unchanged"]) == ("supported", 1)
+    successes = planted_run.needles[planted_run.needles["mode"] == "strict"]
+    for result, value in ((top, 0), (random, 1), (drop, 1), (claim, 1)):
+        assert dict(result.by_sample) == dict.fromkeys(analysis.trial_names(successes), value), "compare pairs trials"
     assert "with its top 2 heads ablated (zero ablation): 0 % (95 % confidence interval 0 % to 49 %" in sentence(top)
     assert "+100 percentage points (95 % confidence interval +31 to +100, 4 trials)" in sentence(drop)
 
@@ -296,11 +300,12 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
 def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     successes: int, ablated: int, size: int, verdict: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, ablated)]
-    lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
-    lines["share"] = lines["successes"] / lines["trials"]
-    lines["low"], lines["high"] = wilson_interval(lines["share"], lines["trials"])
-    monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
+    counts = [(0, "random", successes), (0, "top", successes), (size, "random", successes), (size, "top", ablated)]
+    trials = [(number, heads, trial, trial < count) for number, heads, count in counts for trial in range(20)]
+    rows = pd.DataFrame(trials, columns=["size", "heads", "trial", "success"]).astype({"success": float})
+    rows = rows.assign(model="m", mode="strict", intervention="zero")
+    sweeps = sweep_effects(rows, analysis.ABLATION_SWEEP, ["m"])
+    monkeypatch.setattr(analysis, "ablation_sweeps", lambda run: sweeps)
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     *_, claim = ablation_results(run)
     assert (claim.model, claim.verdict) == ("m", verdict)

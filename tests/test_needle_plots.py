@@ -22,7 +22,7 @@ from probes.needle.analysis import (
     scores_by_group,
     scores_by_seed,
     seed_agreement,
-    success_by_cell,
+    success_rates,
 )
 from probes.needle.schema import TABLES, NeedleOptions
 
@@ -89,11 +89,9 @@ def test_model_without_success_has_control_scores_but_no_retrieval_score(
     assert "Retrieval score: yarn" not in titles
 
 
-def test_success_by_cell_has_the_wilson_interval(run: Run) -> None:
-    cell = success_by_cell(run.needles).query(
-        "model == 'base' and mode == 'strict' and context_length == 256 and depth == 0"
-    )
-    (row,) = cell.to_dict("records")
+def test_success_rates_have_the_wilson_interval(run: Run) -> None:
+    rates = success_rates(run.needles, ["model", "mode", "context_length", "depth"])
+    row = rates.loc[("base", "strict", 256, 0)]
     n, p, z = row["trials"], row["share"], 1.959963984540054
     centre, half_width = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     assert n == 4

@@ -77,7 +77,7 @@ def test_effects_of_every_model_are_means_over_the_pairs_that_count_in_all(write
         heads = run.heads[run.heads["model"] == model].sort_values("head")
         np.testing.assert_allclose(heads["patching_z"], expected, atol=1e-6)
     texts = [sentence(result) for result in results(run)]
-    assert texts[0].endswith("Means are over the 5 pairs that differ by at least 0.5 logits in every model.")
+    assert texts[0].endswith("Means are over the 5 pairs that count in every model.")
     assert any("yarn against base, over the same 5 pairs" in text for text in texts)
 
 
@@ -94,7 +94,7 @@ def test_models_without_a_common_pair_have_no_effects_and_a_warning_says_so(writ
     effects = {"base": effects_around(BASE), "yarn": effects_around(BASE)}
     run = write_run(effects, {"base": {*range(4)}, "yarn": {*range(4, PAIRS)}})
     assert not analysis.sweeps(run)
-    assert "in every model, so there are no effects" in sentence([*results(run)][-1])
+    assert "No pair counts in every model" in sentence([*results(run)][-1])
 
 
 @pytest.mark.parametrize(

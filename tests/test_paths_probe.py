@@ -27,7 +27,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching.paths import analysis, plots, report
-from probes.patching.paths.results import head_results, results
+from probes.patching.paths.results import head_results, overview, results
 from probes.patching.paths.run import select_paths
 from probes.patching.paths.schema import LOGITS, PathsOptions
 
@@ -49,7 +49,7 @@ def study(folder: FilePath, **section: Any) -> Any:
         {
             "models": {"base": f"{folder}/tiny", "yarn": f"{folder}/tiny@yarn:factor=4"},
             "device": "cpu",
-            "paths": {"pairs": [f"{folder}/pairs.jsonl"], **section},
+            "paths": {"pairs": [f"{folder}/pairs.jsonl"], "keep_failing": True, **section},
         }
     )
 
@@ -197,7 +197,7 @@ def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
     assert validate(run) == []
     *of_pairs, warning = results(run)
     assert {result.question for result in of_pairs} == {"paths.metric", "paths.answered"}
-    assert "differs too little in every pair" in sentence(warning)
+    assert "differs too little" in sentence(warning)
     assert questions()[warning.question].level == "warning"
 
 
@@ -279,9 +279,9 @@ def test_report_and_head_page_show_the_paths(synthetic: Run) -> None:
     own = head_results(synthetic, "base", strongest["sender_layer"], strongest["sender_head"])
     texts = [sentence(result) for result in own]
     assert any(f"the strongest path from this head is {plots.path_name(strongest)}" in text for text in texts)
-    overview = report.overview(synthetic)
-    assert overview is not None
-    assert len(overview.data) == 2
+    json_data = overview(synthetic)
+    assert json_data is not None
+    assert len(json_data.data) == 2
 
 
 def test_heads_are_written_alike_and_once() -> None:

@@ -19,7 +19,14 @@ import headscope
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, HeadscopeError, Interrupted, ResourceMissing
 from headscope.forward import observe as observing
-from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, find_top_keys, stratified_rows
+from headscope.measures.top_keys import (
+    MIN_FAR_DISTANCE,
+    TopKeysAccumulator,
+    _top_indices,
+    _top_k_stable,
+    find_top_keys,
+    stratified_rows,
+)
 from headscope.positions.model import Model
 from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
 from headscope.report import assembly
@@ -111,6 +118,17 @@ def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
     reads = TopKeysAccumulator(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
     reads.update(record)
     assert assert_eager(reads, 0, alpha, visible, torch.arange(90)) <= 1e-5
+
+
+@pytest.mark.parametrize("max_keys", [1, 3, 8, 20])
+def test_indices_of_top_keys_are_the_same_where_no_number_may_be_read(max_keys: int) -> None:
+    """On a GPU, where a look for ties would wait. Few distinct values, so that most rows have ties; some are hidden."""
+    logits = torch.randint(0, 4, (3, 50, 20), generator=torch.Generator().manual_seed(0)).float()
+    logits[:, ::4, 5:] = -torch.inf
+    values, expected = _top_k_stable(logits, max_keys)
+    indices = _top_indices(logits, values)
+    indices, expected = (top.masked_fill(logits.gather(-1, top) == -torch.inf, -1) for top in (indices, expected))
+    assert torch.equal(indices.sort(dim=-1).values, expected.sort(dim=-1).values)
 
 
 @pytest.mark.parametrize("window", [None, 9])

@@ -10,7 +10,7 @@ from support.tiny_studies import LENGTHS, content, save_checkpoint, save_texts
 from typer.testing import CliRunner
 
 from headscope.cli import app as cli
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 from headscope.errors import BadInput
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
@@ -21,6 +21,8 @@ from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor, JobResult
 from headscope.study.planning import makespan
 from headscope.study.stored_size import StoredSize, TableCost
+
+EXAMPLE = example_run()
 
 
 def cost(job: Job) -> float:

@@ -34,7 +34,7 @@ from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
 from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.playground import tasks
-from headscope.playground.model_process import ModelSession
+from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.positions.model import Model
 from headscope.report import assembly
@@ -499,6 +499,29 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
 
 
 @pytest.mark.browser
+def test_results_of_an_earlier_prompt_are_marked_and_go_when_the_next_prompt_runs(page: Page) -> None:
+    run_prompt(page, PROMPT)
+    expect(page.locator("#playground-continuation dd")).to_have_count(2)
+    expect(page.locator("#playground-outdated")).to_be_hidden()
+    page.locator("#playground-prompt").fill("w1 w2 w3")
+    expect(page.locator("#playground-outdated")).to_be_visible()
+    page.route("**/_dash-update-component**", _hold_continuation)
+    page.locator("#playground-run").click()
+    expect(page.locator("#playground-tokens .token")).to_have_count(3)
+    expect(page.locator("#playground-outdated")).to_be_hidden()
+    expect(page.locator("#playground-continuation dd")).to_have_count(0)
+    page.unroute("**/_dash-update-component**")
+
+
+def _hold_continuation(route: Route) -> None:
+    """Drop the request for the continuation."""
+    if (route.request.post_data or "").startswith('{"output":"playground-continuation.children"'):
+        route.fulfill(status=204)
+    else:
+        route.continue_()
+
+
+@pytest.mark.browser
 def test_a_head_chosen_while_a_layer_loads_stays_chosen(page: Page) -> None:
     expect.set_options(timeout=60_000)
     run_prompt(page, PROMPT)
@@ -572,6 +595,7 @@ def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -
     ):
         run_prompt(page, prompt, heads)
         expect(message).to_contain_text(sentence)
+        expect(page.locator("#playground-results")).to_be_hidden()
     process = app.config["PLAYGROUND_WORKER"].process_id
     os.kill(process, signal.SIGKILL)
     while Path(f"/proc/{process}").exists():

@@ -316,8 +316,9 @@ def test_details_and_conditions_named_like_another_place_are_refused(
     fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[str] = []
-    wrong = [_loss(**fields)]
-    monkeypatch.setattr(plugins, "call_parts", lambda kind, run: [(plugins.Probe("x", "X", "", "", ""), wrong)])
+    probe, wrong = Probe(), [_loss(**fields)]
+    probe.name = "x"  # type: ignore[misc]
+    monkeypatch.setattr(plugins, "call_parts", lambda part, run: [(probe, wrong)])
     monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
     assert collection._compute_results(None) == {"x": []}  # type: ignore[arg-type]
     assert f"{named} of result 'x.loss' has the name of another place. Rename it" in reported[0]

@@ -15,11 +15,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import headscope as hs
 from headscope import scores
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 from headscope.errors import BadInput, CannotWrite, ResourceMissing
 from headscope.heads import HeadSet
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
+
+EXAMPLE = example_run()
 
 
 @pytest.fixture(scope="module")

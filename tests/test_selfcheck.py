@@ -1,11 +1,13 @@
 """The selfcheck finds no difference on a correct machine, and reports every measure that is wrong."""
 
+import importlib
 import json
 from typing import Any
 
 import pytest
 import torch
 from support import families
+from support.kernels import interpreting
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
@@ -18,6 +20,8 @@ from headscope.forward.selfcheck import TOLERANCES, VARIANT_CASES, run_checks
 from headscope.positions.model import Model
 
 LENGTH = 40
+
+CPU_CHECKS = [name for name in TOLERANCES if not name.endswith("kernel")]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,7 @@ def failed_checks(model: Model) -> list[str]:
 def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(smollm2: Model, tokens: Tensor) -> None:
     for model, dtype in ((smollm2, "float32"), (hs.load("smollm2-135m", device="cpu", dtype="bf16"), "bfloat16")):
         checks = list(run_checks(model, tokens[0, :LENGTH]))
-        assert [check.quantity for check in checks] == list(TOLERANCES)
+        assert [check.quantity for check in checks] == CPU_CHECKS
         assert {check.dtype for check in checks} == {dtype}
         assert [check for check in checks if not check.is_within_tolerance] == []
 
@@ -97,9 +101,9 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
     good = CliRunner().invoke(cli.app, [*arguments, "--json"])
     assert good.exit_code == 0, good.output
     rows = json.loads(good.output.splitlines()[-1])
-    checked, timed = rows[: 2 * len(TOLERANCES)], rows[2 * len(TOLERANCES) :]
+    checked, timed = rows[: 2 * len(CPU_CHECKS)], rows[2 * len(CPU_CHECKS) :]
     assert {row["result"] for row in checked} == {"agrees"}
-    assert [row["check"] for row in checked] == 2 * list(TOLERANCES)
+    assert [row["check"] for row in checked] == 2 * CPU_CHECKS
     assert [row["check"] for row in timed] == ["time of measuring, ratio", "memory of measuring, ratio"]
     assert {row["length"] for row in timed} == {256}
     monkeypatch.setattr(selfcheck, "row_statistics", scaled(selfcheck.row_statistics, 1.01))
@@ -107,3 +111,22 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
     assert bad.exit_code == 1
     assert "DISAGREES" in bad.output
     assert f"torch {torch.__version__.partition('+')[0]}" in bad.output
+
+
+def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here in Triton's interpreter; an error of one percent fails them."""
+    monkeypatch.setattr(selfcheck, "RANDOM_KEY_COUNT", 20)
+    monkeypatch.setattr(selfcheck, "RANDOM_QUERY_COUNTS", (9,))
+    monkeypatch.setattr(
+        selfcheck, "VARIANT_CASES", {name: VARIANT_CASES[name] for name in ("soft cap", "learned sink")}
+    )
+    ids = torch.randint(3, 100, (12,), generator=torch.Generator().manual_seed(0))
+    for function in ("pair_moments.pair_moments", "distance_sums.distance_sums"):
+        module, name = function.split(".")
+        kernel = getattr(importlib.import_module(f"headscope.kernels.{module}"), name)
+        monkeypatch.setattr(f"headscope.kernels.{function}", scaled(kernel, 1.01))
+    with interpreting():
+        results = {result.quantity: result for result in selfcheck.run_checks(tiny, ids)}
+    failed = [name for name, result in results.items() if not result.is_within_tolerance]
+    assert failed == ["rotary pairs, kernel", "distance profile, kernel"]
+    assert "row statistics, kernel" in results

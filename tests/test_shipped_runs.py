@@ -4,20 +4,25 @@ import tomllib
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from headscope.cli.app import STUDY_FILES
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES
+from headscope.cli.flags import EXAMPLES, example_maps, example_run
 from headscope.report import assembly, run_results
 from headscope.report.blocks import Chart
 from headscope.results.collection import all_results
+from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.study.config import read_study
+from headscope.study.config import build_study, read_study
 from probes.patching import analysis, report
 from probes.patching.model_changes import model_results
+
+EXAMPLE = example_run()
+EXAMPLE_MAPS = example_maps()
 
 RUNS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
 PATCHING_RUNS = [path for path in RUNS if "-patching-" in path.name]
@@ -34,6 +39,18 @@ def test_every_shipped_run_is_undamaged(path: Path) -> None:
     run = Run.open(path)
     assert validate(run) == []
     assert not run.heads.empty
+
+
+@pytest.mark.parametrize("path", RUNS, ids=study_name)
+def test_every_shipped_run_has_the_current_format_and_a_valid_study(path: Path) -> None:
+    manifest = Run.open(path).manifest
+    assert manifest["format_version"] == FORMAT_VERSION
+    joined = manifest["config"].get("joined")
+    for config in [manifest["config"]] if joined is None else [part["config"] for part in joined.values()]:
+        build_study(config)
+    for name, table in all_tables().items():
+        if name in manifest["tables"]:
+            assert pq.read_schema(path / f"{name}.parquet").equals(table.arrow)
 
 
 @pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)

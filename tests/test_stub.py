@@ -23,6 +23,21 @@ def test_the_stub_has_every_name_of_the_package() -> None:
     assert {function or name for function, name in names} == {*dir(headscope)} - {"__version__"}
 
 
+def test_mypy_accepts_every_python_block_of_the_docs(tmp_path: Path) -> None:
+    """A page is one script; a block may use `run`. transformers types `generate` as no method of its models."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        blocks = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        if code := "\n".join(block for block in blocks if "--8<--" not in block):
+            script = tmp_path / f"{'_'.join(page.relative_to(ROOT).with_suffix('').parts).replace('-', '_')}.py"
+            script.write_text(f"import headscope as hs\nrun: hs.Run\n{code}")
+    assert len([*tmp_path.iterdir()]) > 10
+    flags = ["--ignore-missing-imports", "--disable-error-code=operator", "--disable-error-code=no-redef"]
+    output, _, _ = mypy_api.run(
+        [str(tmp_path), *flags, "--config-file=", "--cache-dir", str(ROOT / ".mypy_cache_docs")]
+    )
+    assert output.startswith("Success"), output
+
+
 def test_mypy_reveals_the_types_of_every_function(tmp_path: Path) -> None:
     script = tmp_path / "uses.py"
     lines = ["import headscope as hs", "MODEL = 'smollm2-135m'"]

@@ -147,11 +147,6 @@ def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
     assert modules.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
 
 
-def test_old_function_name_gives_the_new_name() -> None:
-    with pytest.raises(AttributeError, match=r"'headscope\.reads' is now 'headscope\.patterns'"):
-        _ = headscope.reads
-
-
 def test_another_seed_gives_other_numbers(study_run: Run, folder: Path, tmp_path: Path) -> None:
     assert contents(run_study(build_study(content(folder, seed=1)), tmp_path)) != contents(study_run)
 

@@ -17,10 +17,12 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from werkzeug.serving import make_server
 
 from dashboards.app import create_app
-from headscope.cli.flags import EXAMPLE, EXAMPLES
+from headscope.cli.flags import EXAMPLES, example_run
 from headscope.positions.model import Model
 from headscope.runs.run import Run
 from probes.needle import retrieval_scores
+
+EXAMPLE = example_run()
 
 pytestmark = [pytest.mark.browser, pytest.mark.model]
 CAUSES = next(EXAMPLES.glob("*-causes-*"))

@@ -80,7 +80,10 @@
         document.title = `${state.title} · headscope`;
         showNavigation(state);
         newest.name ? showNewestRun() : poll();
-        for (const [control, value] of Object.entries(state.control_values)) window.dash_clientside.set_props({ control }, { value });
+        for (const [control, value] of Object.entries(state.control_values)) {
+          const placeholder = control in state.placeholders ? { placeholder: state.placeholders[control] } : {};
+          window.dash_clientside.set_props({ control }, { value, ...placeholder });
+        }
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
         const table = ["sort", "column_filters"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);

@@ -158,6 +158,13 @@
         show(cell);
         return isNewStep ? step : no_update;
       },
+      // The results of an earlier prompt are marked; its attention pattern disappears with them.
+      markOutdated(prompt, data) {
+        const context = window.dash_clientside.callback_context, isOutdated = Boolean(data) && data.request.prompt !== prompt;
+        if (context.triggered.some(({ prop_id }) => prop_id === "playground-prediction.data")) byId("attention-body").hidden = true;
+        byId("playground-results").classList.toggle("outdated", isOutdated);
+        return !isOutdated;
+      },
       insertHeads: (heads) => heads || window.dash_clientside.no_update,
     },
   });

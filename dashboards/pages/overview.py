@@ -11,6 +11,7 @@ from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.report.text import statistics_table
 from headscope.results.collection import all_results
+from headscope.results.words import count_nouns
 from headscope.runs import summary
 from headscope.runs.column_metadata import capitalise, heads_with_role, is_role_measured, leading_heads, roles
 from headscope.runs.run import Run
@@ -48,7 +49,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         ],
         "Runs in this folder": [_runs_link(view)],
         "Run details": [
-            TextTable(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_provenance, run.parts)
+            TextTable(facts.pop("Run"), ("entry", "value"), [*facts.items()]) for facts in map(_provenance, run.parts)
         ],
     }
     count = len(run.models)
@@ -70,7 +71,8 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
             count = int(heads_with_role(heads, name).sum())
             top = leading_heads(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
             links = [Link(f"L{layer}H{head}", view.link(f"/head/{layer}.{head}", model=model)) for layer, head in top]
-            all_heads = Link(f"{count} heads", build_url("/heads", {**_run_query(view), "model": model, "role": name}))
+            address = build_url("/heads", {**_run_query(view), "model": model, "role": name})
+            all_heads = Link(count_nouns(count, "heads"), address)
             cells.append(
                 Links([all_heads, *links]) if count else "none" if is_role_measured(heads, name) else "not measured"
             )

@@ -98,8 +98,15 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
     return Chart(
         figure,
         f"One row per run{newest}. Colour: rows that the probe stored; empty: not measured.",
-        cell_links=[[query_link(probe.path, run=run.path.name) for probe in rows_by_probe] for run in runs],
+        cell_links=[[query_link(_page_path(probe), run=run.path.name) for probe in rows_by_probe] for run in runs],
     )
+
+
+def _page_path(probe: Probe) -> str:
+    """The page that shows the data of a probe: its own, else that of trainings or of heads."""
+    if probe.tab is not None:
+        return probe.path
+    return "/checkpoints" if probe.group == "Training" else "/heads"
 
 
 def describe_progress(progress: RunProgress) -> str:

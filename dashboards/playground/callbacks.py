@@ -48,6 +48,13 @@ def register_callbacks(app: Dash) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
+        ClientsideFunction("playground", "markOutdated"),
+        Output("playground-outdated", "hidden"),
+        Input("playground-prompt", "value"),
+        PREDICTIONS,
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
         ClientsideFunction("playground", "insertHeads"),
         Output("playground-heads", "value"),
         Input("playground-choice", "value"),
@@ -59,6 +66,8 @@ def _register_prompt(app: Dash) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-prediction", "data"),
         Output("playground-message", "children"),
+        Output("playground-continuation", "children", allow_duplicate=True),
+        Output("playground-all-heads", "children", allow_duplicate=True),
         Input("playground-run", "n_clicks"),
         State("playground-prompt", "value"),
         State("playground-heads", "value"),
@@ -66,15 +75,17 @@ def _register_prompt(app: Dash) -> None:
         State("playground-count", "value"),
         TOKEN,
         running=[(Output("playground-run", "loading"), True, False)],
+        prevent_initial_call="initial_duplicate",
     )
-    def predict(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, Any]:
+    def predict(run: int | None, prompt: str, heads: str, kind: str, count: Any, token: str) -> tuple[Any, ...]:
+        """The predictions, without those results of the earlier prompt that are computed later; none after an error."""
         try:
             request = parse_request(prompt, heads, kind)
             step = {"run": run, "request": request, "count": parse_count(count)}
             predictions = run_task(token, "predict", **request)
         except HeadscopeError as reason:
-            return no_update, notice(reason)
-        return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None
+            return None, notice(reason), None, None
+        return step | {"predictions": [prediction.to_json() for prediction in predictions]}, None, None, None
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("playground-kept", "children"),
@@ -119,6 +130,8 @@ def _register_prompt(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def show_predictions(data: Any, model: str, layer: str, next_token: str) -> tuple[Any, ...]:
+        if not data:
+            return (*(no_update,) * 6, True)
         predictions = [PromptPrediction.from_json(values) for values in data["predictions"]]
         prediction = next(p for p in predictions if p.model == model)
         layers = [str(number) for number in prediction.heads_by_layer]

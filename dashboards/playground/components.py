@@ -23,6 +23,7 @@ from headscope.runs.column_metadata import capitalise
 EXAMPLE_PROMPT = "When Mary and John went to the store, John gave a drink to"
 ABLATION_KINDS = ("zero", "mean", "streaming:4+16")
 MAX_GENERATED = 200
+OUTDATED_NOTE = "The results are of the earlier prompt. Run the new one: Ctrl+Enter."
 KEEP_TOOLTIP = (
     "Keep measures the shown prompt under every model (patterns, losses, direct logit attribution, ablation, and "
     "detectors on random tokens) and stores a run in this folder."
@@ -81,7 +82,8 @@ def playground_component(block: PlaygroundBlock, view: ViewState, block_id: str)
         role="status",
     )
     kept = html.Div(id="playground-kept", role="status")
-    return html.Div([*stores, *_inputs(block), message, kept, results], className="playground")
+    outdated = html.P(OUTDATED_NOTE, id="playground-outdated", hidden=True, className="notice", role="status")
+    return html.Div([*stores, *_inputs(block), message, kept, outdated, results], className="playground")
 
 
 def _inputs(block: PlaygroundBlock) -> list[Any]:

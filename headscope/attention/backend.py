@@ -43,6 +43,7 @@ from headscope.attention.masks import (
 )
 from headscope.attention.record import AttentionRecord, RowSums
 from headscope.attention.row_sums import attend_with_row_sums
+from headscope.compat.transformers import ATTENTION_IMPLEMENTATION
 from headscope.errors import BadInput
 
 BACKEND_NAME = "headscope"
@@ -156,7 +157,7 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
         else:
             stack.enter_context(families.with_own_attention(model))
         if families.has_attention_override(model):
-            model.config._attn_implementation_internal = implementation
+            setattr(model.config, ATTENTION_IMPLEMENTATION.attribute, implementation)
         else:
             model.set_attn_implementation(text_part_attention(model.config, implementation))
         yield

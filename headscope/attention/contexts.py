@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headscope.compat.torch import is_in_backward_pass
 from headscope.errors import BadInput
 
 _lock = threading.RLock()
@@ -127,7 +127,7 @@ def refusing_other_threads(
     def check_thread(module: nn.Module, args: Any) -> None:
         nonlocal thread
         running = threading.current_thread()
-        if running is thread or torch._C._current_graph_task_id() != -1:
+        if running is thread or is_in_backward_pass():
             return
         if thread is not None and thread.is_alive():
             raise BadInput(

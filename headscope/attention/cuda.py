@@ -13,6 +13,8 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.bias import CausalVariant
 
+from headscope.compat import torch as compat
+
 HEAD_DIM_MULTIPLE = 8
 """Head dimensions are padded with zeros to a multiple of this."""
 MASK_ROW_ALIGNMENT = 16
@@ -50,7 +52,7 @@ def masked_attention(
     for heads in _kernel_ready_heads(q, k, v):
         mask = bias.expand(*q.shape[:2], -1, -1)
         if can_use_efficient_attention(SDPAParams(*heads, mask, 0.0, False, True)):
-            kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+            kernel = compat.MASKED_EFFICIENT_ATTENTION.resolve()
             out, lse, *_ = kernel(*heads, mask, True, 0.0, False, scale=scaling)
             return out[..., : v.shape[-1]], lse[..., :queries]
     return None
@@ -70,7 +72,8 @@ def _select_kernel(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Kerne
     """The kernel that torch would choose; its own choice does not cover windows and cached keys."""
     queries, keys = q.shape[2], k.shape[2]
     if window is None and queries in (1, keys):
-        return _KERNELS.get(torch._fused_sdp_choice(q, k, v, None, 0.0, queries > 1, enable_gqa=True))
+        choice = compat.SDPA_CHOICE.resolve()(q, k, v, None, 0.0, queries > 1, enable_gqa=True)
+        return _KERNELS.get(choice)
     params = SDPAParams(q, k, v, None, 0.0, False, True)
     return _flash if can_use_flash_attention(params) else _efficient if can_use_efficient_attention(params) else None
 
@@ -78,7 +81,7 @@ def _select_kernel(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Kerne
 def _flash(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor]:
     lengths = q.shape[2], k.shape[2]
     before = None if window is None else window - 1  # the kernel does not count the query's own key
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+    out, lse, *_ = compat.FLASH_ATTENTION.resolve()(
         *_tokens_before_heads(q, k, v), None, None, *lengths, 0.0, True, False, scale=scaling, window_size_left=before
     )
     return out.transpose(1, 2), lse
@@ -86,15 +89,14 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor]:
     no_lengths = None, None, None, None  # only packed sequences have them
-    out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+    out, lse, *_ = compat.EFFICIENT_ATTENTION.resolve()(
         *_tokens_before_heads(q, k, v), None, *no_lengths, 0.0, _LOWER_RIGHT, True, scale=scaling, window_size=window
     )
     return out.transpose(1, 2), lse[..., : q.shape[2]]  # the kernel pads lse to a multiple of 32
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor]:
-    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, lse, *_ = kernel(q, k, v, None, True, 0.0, q.shape[2] > 1, False, scale=scaling)
+    out, lse, *_ = compat.CUDNN_ATTENTION.resolve()(q, k, v, None, True, 0.0, q.shape[2] > 1, False, scale=scaling)
     return out, lse.view(q.shape[:3])  # the kernel returns lse with a fourth axis
 
 

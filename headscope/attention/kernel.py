@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
 from headscope.attention.record import soft_cap
+from headscope.compat.torch import cpu_flash_attention
 from headscope.errors import UnsupportedModel
 
 ROWS_PER_BLOCK = 256
@@ -116,8 +117,13 @@ def _fused_attention_cpu(
     if width != q.shape[-1]:  # the kernel needs equal widths; zeros change nothing
         widest = max(width, q.shape[-1])
         q, k, v = (nn.functional.pad(t, (0, widest - t.shape[-1])) for t in (q, k, v))
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
+    kernel = cpu_flash_attention()
+    if kernel is not None:
+        out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
+    else:
+        with torch.no_grad():  # as the kernel's, this log-sum-exp has no gradient
+            _, lse = blockwise_attention(q, k, v[..., :0], scaling, is_causal, visible_mask)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, is_causal, scale=scaling, enable_gqa=True)
     return out[..., :width], lse
 
 

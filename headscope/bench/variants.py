@@ -26,12 +26,13 @@ PLAIN = "plain forward with logits"
 SAMPLED_STATISTICS = f"{SAMPLED_ROWS} sampled rows + pairs + nll"
 EXACT_STATISTICS = "exact rows: every attention statistic of every row"
 ALL_MEASURES = f"all measures, {SAMPLED_ROWS} sampled rows"
+WARM_UP_TOKENS = 512
 ENGINE_DOCS = 8
 """Number of documents of the study that compares engines."""
 
 
 def compare_variants(
-    spec: str, length: int, repeats: int, lens_length: int, probe_lengths: Mapping[str, int]
+    spec: str, length: int, repeats: int, lens_length: int, probe_lengths: Mapping[str, int], device: str = "auto"
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield tables with one row per way to run the model: seconds, peak MiB, and their ratios to the first row.
 
@@ -43,22 +44,25 @@ def compare_variants(
     """
     if lens_length:
         _bridge_class()
-    model = load(spec)
-    yield time_calls(length, _measuring_calls(model, document_tokens(model, length)), repeats, model.device)
+    model = load(spec, device=device)
+    warm_up_kernels(model, document_tokens(model, WARM_UP_TOKENS))
+    yield time_calls(length, measuring_calls(model, document_tokens(model, length)), repeats, model.device)
     yield time_calls(length, _scheme_calls(model, document_tokens(model, length)), repeats, model.device)
     if lens_length:
         ids = document_tokens(model, lens_length)
-        calls = _measuring_calls(model, ids)
+        calls = measuring_calls(model, ids)
         compared_calls = {name: calls[name] for name in (PLAIN, SAMPLED_STATISTICS, EXACT_STATISTICS)}
         # The bridge alters its model, so it gets its own.
-        compared_calls["transformer-lens run_with_cache(hook_pattern)"] = _lens_call(load(spec), ids)
+        compared_calls["transformer-lens run_with_cache(hook_pattern)"] = _lens_call(load(spec, device=device), ids)
         yield time_calls(lens_length, compared_calls, repeats, model.device)
     for name, max_length in probe_lengths.items():
         probe_calls = plugins.probes()[name].bench(model, max_length)
         yield time_calls(max_length, probe_calls, 1, model.device, warm_up=False)
 
 
-def _measuring_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
+def measuring_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """The plain forward pass over ids [L], and ways to measure it."""
+
     def run_plain_forward() -> None:
         with torch.no_grad():
             model.module(ids.to(model.device)[None], use_cache=False)
@@ -69,6 +73,13 @@ def _measuring_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], 
         EXACT_STATISTICS: lambda: measure_tokens(model, ids, ["attention"], None),
         ALL_MEASURES: lambda: measure_tokens(model, ids, TABLES, SAMPLED_ROWS),
     }
+
+
+def warm_up_kernels(model: Model, ids: torch.Tensor) -> None:
+    """Compile the kernels of a GPU before anything is timed. A longer text uses the same."""
+    if model.device.type == "cuda":
+        for call in measuring_calls(model, ids[:WARM_UP_TOKENS]).values():
+            call()
 
 
 def _scheme_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
@@ -115,8 +126,10 @@ def _lens_call(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
 
 def measuring_cost_ratios(model: Model, length: int) -> dict[str, float] | None:
     """Time and peak memory of measuring sampled rows as ratios to the plain forward pass; None if memory runs out."""
-    calls = _measuring_calls(model, document_tokens(model, length))
+    ids = document_tokens(model, length)
+    calls = measuring_calls(model, ids)
     try:
+        warm_up_kernels(model, ids)
         rows = time_calls(length, {name: calls[name] for name in (PLAIN, SAMPLED_STATISTICS)}, 1, model.device)
     except torch.OutOfMemoryError:
         return None

@@ -8,19 +8,30 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer._click.core import Command, Context  # typer brings its own click, without a public name for these
-from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
 from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, All, GroupedCommand, Json, Out, PlaygroundModels, Quiet
+from headscope.cli.flags import (
+    EXAMPLES,
+    All,
+    GroupedCommand,
+    Json,
+    Out,
+    PlaygroundModels,
+    Quiet,
+    example_maps,
+    example_run,
+)
+from headscope.compat.typer import CLICK_EXCEPTION, NO_ARGUMENTS
 from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.probe import Probe
-from headscope.runs import old_names
+
+if TYPE_CHECKING:
+    from headscope.compat.typer import ClickException, Command, Context
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
@@ -28,12 +39,12 @@ STUDY_FILES = Path(__file__).parents[1] / "study_files"
 class Commands(TyperGroup):
     """The built-in commands and one for every installed probe."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: "Context") -> list[str]:
         names = [probe.command_name for probe in plugins.requestable_probes().values()]
         first, *rest = super().list_commands(ctx)
         return [first, *names, *rest]
 
-    def format_help(self, ctx: Context, formatter: Any) -> None:
+    def format_help(self, ctx: "Context", formatter: Any) -> None:
         """List the commands as plain text: importing rich would take a third of the time."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
@@ -43,10 +54,8 @@ class Commands(TyperGroup):
             formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in help_texts.items()])
         self.format_epilog(ctx, formatter)
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+    def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
         probes = plugins.requestable_probes().values()
-        if new_name := old_names.PROBES.get(cmd_name):
-            raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
         if cmd_name == "measure":
             raise BadInput("unknown command 'measure'. Use: headscope run --model base=smollm2-135m")
         probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
@@ -60,15 +69,15 @@ class ProbeCommand(TyperCommand):
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
         self.probe = probe
 
-    def with_flags(self) -> Command:
+    def with_flags(self) -> "Command":
         """The same command with all its flags."""
         from headscope.cli.probe_commands import build_command
 
         return build_command(self.probe)
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
-    ) -> Context:
+        self, info_name: str | None, args: list[str], parent: "Context | None" = None, **extra: Any
+    ) -> "Context":
         user_input.check_arguments(args)
         return self.with_flags().make_context(info_name, args, parent, **extra)
 
@@ -119,7 +128,8 @@ def demo(
     check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
-    from headscope.report.terminal import print_line, print_summary, print_warnings
+    from headscope.report.console import print_line
+    from headscope.report.terminal import print_summary, print_warnings
 
     print_warnings(run)
     print_summary(run, show_all)
@@ -133,13 +143,13 @@ def demo(
 @app.command(cls=GroupedCommand)
 def dash(
     directory: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="RUNS_DIR|RUN",
             show_default="the shipped example",
             help="Folder that holds runs, or the run to open first.",
         ),
-    ] = EXAMPLE,
+    ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8050,
@@ -155,7 +165,7 @@ def dash(
     see another one, or to compare several, choose them under "Combined runs". The app writes only what you keep:
     prompts of the playground as runs, and notes and tags in the folders of runs.
     """
-    path = user_input.expand_path(directory, "directory")
+    path = example_run() if directory is None else user_input.expand_path(directory, "directory")
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
     from dashboards.app import serve
@@ -174,7 +184,7 @@ def dash(
             "headscope demo, or omit the directory to open the shipped example"
         )
     try:
-        maps = EXAMPLE_MAPS if path == EXAMPLE else ()
+        maps = example_maps() if path == example_run() else ()
         serve(path, port, models, read_only or path.is_relative_to(EXAMPLES), maps)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
@@ -241,7 +251,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
-    from headscope.report.terminal import bold, print_line, print_run_entry, run_to_dict
+    from headscope.report.console import bold, print_line
+    from headscope.report.terminal import print_run_entry, run_to_dict
 
     entries: list[tuple[Path, Run | BadRun]] = []
     for path, run in finished_runs(directory):
@@ -317,15 +328,15 @@ def main() -> None:
         if code == signals.TYPER_EXIT_CODE:
             raise KeyboardInterrupt
         sys.exit(code)
-    except NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except ClickException as error:
-        message = renamed_option(error) or " ".join(error.format_message().split())
-        print(f"headscope: {message}", file=sys.stderr)
-        sys.exit(error.exit_code)
     except HeadscopeError as error:
         _print_last_line(f"headscope: {' '.join(str(error).split())}")
+        sys.exit(error.exit_code)
+    except NO_ARGUMENTS.resolve() as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except CLICK_EXCEPTION.resolve() as error:
+        message = renamed_option(error) or " ".join(error.format_message().split())
+        print(f"headscope: {message}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _print_last_line(signals.MESSAGE)
@@ -365,16 +376,16 @@ def _exit_without_output(error: OSError) -> None:
     sys.exit(CannotWrite.exit_code)
 
 
-def renamed_option(error: ClickException) -> str | None:
+def renamed_option(error: "ClickException") -> str | None:
     """The message for an option that has a new name; None for any other mistake."""
     option = getattr(error, "option_name", "")
     command = getattr(getattr(error, "ctx", None), "info_name", "")
-    probes = plugins.requestable_probes().values()
-    probe_name = next((probe.name for probe in probes if probe.command_name == command), "")
+    probe = next((probe for probe in plugins.requestable_probes().values() if probe.command_name == command), None)
     negation = "no-" if str(option).startswith("--no-") else ""
-    old_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
-    new_name = old_names.OPTIONS.get(probe_name, {}).get(old_name, "").replace("_", "-")
-    return f"option {option} is now --{negation}{new_name}. See headscope {command} --help" if new_name else None
+    former_name = str(option).removeprefix(f"--{negation}").replace("-", "_")
+    if probe is None or not (name := plugins.call_part(probe, Probe.options).former_names.get(former_name)):
+        return None
+    return f"option {option} is now --{negation}{name.replace('_', '-')}. See headscope {command} --help"
 
 
 def _write_report(paths: list[Path], out: Path) -> None:

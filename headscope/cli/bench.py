@@ -12,9 +12,11 @@ import typer
 
 from headscope import plugins
 from headscope.cli import quiet_libraries
-from headscope.cli.flags import EXAMPLE, Json
+from headscope.cli.flags import Json, example_run
+from headscope.errors import BadInput
 from headscope.probe import Probe
 
+DEFAULT_MODEL = "smollm2-135m"
 BF16_LENGTH = 1024
 """Tokens of the documents that are also measured in bfloat16."""
 LENS_LENGTH = 1024
@@ -22,7 +24,14 @@ LENS_LENGTH = 1024
 
 
 def bench(
-    model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = DEFAULT_MODEL,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", help="Time random weights of this shape, llama-8b or smollm2-135m, instead of a checkpoint."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median is reported.")] = 3,
     lens_length: Annotated[
@@ -52,7 +61,8 @@ def bench(
     """Benchmark measurements: time and peak memory, as ratios to the plain forward pass of the same model.
 
     On a CPU with bfloat16 instructions, also compares bfloat16 with float32: its time, and its error relative to the
-    sampling error. The column "bound" is the target upper limit of the ratio on an otherwise idle CPU.
+    sampling error. The column "bound" is the target upper limit of the ratio on an otherwise idle CPU, or, on CUDA, of
+    a model of 8 billion parameters on an H100.
 
     With --dash, measures response times of the app in Chromium (needs the dev extra) on the shipped example and
     on a synthetic run of 1,024 heads with 64 rotary pairs under 4 models.
@@ -73,11 +83,11 @@ def bench(
         if dashboard:
             from dashboards import browser_timing
 
-            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
+            rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(example_run()))
             return
         if growth:
             from headscope.bench import scale
-            from headscope.report.terminal import print_table as print_growth
+            from headscope.report.console import print_table as print_growth
 
             for table in scale.compare_growth():
                 rows += table
@@ -85,15 +95,24 @@ def bench(
                     print_growth(table)
             return
         quiet_libraries()
-        from headscope.report.terminal import print_line, print_table
+        from headscope.models.checkpoint import pick_device
+        from headscope.report.console import print_line, print_table
 
+        on_gpu = pick_device(device).type == "cuda"
+        probes = {name: n for name, n in longest.items() if n}
+        if shape is not None and (compare_workers or lens_length or probes or model != DEFAULT_MODEL):
+            raise BadInput("--shape times measuring only, of random weights. Remove --model, --engine and probes")
         if lens_length is None:
             lens_length = LENS_LENGTH if find_spec("transformer_lens") else 0
-        probes = {name: n for name, n in longest.items() if n}
-        for table in _tables(model, length, repeats, lens_length, probes, compare_workers):
+        tables = (
+            _tables(model, length, repeats, lens_length, probes, compare_workers, device)
+            if shape is None
+            else _shape_tables(shape, length, repeats, device)
+        )
+        for table in tables:
             rows += table
             if not as_json:
-                bounded = comparison.add_bounds(table)
+                bounded = comparison.add_bounds(table, on_gpu)
                 print_table(comparison.add_earlier(bounded, earlier) if earlier else bounded)
                 print_line(_verdict(table))
     finally:
@@ -102,18 +121,25 @@ def bench(
 
 
 def _tables(
-    model: str, length: int, repeats: int, lens_length: int, probes: dict[str, int], engine: bool
+    model: str, length: int, repeats: int, lens_length: int, probes: dict[str, int], engine: bool, device: str
 ) -> Iterator[list[dict[str, Any]]]:
     """The comparison tables, each as soon as it is measured."""
     from headscope.bench.rounding import compare_bfloat16, has_bfloat16
     from headscope.bench.variants import compare_engines, compare_variants
+    from headscope.models.checkpoint import pick_device
 
     if engine:
         yield compare_engines(model, length)
         return
-    yield from compare_variants(model, length, repeats, lens_length, probes)
-    if has_bfloat16():
+    yield from compare_variants(model, length, repeats, lens_length, probes, device)
+    if has_bfloat16() and pick_device(device).type == "cpu":
         yield compare_bfloat16(model, BF16_LENGTH)
+
+
+def _shape_tables(shape: str, length: int, repeats: int, device: str) -> Iterator[list[dict[str, Any]]]:
+    from headscope.bench.shapes import compare_shape
+
+    return compare_shape(shape, length, repeats, device)
 
 
 def _verdict(table: list[dict[str, Any]]) -> str:

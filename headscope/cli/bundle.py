@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope import plugins, signals, user_input
-from headscope.cli.flags import EXAMPLE, EXAMPLE_MAPS, EXAMPLES, Quiet
+from headscope.cli.flags import EXAMPLES, Quiet, example_maps, example_run
 from headscope.errors import BrokenProbe, CannotWrite
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def bundle(
     from headscope.report.static_site import shared_files
     from headscope.study.progress import console_progress
 
-    runs = runs or [EXAMPLE, *(EXAMPLES / name for name in EXAMPLE_MAPS)]
+    runs = runs or [example_run(), *(EXAMPLES / name for name in example_maps())]
     progress = console_progress(quiet)
     with _draft_folder(out) as draft:
         site = _open_site(tuple(runs))

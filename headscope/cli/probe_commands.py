@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
-from typer._click.core import Command
 
 from headscope import plugins
 from headscope.cli import flags
@@ -18,6 +17,7 @@ from headscope.errors import BadInput
 from headscope.probe import Probe
 
 if TYPE_CHECKING:
+    from headscope.compat.typer import Command
     from headscope.study.config import Study
 
 STUDY_FILE = Annotated[
@@ -31,7 +31,7 @@ ENGINE = {
 }
 
 
-def build_command(probe: Probe) -> Command:
+def build_command(probe: Probe) -> "Command":
     """The command of a probe. Raises BrokenProbe if its options cannot be read."""
     from headscope.api import keyword_fields
 

@@ -23,6 +23,7 @@ from headscope.report import assembly
 from headscope.report.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.static_site import SitePage, SortableTable
 from headscope.report.text import statistics_table
+from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
@@ -185,7 +186,7 @@ def _head_table(part: HeadTable) -> TextTable:
     name = part.highlighted_column
     columns = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
     selected = part.heads[[column for column in columns if column in part.heads]]
-    table = statistics_table(f"{part.caption}: {len(selected):,} heads", selected)
+    table = statistics_table(f"{part.caption}: {count_nouns(len(selected), 'heads')}", selected)
     identifiers = part.heads[["layer", "head"]].itertuples(index=False, name=None)
     rows = [
         [Link(f"L{layer}H{number}", f"{head.PATH}/{layer}.{number}"), *row]

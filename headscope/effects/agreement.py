@@ -9,7 +9,8 @@ from headscope.effects.statistics import rank_correlation
 from headscope.effects.sweep import Effects
 
 TOP_UNITS = 10
-"""Units whose overlap between estimates and measured effects is counted."""
+"""Units whose overlap between estimates and measured effects is counted; at most half of the compared ones, because the
+overlap of all with all is always complete."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def agreements(effects: Effects) -> list[Agreement]:
 def _agreement(effects: Effects, method: str) -> Agreement:
     units = compared_units(effects, method)
     estimate, exact = units["estimate"], units["exact"]
-    top = min(TOP_UNITS, len(units))
+    top = min(TOP_UNITS, len(units) // 2)
     shared = {*estimate.abs().nlargest(top).index} & {*exact.abs().nlargest(top).index}
     error = float((estimate - exact).abs().max())
     selected = _selected_units(effects, units.index)

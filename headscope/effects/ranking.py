@@ -51,7 +51,7 @@ def chosen_unit(effects: Effects, unit: pd.Series) -> pd.Series:
     corrected["selected_from"] = len(effects.candidates)
     if pd.notna(unit["low"]):
         values = np.array([[*effects.by_sample(unit).values()]])
-        corrected["low"], corrected["high"] = confidence_interval(values, choices=len(effects.candidates))[:, 0]
+        corrected["low"], corrected["high"] = effects.sweep.intervals(values, len(effects.candidates))[:, 0]
     return corrected
 
 

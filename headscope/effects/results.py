@@ -9,6 +9,7 @@ import pandas as pd
 
 from headscope.effects.agreement import Agreement, agreements
 from headscope.effects.ranking import largest_unit
+from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.results.questions import Question
@@ -39,8 +40,8 @@ def sweep_questions(
     of_measured = "[ among the {measured:,} of {units:,} {nouns} with exact effects]"
     effect = Question(
         name=f"{area}.top",
-        sentence=f"{subject}: the most positive effect{of_measured} is that of {unit}, {{value}}",
-        headline=f"{brief_subject}: {unit} has the largest effect, {{value}}",
+        sentence=f"{subject}: the highest effect{of_measured} is that of {unit}, {{value}}",
+        headline=f"{brief_subject}: {unit} {{leads}} {{value}}",
         number=number,
         value_unit=value_unit,
         samples=samples,
@@ -50,6 +51,12 @@ def sweep_questions(
     return (
         effect,
         replace(effect, name=f"{area}.lowest", sentence=lowest, headline="", level="detail"),
+        replace(
+            effect,
+            name=f"{area}.only",
+            sentence=f"{subject}: {unit} has the effect {{value}}",
+            headline=f"{brief_subject}: {unit} {{value}}",
+        ),
         Question(
             name=f"{area}.significant",
             sentence=f"{subject}: {{value}} of {{exact:,}} exact effects differ from zero (false discovery rate "
@@ -92,10 +99,11 @@ def sweep_results(
     counts = {**details, "nouns": nouns, "units": len(effects.units)}
     exact = int(effects.is_exact.sum())
     measured = exact if 0 < exact < len(effects.units) else None
-    for name, ascending in (("top", False), ("lowest", True)):
+    has_choice = len(effects.candidates) > 1
+    for name, ascending in (("top", False), ("lowest", True)) if has_choice else (("only", False),):
         unit = largest_unit(effects, ascending)
         fields = dict(unit_fields(unit))
-        all_details = {**counts, "measured": measured, **fields.pop("details", {})}
+        all_details = {**counts, "measured": measured, "leads": leads(unit), **fields.pop("details", {})}
         yield unit_result(effects, unit, f"{area}.{name}", details=all_details, **fields)
     if not exact:
         yield _sweep_result(effects, f"{area}.estimated", counts)
@@ -106,6 +114,12 @@ def sweep_results(
         yield from _agreement_results(
             effects, area, counts | {"estimates": estimate_labels[agreement.method]}, agreement
         )
+
+
+def leads(unit: pd.Series) -> str:
+    """What a headline says about the unit of largest effect, whose interval may contain 0."""
+    is_unclear = unit["low"] <= 0 <= unit["high"]
+    return "is largest, but not clearly different from 0:" if is_unclear else "has the largest effect,"
 
 
 def _agreement_results(effects: Effects, area: str, details: Fields, agreement: Agreement) -> Iterator[Result]:
@@ -120,7 +134,7 @@ def _agreement_results(effects: Effects, area: str, details: Fields, agreement: 
         "shared": agreement.shared,
         "top": agreement.top,
     }
-    if pd.notna(agreement.spearman):
+    if agreement.compared >= MIN_COMPARED and pd.notna(agreement.spearman):
         interval = {"value": agreement.spearman, "low": agreement.low, "high": agreement.high}
         yield _sweep_result(
             effects, f"{area}.agreement", {**details, **numbers}, n=agreement.compared, where=where, **interval

@@ -8,6 +8,8 @@ import pandas as pd
 
 from headscope.runs.aggregation import MIN_DOCUMENTS, NORMAL_QUANTILE, confidence_interval
 
+MIN_COMPARED = 10
+"""Fewest units over which an agreement of two orders is a result [ours]."""
 TOP_FRACTION = 0.05
 """Share of units in the tail of a distribution of effects."""
 

@@ -10,7 +10,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.estimates import EXACT
-from headscope.runs.aggregation import SIGNIFICANCE, adjust_p_values, confidence_interval, plain_types, t_test
+from headscope.runs.aggregation import (
+    SIGNIFICANCE,
+    adjust_p_values,
+    confidence_interval,
+    plain_types,
+    t_test,
+    wilson_interval,
+)
 
 UNIT_KEYS = ("layer", "kv_group", "head")
 """Keys of a head, or of a KV group if `head` is -1."""
@@ -31,6 +38,16 @@ class Sweep:
     methods: tuple[str, ...] = (EXACT,)
     """Values of the column `method`, from the most to the least accurate. The first one is measured, all others are
     estimates. A table with one method needs no such column."""
+    limits: tuple[float, float] = (-np.inf, np.inf)
+    """Smallest and largest possible effect, at which intervals end."""
+    is_share: bool = False
+    """Whether the values are outcomes, 0 or 1, or means of them: their mean has Wilson's interval, and no p."""
+
+    def intervals(self, values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
+        """95 % confidence interval [2, units] of the mean of `values` [units, samples], allowing for `choices`."""
+        if self.is_share and values.shape[1]:
+            return np.asarray(wilson_interval(values.mean(axis=1), values.shape[1], choices))
+        return confidence_interval(values, choices).clip(*self.limits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +160,7 @@ def _effects_of(rows: pd.DataFrame, sweep: Sweep, key: Mapping[str, Any]) -> Eff
     estimates = {name: _estimate_means(table, exact) for name, table in tables.items() if name != EXACT}
     by_method = pd.DataFrame(estimates, index=values.index, columns=[*estimates])
     sizes = tables[next(iter(estimates))].pow(2).mean(axis=1).pow(0.5) if estimates else pd.Series(dtype="float64")
-    units = _unit_table(values, pd.concat(methods).reindex(values.index))
+    units = _unit_table(values, pd.concat(methods).reindex(values.index), sweep)
     return Effects(sweep, key, units, values, by_method, sizes.reindex(values.index))
 
 
@@ -155,23 +172,23 @@ def _estimate_means(estimates: pd.DataFrame, exact: pd.DataFrame | None) -> pd.S
     return estimates.mean(axis=1)
 
 
-def _unit_table(values: pd.DataFrame, methods: pd.Series) -> pd.DataFrame:
+def _unit_table(values: pd.DataFrame, methods: pd.Series, sweep: Sweep) -> pd.DataFrame:
     """The `Effects.units` of the values by sample."""
-    statistics = mean_statistics(values.to_numpy())
+    statistics = _mean_statistics(values.to_numpy(), sweep)
     statistics.loc[(methods != EXACT).to_numpy(), ["low", "high", "p"]] = np.nan
     units = values.index.to_frame(index=False).join(statistics).assign(method=methods.to_numpy())
     return units.assign(p_adjusted=adjust_p_values(units["p"]))
 
 
-def mean_statistics(values: npt.NDArray[np.float64]) -> pd.DataFrame:
+def _mean_statistics(values: npt.NDArray[np.float64], sweep: Sweep) -> pd.DataFrame:
     """Mean of every row [units, samples] with `low`, `high`, `p` and `n`, over the samples that are not NaN."""
     result = pd.DataFrame(np.nan, range(len(values)), ["effect", "low", "high", "p", "n"])
     for is_measured in np.unique(~np.isnan(values), axis=0):
         rows = (~np.isnan(values) == is_measured).all(axis=1)
         block = values[np.ix_(rows, is_measured)]
-        low, high = confidence_interval(block)
         means = block.mean(axis=1) if block.shape[1] else np.full(len(block), np.nan)
-        result.loc[rows] = np.column_stack([means, low, high, t_test(block), np.full(len(block), block.shape[1])])
+        p = np.full(len(block), np.nan) if sweep.is_share else t_test(block)
+        result.loc[rows] = np.column_stack([means, *sweep.intervals(block), p, np.full(len(block), block.shape[1])])
     return result.astype({"n": int})
 
 

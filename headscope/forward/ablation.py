@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,6 +121,21 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
             raise BadInput(f"'{model.name}' has no head {format_head(layer, head)}. {geometry.suggest_heads(layer)}")
         by_layer.setdefault(geometry.layer_numbers.index(layer), []).append(head)
     return by_layer
+
+
+def random_heads(
+    by_layer: Mapping[int, Sequence[int]], layer_heads: Sequence[int], generator: np.random.Generator
+) -> dict[int, list[int]]:
+    """As many random heads of each layer as `by_layer` names there, other ones as far as the layer has them.
+
+    Keys are indices of attention layers, which have `layer_heads` heads each.
+    """
+    drawn = {}
+    for layer, members in by_layer.items():
+        order = generator.permutation(layer_heads[layer])
+        others, named = order[~np.isin(order, members)], order[np.isin(order, members)]
+        drawn[layer] = sorted(map(int, [*others, *named][: len(members)]))
+    return drawn
 
 
 def reference_tokens(model: LoadedModel, tokenizer: Any, text: str) -> Sequence[int]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
+from headscope.compat.torch import FORWARD_HOOKS
 from headscope.errors import BadInput
 
 _firing: "WeakKeyDictionary[nn.Module, list[_BridgeHooks]]" = WeakKeyDictionary()
@@ -85,4 +86,4 @@ def _softmax_with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
 
 def _has_hooks(attn: Any, name: str) -> bool:
     point = getattr(attn, name, None)
-    return point is not None and (point.has_hooks() or bool(point._forward_hooks))
+    return point is not None and (point.has_hooks() or bool(FORWARD_HOOKS.of(point)))

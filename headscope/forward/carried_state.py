@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import KVSharingDict
 
+from headscope.compat.transformers import KV_SHARING_DICT
 from headscope.models.checkpoint import LoadedModel
 
 ARGUMENT = "shared_kv_states"
@@ -105,10 +105,10 @@ class CarriedState:
         further = self._further_outputs[layer]
         return stream if further is None else (stream, *(expand_batch(value, copies) for value in further))
 
-    def _shared_dictionary(self, tensors: Mapping[Key, Tensor], copies: int = 1) -> KVSharingDict:
+    def _shared_dictionary(self, tensors: Mapping[Key, Tensor], copies: int = 1) -> Any:
         """The shared keys and values among carried tensors, by layer type."""
         kinds = dict.fromkeys(kind for kind, _ in tensors if isinstance(kind, str))
-        return KVSharingDict(
+        return KV_SHARING_DICT.resolve()(
             {kind: tuple(expand_batch(tensors[kind, place], copies) for place in (0, 1)) for kind in kinds}
         )
 

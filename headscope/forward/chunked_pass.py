@@ -15,13 +15,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.carried_state import shares_keys_across_layers
+from headscope.forward.free_memory import fits_one_pass
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.replay import attention_layer_indices, residual_stream, separately_runnable_layers
 from headscope.positions.model import Model
 
-MAX_SINGLE_PASS_TOKENS, TOKENS_PER_CHUNK = {"cpu": 2**14, "cuda": 2**16}, {"cpu": 2**10, "cuda": 2**14}
-"""Tokens of the longest document that is read in one pass, and of a chunk of longer ones."""
+TOKENS_PER_CHUNK = {"cpu": 2**10, "cuda": 2**14}
+"""Tokens of a chunk of a long document."""
 TRIAL_TOKENS = 48
 """Tokens that are read in one pass and in chunks, to check that both agree."""
 RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -31,12 +32,13 @@ RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
     """Tokens per chunk for ids [1, L], or None to read them in one pass.
 
-    None for short documents, and for models that cannot be read in chunks: their layers pass on more than the residual
-    stream, or their positions depend on the length. Call it before registering listeners, since it runs the model.
+    None for documents that fit (`fits_one_pass`), and for models that cannot be read in chunks: their layers pass on
+    more than the residual stream, or their positions depend on the length. Call it before registering listeners, since
+    it runs the model.
     """
     device = model.device.type
     if (
-        ids.shape[1] <= MAX_SINGLE_PASS_TOKENS.get(device, MAX_SINGLE_PASS_TOKENS["cpu"])
+        fits_one_pass(model, ids.shape[1])
         or not supports_prefix_cache(model)
         or shares_keys_across_layers(model)
         or None in attention_layer_indices(model, decoder_layers(model))  # their state is not in a KV cache
@@ -77,7 +79,7 @@ def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tenso
                     output = residual_stream(runner.output)
                 stream = _write_tokens(output, tokens, stream, length)
     assert stream is not None
-    if not all(bool(part.isfinite().all()) for part in torch.split(stream, chunk_tokens, -2)):
+    if not bool(torch.stack([part.isfinite().all() for part in torch.split(stream, chunk_tokens, -2)]).all()):
         refuse_non_finite(model, ids, stream)
     return stream
 

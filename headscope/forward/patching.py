@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.errors import BadInput
+from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import Unit, head_units, kv_group_units
 from headscope.forward.replay import Objective, Replay
 from headscope.positions.model import Model
@@ -35,8 +36,6 @@ GROUP_ACTIVATIONS = ("k", "v")
 """Activations that all query heads of a KV group share."""
 CURVATURE_TOKENS = 8
 """Next tokens of a second-order estimate, each with a backward pass [ours]."""
-BATCH_TOKENS = 2048
-"""Tokens of patched runs that are computed as one batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +236,7 @@ class PatchingReplay:
         """
         run, source = self.run_and_source(direction)
         positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
-        batch_size = max(1, BATCH_TOKENS // run.ids.shape[1])
+        batch_size = runs_per_batch(self.model, run.ids.shape[1])
         for layer in sorted({unit.layer for unit in units}):
             run_attention, source_attention = (LayerAttention(*replay.attention(layer)) for replay in (run, source))
             layer_units = [unit for unit in units if unit.layer == layer]

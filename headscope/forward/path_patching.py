@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
+from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
 from headscope.forward.module_calls import ModuleCall, consumes_output, recording_calls
-from headscope.forward.patching import BATCH_TOKENS, Direction, PatchingReplay
+from headscope.forward.patching import Direction, PatchingReplay
 from headscope.forward.replay import ResidualStreamStore, attention_layer_indices, separately_runnable_layers
 from headscope.forward.residual_decomposition import AttentionBranch, DecompositionError, Norm
 from headscope.forward.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream
@@ -164,7 +165,7 @@ class PathPatching:
                 raise BadInput(
                     f"{path}: the receiver is not in a later layer than the sender. Use a receiver of a later layer"
                 )
-        batch = max(1, BATCH_TOKENS // self.run.ids.shape[1])
+        batch = runs_per_batch(self.run.model, self.run.ids.shape[1])
         for layer in sorted({path.receiver[0] for path in paths if path.receiver is not None}):
             layer_paths = sorted(path for path in paths if path.receiver is not None and path.receiver[0] == layer)
             for first in range(0, len(layer_paths), batch):

@@ -134,10 +134,11 @@ def find_top_far_rows(
     top_rows = dict[tuple[int, int], list[tuple[RowAndKey, float]]]()
 
     def select_rows(layer: int, head: int, record: AttentionRecord) -> None:
-        top = find_top_keys(record, torch.arange(record.q.shape[1], device=record.q.device), 1)
+        top = find_top_keys(record, np.arange(record.q.shape[1]), 1)
         rows: dict[int, tuple[RowAndKey, float]] = {}
+        keys, weights = top.far_keys[0].tolist(), top.far_weights[0].tolist()
         for row in top.far_weights[0].nan_to_num(-1).argsort(descending=True, stable=True).tolist():
-            key, weight = int(top.far_keys[0, row]), float(top.far_weights[0, row])
+            key, weight = keys[row], weights[row]
             if len(rows) == count or np.isnan(weight):
                 break
             rows.setdefault(key, (RowAndKey(layer, head, row, key), weight))
@@ -163,10 +164,12 @@ def find_rows(
     rows: list[tuple[RowAndKey, float]] = []
 
     def select_rows(layer: int, head: int, record: AttentionRecord) -> None:
-        top = find_top_keys(record, torch.tensor(sorted(queries), device=record.q.device), 1)
+        top = find_top_keys(record, np.array(sorted(queries)), 1)
         rows.extend(
-            (RowAndKey(layer, head, query, int(key)), float(weight))
-            for query, key, weight in zip(sorted(queries), top.keys[0, :, 0], top.weights[0, :, 0], strict=True)
+            (RowAndKey(layer, head, query, key), weight)
+            for query, key, weight in zip(
+                sorted(queries), top.keys[0, :, 0].tolist(), top.weights[0, :, 0].tolist(), strict=True
+            )
         )
 
     _record_heads(model, ids, heads, select_rows)

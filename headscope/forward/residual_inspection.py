@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
+from headscope.compat.transformer_lens import wrapped_module
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.capture import CapturedLayers
@@ -130,7 +131,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
 
 def _child_modules(layer: nn.Module) -> set[nn.Module]:
     """The modules that a decoder layer calls. The layer of a TransformerBridge contains the layer that it wraps."""
-    return {*layer._modules.get("_original_component", layer).children()}  # type: ignore[union-attr]
+    return {*(wrapped_module(layer) or layer).children()}
 
 
 def _attention_output_call(call: ModuleCall, calls: Sequence[ModuleCall]) -> tuple[ModuleCall, Norm | None]:

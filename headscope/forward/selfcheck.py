@@ -19,7 +19,8 @@ from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
-from headscope.measures.attention_rows import row_statistics
+from headscope.kernels.runtime import runs_kernels
+from headscope.measures.attention_rows import row_statistics, with_row_sums
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
 from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
 from headscope.models.checkpoint import evaluating
@@ -33,6 +34,9 @@ TOLERANCES = {
     "row statistics": (1e-3, 2e-2),
     "rotary pairs": (1e-4, 1e-4),
     "distance profile": (1e-4, 1e-4),
+    "row statistics, kernel": (1e-3, 2e-2),
+    "rotary pairs, kernel": (1e-4, 1e-4),
+    "distance profile, kernel": (1e-4, 1e-4),
     "loss": (1e-3, 3e-2),
     "cached keys": (1e-4, 2e-2),
     "sliding window": (1e-4, 2e-2),
@@ -44,7 +48,8 @@ TOLERANCES = {
 
 Log-sum-exp and loss: nats. Attention output: share of its largest value. Row statistics: relative above 1, otherwise
 absolute. Rotary pairs and distance profile: share of the sum of absolute terms. The others are the cases of
-`VARIANT_CASES` on random heads: the larger difference of output and log-sum-exp.
+`VARIANT_CASES` on random heads: the larger difference of output and log-sum-exp. The quantities of kernels are checked
+where they run: on a GPU, those of rows also under each variant.
 """
 RANDOM_KEY_COUNT, RANDOM_QUERY_COUNTS = 150, (150, 40, 1)
 """Shapes of the random heads: a full pass, several queries after cached keys, and one query."""
@@ -100,11 +105,13 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
         measured = compute_loss_by_position(model, ids, last_hidden_states(model, ids))
     loss = float(measured.sums.sum()) / int(measured.counts.sum())
     largest["loss"] = abs(loss - _eager_loss(model, ids)) if math.isfinite(loss) else math.inf
-    largest |= dict(_rule_differences(model))
+    for quantity, difference in _rule_differences(model):
+        largest[quantity] = max(largest[quantity], difference)
     is_half_precision = model.module.dtype.itemsize < 4
     dtype = str(model.module.dtype).removeprefix("torch.")
     for quantity, tolerances in TOLERANCES.items():
-        yield CheckResult(quantity, dtype, ids.shape[1], largest[quantity], tolerances[is_half_precision])
+        if quantity in largest:
+            yield CheckResult(quantity, dtype, ids.shape[1], largest[quantity], tolerances[is_half_precision])
 
 
 def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
@@ -125,8 +132,13 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
             variant = replace(case, scaling=scaling, sink=sink)
             out, lse = attend(q, k, v, None, variant, 0.0, True)
             keys, values = (_expand_to_query_heads(t[0], geometry.heads) for t in (k, v))
-            expected, expected_lse = _exact_attention(q[0].double(), keys, values, variant)
+            alpha, expected_lse = _exact_weights(q[0].double(), keys, variant)
+            expected = alpha @ values
             assert lse is not None
+            limits = variant.window, 0, variant.chunk_size, variant.softcap, variant.sink
+            record = AttentionRecord(0, 0, q[0], k[0], v[0], out[0], lse[0], scaling, *limits)
+            if runs_kernels(record):
+                yield "row statistics, kernel", _kernel_row_difference(record, alpha)
             results = [(out[0], lse[0])]
             if q.device.type == "cpu":
                 results.append(attend_with_row_sums(q[0], k[0], v[0], variant)[:2])
@@ -136,8 +148,17 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
         yield name, largest
 
 
-def _exact_attention(q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp under a variant, from all L x L weights."""
+def _kernel_row_difference(record: AttentionRecord, alpha: Tensor) -> float:
+    """The largest difference of the statistics of all rows between the GPU's kernel and the weights [H, Lq, Lk]."""
+    distance = record.query_key_index[:, None] - torch.arange(alpha.shape[-1], device=alpha.device)
+    expected = _exact_row_statistics(alpha, distance)
+    actual = row_statistics(with_row_sums(record), torch.arange(alpha.shape[1]))
+    difference = _max_abs((actual - expected) / expected.abs().clamp(min=1))
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _exact_weights(q: Tensor, k: Tensor, variant: AttentionVariant) -> tuple[Tensor, Tensor]:
+    """All weights [H, Lq, Lk] and the log-sum-exp under a variant."""
     key = torch.arange(k.shape[1], device=q.device)
     query = key[len(key) - q.shape[1] :, None]
     hidden = key > query
@@ -150,7 +171,7 @@ def _exact_attention(q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant)
     logits = logits.masked_fill(hidden, -torch.inf)
     if variant.sink is not None:
         logits = torch.cat((logits, variant.sink.double()[:, None, None].expand(-1, q.shape[1], 1)), -1)
-    return logits.softmax(-1)[..., : k.shape[1]] @ v, logits.logsumexp(-1)
+    return logits.softmax(-1)[..., : k.shape[1]], logits.logsumexp(-1)
 
 
 def _eager_loss(model: Model, ids: Tensor) -> float:
@@ -178,38 +199,72 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     rows = torch.arange(record.q.shape[1], device=q.device)
     expected = _exact_row_statistics(alpha, distance)
     yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
+    if runs_kernels(record):
+        yield "row statistics, kernel", _kernel_row_difference(record, alpha)
     if record.q.device.type == "cpu":
         z, _, row_sums = attend_with_row_sums(record.q, record.k, record.v, AttentionVariant(record.scaling))
         yield "attention output", _max_abs(z - out) / max(_max_abs(out), 1e-12)
         swept = row_statistics(replace(record, row_sums=row_sums), rows)
         yield "row statistics", _max_abs((swept - expected) / expected.abs().clamp(min=1))
-    geometry = model.geometry.at_layer(record.layer)
+    yield from _pair_differences(record, model.geometry.at_layer(record.layer), rows, hidden)
+
+
+def _pair_differences(
+    record: AttentionRecord, geometry: Geometry, rows: Tensor, hidden: Tensor
+) -> Iterator[tuple[str, float]]:
+    """The largest difference of the sums by rotary pair, from the torch code and, where they run, the kernels."""
     q_planes, k_planes = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
-    visible = record.visible_counts
+    visible, distances = record.visible_counts, log_spaced_distances(len(rows))
     moments = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q_planes, k_planes, visible)])
-    means = mean_abs_by_row(q_planes, k_planes, rows, visible).double()
-    absolute = planes_by_head((means * visible[:, None, None]).sum(0), geometry)
-    distances = log_spaced_distances(len(rows))
-    sums = profile_sums(q_planes, k_planes, distances)
-    sums = torch.stack([planes_by_head(t, geometry) for t in sums.unbind(-1)], -1)
+    means = mean_abs_by_row(q_planes, k_planes, rows, visible)
+    profiles = profile_sums(q_planes, k_planes, distances)
+    results = [
+        (
+            "",
+            moments,
+            torch.stack([planes_by_head(t, geometry) for t in means]),
+            torch.stack([planes_by_head(t, geometry) for t in profiles.unbind(-1)], -1),
+        )
+    ]
+    if runs_kernels(record):
+        results.append((", kernel", *_kernel_pair_sums(record, geometry, rows, distances.to(record.q.device))))
     for head in range(geometry.heads):
         q, k = _head_planes(head, q_planes, k_planes, geometry)
         c = torch.einsum("xfi,xfj->fij", q, k)
         visible_c = c.masked_fill(hidden, 0)
         signed, size, squares = visible_c.sum((1, 2)), visible_c.abs().sum((1, 2)), visible_c.square().sum((1, 2))
-        yield "rotary pairs", _relative_difference(moments[0, head], signed, size)
-        yield "rotary pairs", _relative_difference(moments[1, head], squares, squares)
-        yield "rotary pairs", _relative_difference(absolute[head], size, size)
         magnitude = _diagonal_sums(torch.einsum("xfi,xfj->fij", q.abs(), k.abs()), distances)
-        yield "distance profile", _relative_difference(sums[head], _diagonal_sums(c, distances), magnitude)
+        for suffix, head_moments, head_means, head_profiles in results:
+            absolute = (head_means[:, head].double() * visible[:, None]).sum(0)
+            yield f"rotary pairs{suffix}", _relative_difference(head_moments[0, head], signed, size)
+            yield f"rotary pairs{suffix}", _relative_difference(head_moments[1, head], squares, squares)
+            yield f"rotary pairs{suffix}", _relative_difference(absolute, size, size)
+            profile = _relative_difference(head_profiles[head], _diagonal_sums(c, distances), magnitude)
+            yield f"distance profile{suffix}", profile
+
+
+def _kernel_pair_sums(
+    record: AttentionRecord, geometry: Geometry, rows: Tensor, distances: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments, means of |q_f . k_f| of rows and sums at distances, by head, from the GPU's kernels."""
+    from headscope.kernels.distance_sums import distance_sums
+    from headscope.kernels.pair_moments import pair_moments
+    from headscope.kernels.pair_products import mean_abs_products
+
+    return (
+        pair_moments(record, geometry),
+        mean_abs_products(record, geometry, rows),
+        distance_sums(record, geometry, distances),
+    )
 
 
 def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:
-    """`row_statistics` from the weights [H, L, L], in the same order."""
-    ess2 = 1 / alpha.square().sum(-1)
-    entropy = -torch.special.xlogy(alpha, alpha).sum(-1)
+    """`row_statistics` from the weights [H, Lq, Lk], in the same order."""
+    among_keys = alpha / alpha.sum(-1, keepdim=True)  # without the share of a sink
+    ess2 = 1 / among_keys.square().sum(-1)
+    entropy = -torch.special.xlogy(among_keys, among_keys).sum(-1)
     local = ((distance >= 0) & (distance < LOCAL_DISTANCE)).double()
-    mean_distance = (alpha * distance).sum(-1)
+    mean_distance = (among_keys * distance).sum(-1)
     local_mass = (alpha * local).sum(-1)
     return torch.stack([ess2, ess2.log(), entropy.exp(), alpha.amax(-1), alpha[..., 0], local_mass, mean_distance])
 

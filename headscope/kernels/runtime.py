@@ -60,7 +60,7 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
 
 
 def describe_kernels() -> dict[str, Any]:
-    """For run.json: the version of Triton if this machine runs kernels, and the kernels that torch code replaced."""
+    """For run.json, on a GPU: the version of Triton, None without it, and the kernels that torch code replaced."""
     if not torch.cuda.is_available():
         return {}
     version = None
@@ -68,7 +68,7 @@ def describe_kernels() -> dict[str, Any]:
         import triton
 
         version = triton.__version__
-    return {"triton": version, "replaced": dict(_replaced)}
+    return {"triton": version, "replaced_kernels": dict(_replaced)}
 
 
 @cache

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
+from headscope.measures.row_sampling import IntArray, copy_together, count_visible_keys, to_device
 
 ROWS_PER_CHUNK = 4096
 """Rows whose queries and keys are in memory at once."""
@@ -19,14 +20,14 @@ DETECTOR_KINDS = ("previous", "current", "first", "duplicate", "induction")
 """Kinds of keys, in the order of all results."""
 
 
-def detector_rows_and_keys(kind: str, prefix_length: int, period: int) -> tuple[Tensor, Tensor]:
-    """Rows with a key of this kind and these keys, int64, in a prefix and a repeated sequence of `period` tokens."""
-    tokens = torch.arange(prefix_length + 2 * period)
+def detector_rows_and_keys(kind: str, prefix_length: int, period: int) -> tuple[IntArray, IntArray]:
+    """Rows with a key of this kind and these keys, in a prefix and a repeated sequence of `period` tokens."""
+    tokens = np.arange(prefix_length + 2 * period)
     repeats = tokens[prefix_length + period :]
     return {
         "previous": (tokens[1:], tokens[1:] - 1),
         "current": (tokens, tokens),
-        "first": (tokens, torch.zeros_like(tokens)),
+        "first": (tokens, np.zeros_like(tokens)),
         "duplicate": (repeats, repeats - period),
         "induction": (repeats, repeats - period + 1),
     }[kind]
@@ -52,21 +53,18 @@ class DetectorScores:
 
     def __init__(self, geometry: Geometry, prefix_length: int, period: int):
         self.geometry, self.prefix_length, self.period = geometry, prefix_length, period
-        self._scores: dict[tuple[int, str], tuple[Tensor, float, int]] = {}
+        self._scores: dict[tuple[int, str], tuple[Tensor, IntArray]] = {}  # scores of all heads, visible keys by row
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer of a full pass (as many queries as keys)."""
-        visible = record.visible_counts
+        visible, device = count_visible_keys(record, np.arange(record.q.shape[1])), record.q.device
         for kind in DETECTOR_KINDS:
-            rows, keys = (
-                indices.to(visible.device) for indices in detector_rows_and_keys(kind, self.prefix_length, self.period)
-            )
+            rows, keys = detector_rows_and_keys(kind, self.prefix_length, self.period)
             is_visible = rows - keys < visible[rows]
             rows, keys = rows[is_visible], keys[is_visible]
             if len(rows):
-                score = attention_weights_at(record, rows, keys).double().mean(-1).cpu()
-                chance = float((1 / visible[rows].double()).mean())
-                self._scores[record.layer, kind] = score, chance, len(rows)
+                weights = attention_weights_at(record, to_device(device, rows), to_device(device, keys))
+                self._scores[record.layer, kind] = weights.double().mean(-1), visible[rows]
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group, kind, score, chance (mean of 1 / visible keys) and rows (number of rows)."""
@@ -77,10 +75,14 @@ class DetectorScores:
         return {name: np.array(column) for name, column in columns.items()}
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
-        for (layer, kind), (scores, chance, rows) in sorted(self._scores.items()):
-            for head, score in enumerate(scores.tolist()):
+        places = sorted(self._scores)
+        scores = copy_together([self._scores[place][0] for place in places])
+        for (layer, kind), of_heads in zip(places, scores, strict=True):
+            visible = self._scores[layer, kind][1]
+            chance = float((1 / torch.from_numpy(visible).double()).mean())
+            for head, score in enumerate(of_heads.tolist()):
                 group = self.geometry.kv_group(layer, head)
-                yield self.geometry.layer_numbers[layer], head, group, kind, score, chance, rows
+                yield self.geometry.layer_numbers[layer], head, group, kind, score, chance, len(visible)
 
 
 _COLUMNS = ("layer", "head", "kv_group", "kind", "score", "chance", "rows")

@@ -16,6 +16,7 @@ from headscope.measures.row_sampling import (
     query_range,
     rows_in_chunk,
     select_last_octave,
+    sums_beside,
     to_device,
 )
 from headscope.streaming import StreamingWindow
@@ -51,7 +52,7 @@ def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWin
     q = record.q[:, row_index].float().view(groups, -1, len(rows), dim)
     logits = record.soft_cap(torch.einsum("ghrd,grkd->ghrk", q, record.k[:, index].float()) * record.scaling)
     weight = (logits.reshape(heads, len(rows), -1) - record.lse[:, row_index, None]).exp()
-    seen = weight.masked_fill_(~to_device(weight.device, inside), 0).sum(-1)
+    seen = weight.masked_fill_(to_device(weight.device, ~inside), 0).sum(-1)
     if record.sink_weight is not None:
         seen = seen + record.sink_weight[:, row_index]
     return (1 - seen).clamp(0, 1)
@@ -83,8 +84,9 @@ class StreamingScores:
             return
         of_rows = dict(zip(ROW_STATISTICS, row_statistics(record, rows), strict=True))
         of_rows["far_mass"] = far_mass(record, rows, self.window)
-        values = torch.stack([of_rows[name] for name in self.statistic_names]).double().cpu()
+        values = torch.stack([of_rows[name] for name in self.statistic_names]).double()
         self._counts[record.layer] += len(rows)
+        self._sums = sums_beside(self._sums, values)
         self._sums[:, :, : values.shape[1], record.layer] += torch.stack([values.sum(-1), values.square().sum(-1)])
 
     def compute(self) -> Mapping[str, np.ndarray]:
@@ -95,7 +97,7 @@ class StreamingScores:
         geometry, count = self.geometry, self._counts.double()
         layer, head = torch.meshgrid(torch.arange(geometry.layers), torch.arange(geometry.heads), indexing="ij")
         exists = head < torch.tensor(geometry.layer_heads)[layer]
-        mean, mean_square = self._sums / count
+        mean, mean_square = self._sums.cpu() / count
         variance = (mean_square - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
         error = (variance * (1 - count / self._populations).clamp(min=0)).sqrt()
         columns = {

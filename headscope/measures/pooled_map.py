@@ -7,15 +7,16 @@ Rows are visited in tiles and pooled at once, so memory is O(L).
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import map_blocks
-from headscope.measures.row_sampling import query_range
+from headscope.measures.row_sampling import add_by_cell, copy_together, items_per_tile, query_range, to_device
 
 LOGITS_PER_TILE = 2**22
-"""Logits in memory at once."""
+"""Logits in memory at once on a CPU."""
 
 
 class PooledMaps:
@@ -29,22 +30,27 @@ class PooledMaps:
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
         heads, keys = record.q.shape[0], record.k.shape[1]
-        sums = self._sums_by_layer.setdefault(record.layer, torch.zeros(heads, self.blocks, self.blocks))
+        device = record.q.device
+        if record.layer not in self._sums_by_layer:
+            self._sums_by_layer[record.layer] = torch.zeros(heads, self.blocks, self.blocks, device=device)
+        sums = self._sums_by_layer[record.layer]
         queries = query_range(record)
-        query_blocks = torch.arange(queries.start, queries.stop) // self.block_size
-        key_blocks = torch.arange(record.first_key, record.first_key + keys) // self.block_size
-        rows_per_tile = max(1, LOGITS_PER_TILE // (heads * keys))
-        for rows in torch.split(torch.arange(len(query_blocks)), rows_per_tile):
-            first = int(query_blocks[rows[0]])
-            in_block = torch.nn.functional.one_hot(query_blocks[rows] - first).to(record.q.device, torch.float32)
-            index = rows.to(record.q.device)
-            visible_keys = torch.arange(int(record.query_key_index[index[-1]]) + 1, device=index.device)
+        query_blocks = np.arange(queries.start, queries.stop) // self.block_size
+        key_blocks = np.arange(record.first_key, record.first_key + keys) // self.block_size
+        rows_per_tile = items_per_tile(device, max(1, LOGITS_PER_TILE // (heads * keys)), heads * keys)
+        for start in range(0, len(query_blocks), rows_per_tile):
+            blocks = query_blocks[start : start + rows_per_tile]
+            first, stop = int(blocks[0]), start + len(blocks)
+            in_block = to_device(device, np.eye(int(blocks[-1]) - first + 1, dtype=np.float32)[blocks - first])
+            index = torch.arange(start, stop, device=device)
+            visible_keys = torch.arange(stop + keys - len(query_blocks), device=device)
             weights = (record.masked_logits(index, visible_keys) - record.lse[:, index, None]).exp_()
-            pooled = (in_block.mT @ weights).cpu()
-            sums[:, first : first + pooled.shape[1]].index_add_(2, key_blocks[: pooled.shape[-1]], pooled)
+            pooled = in_block.mT @ weights
+            add_by_cell(sums[:, first : first + pooled.shape[1]], pooled, key_blocks[: pooled.shape[-1]])
 
     def compute(self) -> Mapping[int, Tensor]:
         """The maps of all heads [H, blocks, blocks] by layer index, float32: a row sums to 1 minus its sink's share."""
         rows = torch.full((self.blocks,), self.block_size)
         rows[-1] = self.length - self.block_size * (self.blocks - 1)
-        return {layer: sums / rows[:, None] for layer, sums in self._sums_by_layer.items()}
+        maps = copy_together([*self._sums_by_layer.values()])
+        return {layer: of_layer / rows[:, None] for layer, of_layer in zip(self._sums_by_layer, maps, strict=True)}

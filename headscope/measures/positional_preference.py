@@ -15,6 +15,7 @@ from headscope.attention.record import AttentionRecord, Geometry
 from headscope.measures.circuits import positional_effective_length, positional_logits
 from headscope.measures.distance_profile import log_spaced_distances
 from headscope.measures.rotary_pairs import rotary_planes
+from headscope.measures.row_sampling import query_range
 
 FIRST_TOKEN = 1
 """The first token whose query and key count."""
@@ -43,14 +44,14 @@ class PositionalPreference:
         self.has_key_bias |= record.q.shape[-1] > geometry.head_dim
         positions = record.query_key_index + record.first_key
         new_keys = record.k[:, -len(positions) :]
-        use = positions >= FIRST_TOKEN
+        unused = max(0, FIRST_TOKEN - query_range(record).start)
         theta = self._pair_frequencies(layer)
         angles = theta[..., None].to(positions.device) * positions.float()  # float32, as in the model's tables
         turns = torch.polar(torch.ones_like(angles, dtype=torch.float64), -angles.double())
         for sums, vectors in ((self._query_sums, record.q), (self._key_sums, new_keys)):
             planes = rotary_planes(vectors, geometry).double()  # [2, G x F, heads of a group, L]
             unrotated = torch.complex(planes[0], planes[1]) * turns.view(-1, 1, len(positions))
-            total = unrotated[..., use].sum(-1).view(geometry.kv_groups, geometry.all_pairs, -1).transpose(1, 2)
+            total = unrotated[..., unused:].sum(-1).view(geometry.kv_groups, geometry.all_pairs, -1).transpose(1, 2)
             sums[layer] = sums.get(layer, 0) + total.reshape(-1, geometry.all_pairs)
         self._scalings[layer], self._windows[layer] = record.scaling, record.window
 

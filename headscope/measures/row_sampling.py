@@ -5,6 +5,7 @@ the CPU, so that no measure waits for the device.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,6 +175,14 @@ def without_waiting(device: torch.device, t: Tensor) -> Tensor:
     return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
 
+def copy_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, which differ in their first dimension at most, on the CPU: one copy for all."""
+    if not tensors:
+        return []
+    joined = torch.cat([t.to(tensors[0].device) for t in tensors]).cpu()
+    return [*torch.split(joined, [*map(len, tensors)])]
+
+
 def sums_beside(sums: Tensor, values: Tensor) -> Tensor:
     """Accumulated sums on the device of the first values that they get; they stay there until they are read."""
     is_first = sums.device.type == "cpu" and values.device.type != "cpu"
@@ -181,7 +190,7 @@ def sums_beside(sums: Tensor, values: Tensor) -> Tensor:
 
 
 def add_by_cell(sums: Tensor, values: Tensor, cells: IntArray) -> None:
-    """Add values [.., n] to sums [.., cells], both on one device and in float64, at `cells` [n].
+    """Add values [.., n] to sums [.., cells], both of one dtype, at `cells` [n].
 
     On a GPU by a product with a one-hot matrix: atomic additions would be in another order every time.
     """

@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry, stack_layers
-from headscope.measures.row_sampling import rows_in_chunk
+from headscope.measures.row_sampling import (
+    IntArray,
+    count_visible_keys,
+    items_per_tile,
+    query_range,
+    rows_in_chunk,
+    to_device,
+    to_numpy,
+)
 
 MIN_FAR_DISTANCE = 32
 """Keys closer than this, and the first key, are not far: nearly every head attends to them."""
 LOGITS_PER_TILE = 2**22
-"""Logits in memory at once."""
+"""Logits in memory at once on a CPU."""
 
 
 def stratified_rows(length: int, count: int, seed: int) -> Tensor:
@@ -49,16 +57,21 @@ class TopKeys:
     far_weights: Tensor
 
 
-def find_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> TopKeys:
+def find_top_keys(record: AttentionRecord, rows: Tensor | IntArray, max_keys: int) -> TopKeys:
     """Top keys of query rows [n], given as indices of the record's queries in ascending order."""
-    size = max(1, LOGITS_PER_TILE // (record.q.shape[0] * record.k.shape[1]))
-    tiles = [_tile_top_keys(record, tile, max_keys) for tile in torch.split(rows, size)]
+    per_row, rows = record.q.shape[0] * record.k.shape[1], to_numpy(rows)
+    size = items_per_tile(record.q.device, max(1, LOGITS_PER_TILE // per_row), per_row)
+    tiles = [_tile_top_keys(record, rows[n : n + size], max_keys) for n in range(0, len(rows), size)]
     return TopKeys(*(torch.cat(parts, 1) for parts in zip(*tiles, strict=True)))
 
 
-def _tile_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    visible, own_key_index = record.visible_counts[rows], record.query_key_index[rows]
-    first, last = int((own_key_index - visible).min()) + 1, int(own_key_index[-1])
+def _tile_top_keys(
+    record: AttentionRecord, row_indices: IntArray, max_keys: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    own_keys = row_indices + record.k.shape[1] - record.q.shape[1]
+    visible = count_visible_keys(record, row_indices + query_range(record).start)
+    first, last = int((own_keys - visible).min()) + 1, int(own_keys[-1])
+    rows, own_key_index = to_device(record.q.device, np.stack((row_indices, own_keys)))
     # Later keys come first, so that ties go to the later key.
     keys = torch.arange(last, first - 1, -1, device=rows.device)
     logits, distance = record.masked_logits(rows, keys), own_key_index[:, None] - keys
@@ -75,6 +88,10 @@ def _tile_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> tupl
 def _top_k_stable(logits: Tensor, max_keys: int) -> tuple[Tensor, Tensor]:
     """Largest values of each row and their indices, in descending order, ties by index: both [H, n, k]."""
     values, indices = logits.topk(min(max_keys, logits.shape[-1]))
+    if logits.device.type != "cpu":
+        indices = _top_indices(logits, values)
+        values, by_value = logits.gather(-1, indices).sort(dim=-1, descending=True, stable=True)
+        return values, indices.gather(-1, by_value)
     smallest = values[..., -1:]
     # `topk` returns any of several equal values: if more values than k reach the smallest, sort that row.
     tied = ((logits >= smallest).sum(-1) > values.shape[-1]) & (smallest[..., 0] > -torch.inf)
@@ -84,6 +101,16 @@ def _top_k_stable(logits: Tensor, max_keys: int) -> tuple[Tensor, Tensor]:
     indices, by_index = indices.sort(dim=-1)
     values, by_value = values.gather(-1, by_index).sort(dim=-1, descending=True, stable=True)
     return values, indices.gather(-1, by_value)
+
+
+def _top_indices(logits: Tensor, top_values: Tensor) -> Tensor:
+    """Indices of the top values of each row, ascending; of equal values, the first. Slower, but waits for no number."""
+    smallest = top_values[..., -1:]
+    is_larger, is_tied = logits > smallest, logits == smallest
+    n_tied = top_values.shape[-1] - is_larger.sum(-1, keepdim=True)
+    is_top = is_larger | (is_tied & (is_tied.cumsum(-1, dtype=torch.int32) <= n_tied))
+    from_end = torch.arange(logits.shape[-1], 0, -1, dtype=torch.int32, device=logits.device)
+    return torch.where(is_top, from_end, 0).topk(top_values.shape[-1]).indices
 
 
 class TopKeysAccumulator:
@@ -97,8 +124,7 @@ class TopKeysAccumulator:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
         rows = rows_in_chunk(self.rows.numpy(), record)
         if len(rows):
-            top = find_top_keys(record, torch.from_numpy(rows).to(record.q.device), self.max_keys)
-            self._chunks_by_layer[record.layer].append(TopKeys(*(part.cpu() for part in vars(top).values())))
+            self._chunks_by_layer[record.layer].append(find_top_keys(record, rows, self.max_keys))
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group, query, rank, key and weight, sorted by the first five."""
@@ -125,7 +151,7 @@ class TopKeysAccumulator:
         fields = [torch.cat([getattr(chunk, field_name) for chunk in chunks], 1) for chunks in layers]
         # A head that a layer does not have gets the weight NaN, like a key that a row does not see.
         fill = torch.nan if fields[0].is_floating_point() else 0
-        return stack_layers([field.movedim(0, -1) for field in fields], fill).movedim(-1, 1)
+        return stack_layers([field.movedim(0, -1) for field in fields], fill).movedim(-1, 1).cpu()
 
     def _row_columns(self, layer: Tensor, head: Tensor, row: Tensor) -> dict[str, np.ndarray]:
         return {

@@ -47,8 +47,9 @@ class ValueWeightedRows(BinnedRowMeans):
         size = items_per_tile(device, ROWS_PER_TILE, len(norms) * norms.shape[1])
         keys = torch.arange(norms.shape[1], device=device)
         tiles = []
-        for tile in torch.split(to_device(device, rows), size):
-            visible = keys[: int(record.query_key_index[tile[-1]]) + 1]
+        for start in range(0, len(rows), size):
+            visible = keys[: int(rows[min(start + size, len(rows)) - 1]) + len(keys) - record.q.shape[1] + 1]
+            tile = to_device(device, rows[start : start + size])
             log_plain = record.masked_logits(tile, visible).log_softmax(-1)
             log_weighted = (log_plain + norms[:, None, : len(visible)].log()).log_softmax(-1)
             tiles.append(torch.cat([_statistics(log, record.first_key) for log in (log_plain, log_weighted)]))

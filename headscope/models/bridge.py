@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from headscope.attention.contexts import replacing
+from headscope.compat.transformer_lens import has_processed_weights
 from headscope.errors import UnsupportedModel
 
 
@@ -42,7 +43,7 @@ def _check_weights(bridge: Any) -> None:
     Where a model projects q, k and v together, TransformerLens writes its processed weights into projections of its
     own; the wrapped model keeps the unprocessed ones.
     """
-    if not getattr(bridge, "_weights_processed", False):
+    if not has_processed_weights(bridge):
         return
     if any(type(block.attn).__name__.startswith("JointQKV") for block in bridge.blocks):
         raise UnsupportedModel(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention.contexts import entering, refusing_other_threads
 from headscope.attention.record import Geometry
+from headscope.compat.transformers import NAME_OR_PATH
 from headscope.errors import BadInput, first_line
 from headscope.model_identity import ModelIdentity
 from headscope.model_spec import ModelSpec
@@ -273,4 +274,4 @@ def _check_values(module: PreTrainedModel, name: str) -> None:
 
 def _in_memory_name(module: PreTrainedModel) -> str:
     """The name of a model in memory in a run."""
-    return str(getattr(module.config, "_name_or_path", "") or f"in-memory {module.config.model_type}")
+    return str(NAME_OR_PATH.of(module.config) or f"in-memory {module.config.model_type}")

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from gguf import GGUFReader, dequantize
 from transformers import PreTrainedModel
-from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from headscope.compat import transformers as compat
 from headscope.errors import UnsupportedModel
 from headscope.models.gguf_file import ROPE_TENSORS, GgufFile
 
@@ -36,7 +35,7 @@ def refuse_unused_tensors(module: PreTrainedModel, file: GgufFile, unused: Itera
 
     `unused` are the tensors that transformers reports as unused; it does so for some architectures only.
     """
-    if file.architecture in GGUF_CONFIG_ARCHS:
+    if file.architecture in compat.GGUF_ARCHITECTURES.resolve():
         dropped = sorted(unused)
     else:
         names = _parameter_names(module, file)
@@ -54,6 +53,7 @@ def refuse_unused_tensors(module: PreTrainedModel, file: GgufFile, unused: Itera
 
 def _parameter_names(module: PreTrainedModel, file: GgufFile) -> Mapping[str, str]:
     """The parameters of the model by the names of their tensors."""
-    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=module.config.to_dict())
-    names: Mapping[str, str] = get_gguf_hf_weights_map(module, processor)
+    processors, default = compat.GGUF_TENSOR_PROCESSORS.resolve(), compat.GGUF_TENSOR_PROCESSOR.resolve()
+    processor = processors.get(file.architecture, default)(config=module.config.to_dict())
+    names: Mapping[str, str] = compat.GGUF_WEIGHTS_MAP.resolve()(module, processor)
     return names

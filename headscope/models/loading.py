@@ -24,6 +24,7 @@ from transformers import (
 
 from headscope import user_input
 from headscope.attention.backend import text_part_attention
+from headscope.compat.transformers import COMMIT_HASH, MODEL_MAPPING, SUPPORTS_SDPA
 from headscope.errors import (
     BadInput,
     HeadscopeError,
@@ -110,7 +111,7 @@ def load_module(
         raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}. Download it again")
     _refuse_unused_layers(module, loading["unexpected_keys"], base)
     device_map.refuse_offloaded(module, base)
-    module.config._commit_hash = snapshot_commit(Path(folder))  # as transformers does for its own downloads
+    setattr(module.config, COMMIT_HASH, snapshot_commit(Path(folder)))  # as transformers does for its own downloads
     if spec.lora is not None:
         module = lora.apply_lora(module, locate_lora(spec), base).get_base_model()
         identity = f"{identity}+{spec.lora}"
@@ -130,15 +131,16 @@ def _refuse_unused_layers(module: PreTrainedModel, unused_keys: Iterable[str], n
 def _auto_class(config: Any) -> Any:
     """The auto class of transformers that opens this config: for causal language models or for vision-language ones."""
     for auto_class in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        if type(config) in auto_class._model_mapping:
+        if type(config) in MODEL_MAPPING.of(auto_class):
             return auto_class
     return AutoModelForCausalLM  # its error says what is wrong
 
 
 def _attention_implementation(auto_class: Any, config: Any) -> str | dict[str, Any]:
     """The implementation for passes without headscope's backend, whatever the config names."""
-    model_class = auto_class._model_mapping.get(type(config), None)
-    return text_part_attention(config, "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager")
+    model_class = MODEL_MAPPING.of(auto_class).get(type(config), None)
+    supports_sdpa = model_class is not None and SUPPORTS_SDPA.of(model_class)
+    return text_part_attention(config, "sdpa" if supports_sdpa else "eager")
 
 
 def _refuse_unsafe_weights(folder: Path, name: str) -> None:

@@ -8,23 +8,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from headscope.compat.accelerate import own_forward
+from headscope.compat.torch import global_hooks, module_hooks
+from headscope.compat.transformers import ATTENTION_IMPLEMENTATION, ATTENTION_SETTING, COMMIT_HASH, NAME_OR_PATH
 from headscope.models.weight_digests import plain_modules
 
 IRRELEVANT_SETTINGS = frozenset(
-    {"_name_or_path", "_commit_hash", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype"}
-    | {"_attn_implementation", "attn_implementation", "_attn_implementation_internal", "use_cache"}
+    {NAME_OR_PATH.attribute, COMMIT_HASH, ATTENTION_SETTING.attribute, ATTENTION_IMPLEMENTATION.attribute}
+    | {"architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "attn_implementation", "use_cache"}
     | {"initializer_range", "output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"}
 )
 """Settings of a config that change no forward pass, or that the identity holds elsewhere."""
-HOOK_KINDS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-}
 OWN_PACKAGES = ("headscope", "probes", "dashboards", "transformers", "transformer_lens", "accelerate", "torch")
 """Packages whose hooks belong to headscope, which records its contexts, or to the library that runs the model."""
 
@@ -79,15 +75,11 @@ def foreign_hooks(module: nn.Module) -> tuple[str, ...]:
 
 def _functions(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
     """(kind, function, part) of every hook and replaced forward that is not headscope's or a library's own."""
-    for attribute, kind in HOOK_KINDS.items():
-        for hook in getattr(torch_module, f"_global{attribute}").values():
-            if _is_foreign(hook):
-                yield kind, hook, "all modules"
+    yield from ((kind, hook, "all modules") for kind, hook in global_hooks() if _is_foreign(hook))
     for path, part in module.named_modules():
         place = path or "the model"
-        for attribute, kind in HOOK_KINDS.items():
-            yield from ((kind, hook, place) for hook in getattr(part, attribute).values() if _is_foreign(hook))
-        forward = vars(part).get("forward") if "_hf_hook" not in vars(part) else vars(part).get("_old_forward")
+        yield from ((kind, hook, place) for kind, hook in module_hooks(part) if _is_foreign(hook))
+        forward = own_forward(part)
         if forward is not None and not _is_own_forward(forward, part) and _is_foreign(forward):
             yield "replaced forward", forward, place
     for cls in dict.fromkeys(type(part) for part in module.modules()):

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention import backend, families
 from headscope.attention.contexts import replacing
+from headscope.compat.torch import FORWARD_HOOKS, FORWARD_PRE_HOOKS
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.inspection import evaluation_mode
 from headscope.models.quantization import quantization_method
@@ -74,9 +75,9 @@ def _without_hooks(model: nn.Module) -> Iterator[None]:
     """Run the model without the hooks of its modules inside the `with`."""
     with ExitStack() as stack:
         for module in model.modules():
-            for name in ("_forward_pre_hooks", "_forward_hooks"):
-                if vars(module)[name]:
-                    stack.enter_context(replacing(module, name, OrderedDict()))
+            for hooks in (FORWARD_PRE_HOOKS, FORWARD_HOOKS):
+                if hooks.of(module):
+                    stack.enter_context(replacing(module, hooks.attribute, OrderedDict()))
         yield
 
 

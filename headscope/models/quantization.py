@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from headscope.compat.torch import SAVE_STATE
 from headscope.errors import BadInput, UnsupportedModel
 
 PACKAGES = {
@@ -100,5 +101,5 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
             kept = vars(part.weight.quant_state).items()
             state |= {f"{prefix}weight.{name}": value for name, value in kept if isinstance(value, torch.Tensor)}
         else:
-            part._save_to_state_dict(state, prefix, False)
+            SAVE_STATE.of(part)(state, prefix, False)
     return state

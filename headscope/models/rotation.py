@@ -164,7 +164,7 @@ def preserving_frequencies(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Restore the modules' frequencies on leaving: some modules keep those of the longest text so far."""
     with ExitStack() as stack:
         for module in modules:
-            if any(_is_frequency(name) for name in (*module._buffers, *vars(module))):
+            if any(_is_frequency(name) for name in (*dict(module.named_buffers(recurse=False)), *vars(module))):
                 stack.enter_context(undoing((id(module), "frequencies"), partial(_frequency_restorer, module)))
         yield
 

@@ -11,12 +11,15 @@ changes. A smaller write of that kind, such as one row of a large embedding, may
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from math import gcd
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headscope.compat.torch import WRITE_COUNT, non_persistent_buffers
+from headscope.compat.transformer_lens import wrapped_module
 from headscope.model_identity import WeightDigests
 from headscope.models import lora, quantization
 
@@ -29,8 +32,10 @@ SAMPLED_VALUES = 2**18
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers by their names without the wrappers of TransformerLens and peft."""
     for prefix, part in plain_modules(module):
-        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
-            if tensor is None or name in part._non_persistent_buffers_set:
+        skipped = non_persistent_buffers(part)
+        tensors = (part.named_parameters, part.named_buffers)
+        for name, tensor in chain(*(named(recurse=False, remove_duplicate=False) for named in tensors)):
+            if name in skipped:
                 continue
             # TransformerLens gives linear layers without a bias a buffer of zeros.
             if isinstance(tensor, nn.Parameter) or not (isinstance(part, nn.Linear) and not tensor.any()):
@@ -39,8 +44,8 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def plain_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Modules with the prefix of their tensors' names, without the wrappers of TransformerLens and peft."""
-    if "_original_component" in module._modules:
-        yield from plain_modules(module.get_submodule("_original_component"), prefix)
+    if (wrapped := wrapped_module(module)) is not None:
+        yield from plain_modules(wrapped, prefix)
         return
     if not type(module).__module__.startswith("transformer_lens."):
         yield prefix, module
@@ -80,7 +85,7 @@ def weights_stamp(module: nn.Module) -> tuple[Any, ...]:
     digest = hashlib.sha256()
     for values in samples.values():
         digest.update(_as_bytes(torch.cat(values)))
-    facts = ((name, tensor.data_ptr(), tensor._version, tuple(tensor.shape)) for name, tensor in tensors)
+    facts = ((name, tensor.data_ptr(), WRITE_COUNT.of(tensor), tuple(tensor.shape)) for name, tensor in tensors)
     return *facts, digest.digest()
 
 

@@ -24,7 +24,7 @@ from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.heads import Head, format_head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
-from headscope.playground.model_process import ModelSession
+from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

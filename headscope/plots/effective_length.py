@@ -49,7 +49,7 @@ def plot_effective_length(attention: pd.DataFrame, heads: Sequence[tuple[int, in
     figure.update_xaxes(axes.log_axis(curves["n"], sparse=True))
     figure.update_yaxes(axes.log_axis(curves[["ess2", "n"]].to_numpy(), sparse=True))
     style.set_outer_axis_titles(figure, len(heads), "visible keys n", "ESS₂ (tokens)")
-    return figure
+    return style.fit_legend(figure) if len(styles) > 1 else figure
 
 
 def _length_curves(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> pd.DataFrame:

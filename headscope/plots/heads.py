@@ -36,7 +36,7 @@ def plot_matrix(
     of_model = heads[heads["model"] == model]
     grid = _layer_head_grid(of_model, statistic_name)
     all_values = scale_heads[statistic_name].to_numpy(dtype=np.float64)
-    bar = _colorbar(statistic_name, all_values)
+    bar = _colorbar(statistic_name, all_values, grid)
     figure = _new_heatmap(
         title, heads, model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}"
     )
@@ -76,12 +76,15 @@ def plot_head_values(heads: pd.DataFrame, title: str, model: str, label: str, un
     return style.set_metadata(figure, value=label, model=style.escape_label(model), value_index=3)
 
 
-def _colorbar(statistic_name: str, values: npt.NDArray[np.float64]) -> dict[str, object]:
-    """Plotly settings of the colour bar of a statistic; a clipped end states the extreme value."""
+def _colorbar(
+    statistic_name: str, values: npt.NDArray[np.float64], shown_values: npt.NDArray[np.float64]
+) -> dict[str, object]:
+    """Plotly settings of the colour bar of a statistic on the scale of `values`; a clipped end states the extreme of
+    the values that are drawn."""
     stat = statistic(statistic_name)
     bar: dict[str, object] = {"title": {"text": stat.unit}}
     if stat.is_signed:
-        return bar | symmetric_colorbar(values, symmetric_limit(values))
+        return bar | symmetric_colorbar(shown_values, symmetric_limit(values))
     return bar | (axes.log_colorbar(values) if stat.log_scale else {})
 
 
@@ -104,7 +107,8 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str, scale_heads: p
         figure.add_trace(trace.update(zmin=None, zmax=None), **style.panel_row_col(index, [*styles], 4))
         if index == 0:
             all_values = (heads if scale_heads is None else scale_heads)[statistic_name].to_numpy(dtype=np.float64)
-            figure.update_layout(coloraxis={**scale, "colorbar": _colorbar(statistic_name, all_values)})
+            bar = _colorbar(statistic_name, all_values, measured_heads[statistic_name].to_numpy(dtype=np.float64))
+            figure.update_layout(coloraxis={**scale, "colorbar": bar})
     figure.update_xaxes(showgrid=False, showline=False, ticks="", showticklabels=False)
     figure.update_yaxes(showgrid=False, showline=False, ticks="")
     style.set_outer_axis_titles(figure, len(styles), "head", "layer", 4)
@@ -152,9 +156,9 @@ def plot_change(
         hover = f"{stat.label} × %{{customdata[3]:.3f}}"
     else:
         hover = f"{stat.label} %{{customdata[3]:+.3g}}{style.unit_suffix(stat.unit)}"
-    bar |= symmetric_colorbar(scaled, limit, format_change)
-    figure = _new_heatmap(title, heads, model, grid, hover)
     colour = _log10(grid) if stat.log_scale else grid
+    bar |= symmetric_colorbar(colour, limit, format_change)
+    figure = _new_heatmap(title, heads, model, grid, hover)
     figure.update_traces(z=colour, zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE, colorbar=bar)
     mark_clipped_cells(figure, colour, limit, format_change)
     quantity = "ratio" if stat.log_scale else f"difference of {stat.label_with_unit}"

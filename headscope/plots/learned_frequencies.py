@@ -10,10 +10,14 @@ from headscope.plots import style
 
 REFERENCE_LABELS = {"log_theta_base": "the checkpoint", "log_theta_init": "the initialisation"}
 """Name of the reference frequencies in a chart title, by column."""
+MIN_LEARNED_CHANGE = 1e-6
+"""Change of ln theta from its initialisation beyond which it was learned."""
+LINES = {"log_theta_base": (7, 2), "log_theta_init": (1, 1), "log_theta": (0, 0)}
+"""Palette index and dash of a line, by column."""
 
 
 def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv_group: int) -> go.Figure:
-    """Plot the learned frequencies of one KV group, their initialisation and the checkpoint's frequencies.
+    """Plot the frequencies of one KV group and those of the checkpoint; learned ones beside their initialisation.
 
     The upper plot shows log10 theta (rad/token) by rotary pair, the lower one the ln of the ratio to the checkpoint's.
     """
@@ -30,13 +34,16 @@ def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv
         return style.empty_figure(title, "this KV group was not measured")
     figure = style.stacked_figure(title, 460)
     columns = {"base": "log_theta_base", "initialisation": "log_theta_init", "learned": "log_theta"}
+    if not ((rows["log_theta"] - rows["log_theta_init"]).abs() > MIN_LEARNED_CHANGE).any():  # such as those of YaRN
+        columns = {"base": "log_theta_base", style.escape_label(model): "log_theta"}
     traces: list[dict[str, Any]] = []
-    for index, (label, column) in enumerate(columns.items()):
+    for label, column in columns.items():
+        colour, dash = LINES[column]
         line_settings: dict[str, Any] = {
             "type": "scatter",
             "x": rows["pair"].to_numpy(),
             "mode": "lines",
-            "line": {"color": style.PALETTE[(7, 1, 0)[index]], "dash": style.LINE_DASHES[(2, 1, 0)[index]]},
+            "line": {"color": style.PALETTE[colour], "dash": style.LINE_DASHES[dash]},
             "name": label,
             "legendgroup": label,
             "hovertemplate": f"pair %{{x}}: %{{y:.3f}}<extra>{label}</extra>",

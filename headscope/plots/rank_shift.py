@@ -51,7 +51,12 @@ def plot_rank_shift(
     )
     directions_in_legend: set[int] = set()
     for index, label in enumerate(other_models):
-        lines = _select_lines(rank_changes(heads, statistic_name, baseline, label), selected_heads, beyond_noise)
+        changes = rank_changes(heads, statistic_name, baseline, label)
+        lines = _select_lines(changes, selected_heads, beyond_noise)
+        if lines.empty:
+            reason = _why_no_line(changes, beyond_noise)
+            place = style.panel_row_col(index, other_models)
+            figure.add_annotation(text=reason, x=0.5, y=0.5, yref="y domain", showarrow=False, **place)
         for direction, (legend_label, colour_index) in CHANGE_STYLES.items():
             direction_lines = lines[lines["direction"] == direction]
             if len(direction_lines):
@@ -117,6 +122,17 @@ def rank_changes(heads: pd.DataFrame, statistic_name: str, baseline: str, other_
 def top_overlap(changes: pd.DataFrame) -> int:
     """The number of top heads of the baseline that are also top heads of the other model."""
     return int(((changes["before_rank"] <= TOP_COUNT) & (changes["after_rank"] <= TOP_COUNT)).sum())
+
+
+def _why_no_line(changes: pd.DataFrame, beyond_noise: bool) -> str:
+    """Why a panel shows no head, in lines that fit a panel."""
+    if changes.empty:
+        return "no head is measured<br>in both models"
+    if not beyond_noise:
+        return "the selected heads are<br>not measured in both models"
+    if changes[["before_low", "after_low"]].isna().any(axis=1).all():
+        return "no confidence intervals:<br>they need three documents"
+    return "no head's confidence<br>intervals are apart"
 
 
 def _select_lines(changes: pd.DataFrame, selected_heads: Collection[Head], beyond_noise: bool) -> pd.DataFrame:

@@ -36,6 +36,8 @@ TEXT_COLOUR = "#777777"
 GRID_COLOUR = "rgba(128,128,128,0.22)"
 SEQUENTIAL_SCALE = sequential.Viridis
 DIVERGING_SCALE = diverging.RdBu_r
+ORDERED_SCALE = ("rgb(46,114,184)", "rgb(138,99,192)", "rgb(194,85,157)", "rgb(207,106,46)")
+"""Colours of lines in an order, all of middle luminance."""
 PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
 """The colours of Okabe and Ito; blue is lighter and black is grey for dark pages, yellow is darker for light pages."""
 HIGHLIGHT_COLOUR = "#D55E00"
@@ -163,10 +165,9 @@ def _preferred_style(label: str) -> int:
 
 
 def ordered_colours(colour_count: int) -> list[str]:
-    """Colours for an ordered series, from dark to bright."""
-    colours: list[str] = sample_colorscale(
-        SEQUENTIAL_SCALE, [0.1 + 0.75 * index / max(1, colour_count - 1) for index in range(colour_count)]
-    )
+    """Colours for an ordered series, from blue to orange; each is visible on light and on dark pages."""
+    shares = [index / max(1, colour_count - 1) for index in range(colour_count)]
+    colours: list[str] = sample_colorscale(ORDERED_SCALE, shares)
     return colours
 
 
@@ -326,9 +327,15 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Raise the top margin so that a wrapped legend, of about 58 characters per row, stays below the title."""
+    """Raise the top margin so that a wrapped legend stays below the title, and above the panels of small multiples.
+
+    A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
+    """
     widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
-    return set_top_margin(figure.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(widths) / 58)))
+    has_panels = figure.layout.legend.yref == "container"
+    rows = max(1, math.ceil(sum(widths) / (110 if has_panels else 58)))
+    figure.update_layout(showlegend=True, height=figure.layout.height + 24 * (rows - 1))
+    return set_top_margin(figure, 74 + 24 * rows if has_panels else 46 + 24 * rows)
 
 
 def stacked_figure(title: str, height: int) -> go.Figure:

@@ -1,7 +1,7 @@
 """Contents of a report or page, in order: findings and charts of every probe, and the notable heads of a run.
 
-This module calls probes only through `headscope.plugins` and names none. Charts are drawn lazily. If a probe fails, its
-remaining charts are left out and the failure is logged.
+This module calls probes only through `headscope.plugins` and names none. Charts are drawn lazily. If a probe fails, a
+line in the place of its remaining charts says so, and the failure is logged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,6 @@ import pandas as pd
 from headscope import plugins
 from headscope.errors import BrokenProbe
 from headscope.heads import Head
-from headscope.plots.heads import plot_small_matrices
 from headscope.plugins import Arguments
 from headscope.probe import Probe
 from headscope.report.blocks import (
@@ -26,6 +25,7 @@ from headscope.report.blocks import (
     PageContent,
     RenderContext,
     Term,
+    TextBlock,
     TextTable,
 )
 from headscope.results.collection import all_results
@@ -196,6 +196,8 @@ def is_about(group: ChartGroup, topic: str) -> bool:
 def overview_blocks(context: RenderContext) -> Iterator[Block]:
     """The overview of a run: a small matrix of every model, and the charts of the probes for the app's first page."""
     if name := longest_ess_column(context.heads):
+        from headscope.plots.heads import plot_small_matrices
+
         yield Chart(
             plot_small_matrices(context.heads, name, context.scale_heads),
             "One cell per head, with the first layer at the bottom. All models share one colour scale.",
@@ -215,9 +217,11 @@ def overview_cards(context: RenderContext) -> Iterator[Block]:
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
     """Blocks of the probes for a page of the app, by heading, drawn lazily."""
     iterators: dict[str, list[Iterator[Block]]] = {}
-    for probe, groups in plugins.call_parts(Probe.charts, context):
-        for group in groups:
-            if page in group.app_pages.split():
+    for probe in plugins.probes().values():
+        for group in _iterate_part(probe, Probe.charts, context):
+            if isinstance(group, TextBlock):  # the probe fails
+                iterators.setdefault("", []).append(iter([group]))
+            elif page in group.app_pages.split():
                 iterators.setdefault(group.heading or group.chapter, []).append(_iterate_charts(probe, group))
     return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
@@ -316,8 +320,8 @@ def collect_next_steps(run: Run) -> list[str]:
     return [line for _, lines in plugins.call_parts(Probe.next_steps, run) for line in lines]
 
 
-def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Chart | TextTable]:
-    """The charts of a group, drawn lazily; stops and reports the probe when one fails."""
+def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Chart | TextTable | TextBlock]:
+    """The charts of a group, drawn lazily; if one fails, a line in its place says so and ends the group."""
     return _iterate(probe, "charts", lambda: group.charts)
 
 
@@ -326,13 +330,13 @@ def _iterate_part(
     part: Callable[Concatenate[Any, Arguments], Iterable[Item]],
     *arguments: Arguments.args,
     **keywords: Arguments.kwargs,
-) -> Iterator[Item]:
-    """The items that a part of a probe returns, created lazily; stops and reports the probe when one fails."""
+) -> Iterator[Item | TextBlock]:
+    """The items that a part of a probe returns, created lazily; if one fails, a line in its place says so."""
     method = getattr(probe, part.__name__)
     return _iterate(probe, part.__name__, lambda: method(*arguments, **keywords))
 
 
-def _iterate(probe: Probe, part_name: str, items: Callable[[], Iterable[Item]]) -> Iterator[Item]:
+def _iterate(probe: Probe, part_name: str, items: Callable[[], Iterable[Item]]) -> Iterator[Item | TextBlock]:
     def lazily() -> Iterator[Item]:
         yield from items()
 
@@ -342,6 +346,7 @@ def _iterate(probe: Probe, part_name: str, items: Callable[[], Iterable[Item]]) 
             yield item
     except BrokenProbe as error:
         plugins.report_broken(error)
+        yield TextBlock([f"Not shown: {error}. The terminal that draws this page names the line that fails."])
 
 
 def dropped_row_notes(run: Run) -> list[str]:

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from headscope.heads import Head
-from headscope.plots.top_heads import card_picture
 from headscope.runs.run import Run
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MAX_LINE_CHARACTERS = 120
 """Characters of a caption that is shown without opening it."""
@@ -30,14 +31,14 @@ class Chart:
     row of one link has the same link in every cell.
     """
 
-    figure: go.Figure
+    figure: "go.Figure"
     caption: str
     summary: str = ""
     half_width: bool = False
     cell_links: Sequence[Sequence[str]] = ()
 
     @property
-    def picture(self) -> go.Figure:
+    def picture(self) -> "go.Figure":
         """The figure as a page shows it."""
         return self.figure
 
@@ -65,8 +66,10 @@ class Card(Chart):
     href: str = field(kw_only=True)
 
     @property
-    def picture(self) -> go.Figure:
+    def picture(self) -> "go.Figure":
         """The figure without its title, with few ticks."""
+        from headscope.plots.top_heads import card_picture
+
         return card_picture(self.figure)
 
 
@@ -204,7 +207,7 @@ class ChartGroup:
 
     chapter: str
     heading: str
-    charts: Iterable[Chart | TextTable]
+    charts: Iterable[Chart | TextTable | TextBlock]
     app_pages: str = ""
 
 

@@ -5,15 +5,14 @@ Names come from users, so text is never parsed as rich markup; `bold` adds empha
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from headscope.report import assembly, run_results
+from headscope.report.console import bold, print_line, print_table
 from headscope.report.text import statistics_table, value_columns
 from headscope.results.collection import all_results
 from headscope.results.table import results_table
@@ -26,21 +25,8 @@ MAX_MODEL_COLUMNS = 3
 MAX_TABLE_LINES = 26
 HEADING_LINES = 4
 """Lines of the headings of a table with a row per model."""
-MAX_FILE_WIDTH = 1000
-"""Largest width of a table in characters, where it is not wrapped to the terminal."""
 COLUMN_WIDTH = 19
 """Characters that a statistic needs, with its interval below its value."""
-
-
-def print_line(*fragments: object) -> None:
-    """Print the fragments as one line, without markup."""
-    line = Text.assemble(*(part if isinstance(part, Text) else str(part) for part in fragments))
-    Console(soft_wrap=True, highlight=False).print(line)
-
-
-def bold(text: object) -> Text:
-    """A bold fragment of a line."""
-    return Text(str(text), style="bold")
 
 
 def print_summary(run: Run, show_all: bool = False) -> None:
@@ -56,7 +42,10 @@ def print_summary(run: Run, show_all: bool = False) -> None:
             for result in results:
                 print_line("  ", sentence(result))
     else:
-        for heading, lines in (("Rows", run_results.row_lines(run)), ("Headlines", run_results.headline_lines(run))):
+        for heading, lines in (
+            ("By prompt", run_results.row_lines(run)),
+            ("Headlines", run_results.headline_lines(run)),
+        ):
             if lines:
                 print_line(bold(heading))
             for line in lines:
@@ -107,28 +96,6 @@ def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
     return data
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], title: str = "", wrap_files: bool = True) -> None:
-    """Print records as a table with their keys as headings. Nothing is truncated.
-
-    The first column is not wrapped if it has a heading. Without `wrap_files`, no column is wrapped in an output that is
-    not a terminal, such as a log or a mail.
-    """
-    table = Table(box=None, header_style="bold", title=Text(title) if title else None, title_justify="left")
-    for position, name in enumerate(rows[0]):
-        is_first = position == 0
-        heading = Text(name.replace("_", " "))
-        table.add_column(
-            heading, justify="left" if is_first else "right", no_wrap=is_first and bool(name), overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(_format_value(value)) for value in row.values()))
-    console = Console()
-    if not wrap_files and not console.is_terminal:
-        widest = Console(width=MAX_FILE_WIDTH).measure(table).maximum
-        console = Console(width=max(console.width, widest))
-    console.print(table)
-
-
 def _to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as dicts, with None for NaN."""
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
@@ -168,7 +135,3 @@ def _print_statistics(frame: pd.DataFrame, names: Sequence[str], has_model_rows:
     else:
         headings, *rows = [[*line] for line in zip(*lines, strict=True)]
     print_table([dict(zip(headings, row, strict=True)) for row in rows], title)
-
-
-def _format_value(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

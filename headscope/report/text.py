@@ -10,7 +10,7 @@ import pandas as pd
 from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of
 from headscope.report.blocks import TextTable
 from headscope.results.ranks import head_ranks
-from headscope.results.words import headline, percent
+from headscope.results.words import count_nouns, headline, percent
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
 
@@ -80,7 +80,7 @@ def describe_sink_rows(bins: pd.DataFrame, heads: pd.DataFrame) -> str:
 
 def format_head_count(mask: pd.Series) -> str:
     """The number of True heads and of all heads: "3 of 270 heads"."""
-    return f"{int(mask.sum())} of {len(mask)} heads"
+    return f"{int(mask.sum())} of {count_nouns(len(mask), 'heads')}"
 
 
 def head_name(row: pd.Series) -> str:

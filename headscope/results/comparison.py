@@ -19,6 +19,7 @@ from headscope.runs.aggregation import (
     SIGNIFICANCE,
     adjust_p_values,
     confidence_interval,
+    difference_interval,
     wilson_interval,
 )
 from headscope.runs.column_metadata import heads_with_role, is_role_measured, roles
@@ -156,7 +157,7 @@ def change(before: Result, after: Result, same: "SameSamples", share: float = 1.
         old, new = (np.array([result.by_sample[name] for name in common], float) for result in (before, after))
         low, high = _paired_interval(old, new, share)
         return Change(before, after, float((new - share * old).mean()), low, high, len(common))
-    low, high = _unpaired_interval(before, after, difference, share)
+    low, high = _unpaired_interval(before, after, share)
     return Change(before, after, difference, low, high)
 
 
@@ -196,15 +197,12 @@ def _paired_proportions_interval(old: FloatArray, new: FloatArray, share: float)
     return low, high
 
 
-def _unpaired_interval(before: Result, after: Result, difference: float, share: float) -> tuple[float, float]:
-    """Interval of a difference of two independent values from their own intervals (square-and-add, Zou and Donner
-    2008); NaN if one has none."""
+def _unpaired_interval(before: Result, after: Result, share: float) -> tuple[float, float]:
+    """Interval of a difference of two independent values from their own intervals; NaN if one has none."""
     if not (before.has_interval and after.has_interval):
         return math.nan, math.nan
-    old, old_low, old_high = (share * number for number in (before.value, before.low, before.high))
-    low = difference - math.hypot(after.value - after.low, old_high - old)
-    high = difference + math.hypot(after.high - after.value, old - old_low)
-    return low, high
+    earlier = (share * before.value, share * before.low, share * before.high)
+    return difference_interval((after.value, after.low, after.high), earlier)
 
 
 class SameSamples:

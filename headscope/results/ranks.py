@@ -46,6 +46,8 @@ def _ranks(run: Run, statistic_name: str) -> dict[Head, dict[str, Result]]:
     columns = [name for name in (statistic_name, method_column(statistic_name)) if name in run.heads]
     heads = run.heads[["model", "layer", "head", *columns]].dropna(subset=[statistic_name])
     for model, rows in heads.groupby("model", observed=True):
+        if len(rows) < 2:  # the only head has rank 1
+            continue
         order = rows[statistic_name].rank(ascending=False, method="min")
         for layer, head, score, rank, is_estimate in zip(
             rows["layer"], rows["head"], rows[statistic_name], order, estimate_mask(rows, statistic_name), strict=True

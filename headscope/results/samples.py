@@ -6,32 +6,42 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtrit
 
 from headscope.estimates import EXACT, method_column
 from headscope.results.result import Result
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import confidence_interval, wilson_interval
 from headscope.runs.column_metadata import statistic
 
 Limits = tuple[float, float]
 """Smallest and largest possible value of a statistic."""
 
 
-def mean_result(question: str, by_sample: pd.Series, **fields: Any) -> Result:
-    """The mean of the values by document, pair or trial (the index), with its 95 % confidence interval."""
-    values = by_sample.to_numpy(np.float64)
-    (low,), (high,) = confidence_interval(values[None])
-    samples = dict(zip(map(str, by_sample.index), values.tolist(), strict=True))
-    return Result(
-        question=question,
-        value=float(values.mean()),
-        low=float(low),
-        high=float(high),
-        n=len(values),
-        by_sample=samples,
-        **fields,
+def mean_result(question: str, by_sample: pd.Series, limits: Limits = (-math.inf, math.inf), **fields: Any) -> Result:
+    """The mean of the values by document, pair or trial (the index), with its 95 % confidence interval.
+
+    The interval ends at the `limits` of the values.
+    """
+    return _sample_result(
+        question, by_sample, confidence_interval(by_sample.to_numpy(np.float64)[None]), limits, fields
     )
+
+
+def share_result(question: str, outcomes: pd.Series, **fields: Any) -> Result:
+    """The share of successes among outcomes (0 or 1) by pair or trial (the index), with its interval (Wilson)."""
+    return _sample_result(question, outcomes, wilson_interval(outcomes.mean(), len(outcomes)), (0, 1), fields)
+
+
+def _sample_result(
+    question: str, by_sample: pd.Series, interval: npt.ArrayLike, limits: Limits, fields: Mapping[str, Any]
+) -> Result:
+    values = by_sample.to_numpy(np.float64)
+    low, high = np.ravel(interval).clip(*limits).tolist()
+    samples = dict(zip(map(str, by_sample.index), values.tolist(), strict=True))
+    mean = float(values.mean())
+    return Result(question=question, value=mean, low=low, high=high, n=len(values), by_sample=samples, **fields)
 
 
 def head_result(question: str, row: Mapping[Any, Any] | pd.Series, column: str, n: int, **fields: Any) -> Result:

@@ -4,6 +4,7 @@ The interval of a mean is Student's t over three or more documents; one or two d
 and effective lengths are averaged as logarithms. `docs/intervals.md` has the measured coverage.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 from headscope.bins import in_last_octave
 from headscope.estimates import EXACT, method_column
@@ -28,6 +29,8 @@ SIGNIFICANCE = 0.05
 """False discovery rate at which an effect or a change counts as different from zero."""
 NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
+Ends = tuple[float, float, float]
+"""A value with the lower and the upper end of its interval."""
 
 
 def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
@@ -43,12 +46,26 @@ def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> np
     return np.asarray([values.mean(axis=1) - half_width, values.mean(axis=1) + half_width])
 
 
-def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
-    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays."""
-    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
-    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
-    scale = 1 + NORMAL_QUANTILE**2 / trials
+def wilson_interval(share: Any, trials: Any, choices: int = 1) -> tuple[Any, Any]:
+    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays.
+
+    `choices` as in `confidence_interval`.
+    """
+    quantile = NORMAL_QUANTILE if choices == 1 else ndtri(1 - 0.025 / choices)
+    centre = share + quantile**2 / (2 * trials)
+    half_width = quantile * np.sqrt(share * (1 - share) / trials + quantile**2 / (4 * trials**2))
+    scale = 1 + quantile**2 / trials
     return np.maximum((centre - half_width) / scale, 0), np.minimum((centre + half_width) / scale, 1)
+
+
+def difference_interval(first: Ends, second: Ends) -> tuple[float, float]:
+    """95 % confidence interval of `first` minus `second`, two independent values with their intervals.
+
+    Square-and-add: method 10 of Newcombe (1998) for shares with Wilson intervals, Zou and Donner (2008) for others.
+    """
+    (one, one_low, one_high), (other, other_low, other_high) = first, second
+    low = one - other - math.hypot(one - one_low, other_high - other)
+    return low, one - other + math.hypot(one_high - one, other - other_low)
 
 
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -17,6 +17,8 @@ from headscope.probe import Probe
 
 FORMAT_VERSION = 4
 """Major version of the run directory. Readers refuse a newer one by name."""
+OLDEST_FORMAT_VERSION = 3
+"""The first format that this version reads, that of headscope 0.2.0."""
 
 Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text", "bytes"]
 
@@ -36,7 +38,11 @@ ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Column:
-    """One stored column. `low` and `high` are inclusive bounds; None means unbounded."""
+    """One stored column. `low` and `high` are inclusive bounds; None means unbounded.
+
+    `absent` is the value in runs that were stored before the column existed: a number, or the name of the column whose
+    values it has. Without it every run must have the column.
+    """
 
     name: str
     kind: Kind
@@ -45,6 +51,7 @@ class Column:
     low: float | None = None
     high: float | None = None
     key: bool = False
+    absent: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,11 +119,21 @@ ROW_COUNTS = (
         "rows",
         "query rows of the document in the bin; means over several bins weight a bin with it",
         1,
+        absent="rows",
     ),
 )
 SINK_COUNTS = (
-    Column("sink_rows", "count", "rows", "averaged query rows that see key 0, over which its weight is averaged", 1),
-    Column("sink_population", "count", "rows", "query rows of the document in the bin that see key 0", 1),
+    Column(
+        "sink_rows",
+        "count",
+        "rows",
+        "averaged query rows that see key 0, over which its weight is averaged",
+        1,
+        absent="rows",
+    ),
+    Column(
+        "sink_population", "count", "rows", "query rows of the document in the bin that see key 0", 1, absent="rows"
+    ),
 )
 TASK = key("task", "label", "", "name of the task in the harness", None)
 METRIC = key(

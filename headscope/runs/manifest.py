@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import BadRun
-from headscope.runs.columns import FORMAT_VERSION
+from headscope.runs.columns import FORMAT_VERSION, OLDEST_FORMAT_VERSION
 from headscope.runs.io import REPAIR_ADVICE, read_json, write_json
-from headscope.runs.old_names import translate_config, translate_manifest
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ STEP = ValueKind("a training step or null", lambda value: value is None or integ
 ANY_KEY = "*"
 """Stands for any key of an object."""
 MANIFEST_SHAPE: Mapping[str, Any] = {
-    "format_version": integer_between(1, FORMAT_VERSION),
+    "format_version": integer_between(OLDEST_FORMAT_VERSION, FORMAT_VERSION),
     "models": [
         {
             **dict.fromkeys(("label", "spec", "checkpoint", "scheme", "weights_sha256"), TEXT),
@@ -53,10 +52,6 @@ MANIFEST_SHAPE: Mapping[str, Any] = {
 shape."""
 
 
-FIRST_DIGEST_VERSION = 3
-"""First format whose run.json has a digest of itself."""
-
-
 def write_manifest(run: Path, manifest: Mapping[str, Any]) -> None:
     """Write run.json with the digest of its content."""
     write_json(run / "run.json", {**manifest, "digest": _manifest_digest(manifest)})
@@ -69,7 +64,7 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
-    """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of a newer
+    """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of another
     format."""
     if not os.path.exists(run):
         raise BadRun(f"no run directory at '{run}'. Check the path")
@@ -81,19 +76,23 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise BadRun(
             f"{run} has format {version}, but this headscope reads formats up to {FORMAT_VERSION}. Upgrade headscope"
         )
+    if type(version) is int and 1 <= version < OLDEST_FORMAT_VERSION:
+        raise BadRun(
+            f"{run} has format {version}, but this headscope reads formats from {OLDEST_FORMAT_VERSION} on. Open it "
+            "with headscope 0.2.0, or measure it again"
+        )
     if not {"tables", "models"} <= manifest.keys():
         raise BadRun(f"{run} is not a finished run: its run.json has no tables or no models. Name a finished run")
     for fault in _shape_errors(manifest, MANIFEST_SHAPE, ""):
         raise BadRun(f"{run / 'run.json'} is damaged: {fault}. {REPAIR_ADVICE}")
-    if version >= FIRST_DIGEST_VERSION and manifest.get("digest") != _manifest_digest(manifest):
+    if manifest.get("digest") != _manifest_digest(manifest):
         raise BadRun(f"{run / 'run.json'} is damaged: its digest differs from the recorded one. {REPAIR_ADVICE}")
     labels = [model["label"] for model in manifest["models"]]
     if repeated := [label for label in labels if labels.count(label) > 1]:
         raise BadRun(
             f"{run / 'run.json'} is damaged: two of its models have the label '{repeated[0]}'. {REPAIR_ADVICE}"
         )
-    manifest = translate_manifest(manifest) if version == 1 else manifest
-    return manifest | {"config": translate_config(manifest["config"])} if "config" in manifest else manifest
+    return manifest
 
 
 def _shape_errors(value: Any, shape: Any, json_path: str) -> Iterator[str]:

@@ -18,7 +18,6 @@ from headscope.runs.columns import FORMAT_VERSION, LAYER, all_tables
 from headscope.runs.io import printable_name, sha256
 from headscope.runs.manifest import read_manifest
 from headscope.runs.memory_cache import CACHE, CachedValues
-from headscope.runs.old_names import add_missing_columns, translate_table
 from headscope.runs.row_reader import Values, check_digest, column_range, read_row_groups, read_rows, select_rows
 from headscope.runs.table_checks import table_problems
 
@@ -129,20 +128,13 @@ class RunTables:
 
     def _has_declared_columns(self, name: str) -> bool:
         """Whether a table is stored as this version declares it, so that it can be read in parts."""
-        if self.manifest.get("format_version", FORMAT_VERSION) < FORMAT_VERSION or name not in all_tables():
-            return False
-        return bool(arrow.stored_schema(self._file(name)[0]).equals(all_tables()[name].arrow))
-
-    def _present(self, name: str, rows: pa.Table) -> pa.Table:
-        """Stored rows with the present names and columns."""
-        if self.manifest.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
-            rows = translate_table(name, rows)
-        return add_missing_columns(name, rows)
+        return name in all_tables() and bool(arrow.stored_schema(self._file(name)[0]).equals(all_tables()[name].arrow))
 
     def _declared(self, name: str, rows: pa.Table) -> pa.Table:
         """Stored rows in the declared schema."""
-        rows = self._present(name, rows)
-        return arrow.select_declared(all_tables()[name], rows, self._file(name)[0]) if name in all_tables() else rows
+        if (table := all_tables().get(name)) is None:
+            return rows
+        return arrow.select_declared(table, arrow.add_absent_columns(table, rows), self._file(name)[0])
 
     def _layer_range(self, name: str) -> tuple[int, int] | None:
         """The first and last layer in a table; None if it has no layers or the file does not tell."""
@@ -154,8 +146,7 @@ class RunTables:
 
     def _file(self, name: str) -> tuple[Path, str]:
         """The file of a table and its sha256."""
-        entry = self.manifest["tables"][name]
-        return self.path / f"{entry.get('file', name)}.parquet", entry["sha256"]
+        return self.path / f"{name}.parquet", self.manifest["tables"][name]["sha256"]
 
     def _read(self, name: str, values: Values = NO_VALUES, columns: Sequence[str] | None = None) -> pd.DataFrame:
         frame: pd.DataFrame = self.arrow_table(name, values, columns).to_pandas()
@@ -175,8 +166,8 @@ class RunTables:
 
 def _head_indices(run: RunTables, name: str) -> dict[tuple[int, int], npt.NDArray[np.intp]]:
     """The rows of each head (layer, head) in a table."""
-    indices: dict[tuple[int, int], npt.NDArray[np.intp]] = run.table(name).groupby([*HEAD], sort=False).indices
-    return indices
+    groups: Any = run.table(name).groupby([*HEAD], sort=False)
+    return dict(groups.indices)
 
 
 def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:
@@ -201,12 +192,12 @@ def validate(run: RunTables) -> list[str]:
 
 def _problems_of_table(run: RunTables, name: str, facts: Mapping[str, Any]) -> list[str]:
     file, digest = run._file(name)
-
+    table = all_tables()[name]
     try:
         stored_rows = arrow.stored_rows(file)
         is_unchanged = sha256(file) == digest
         values = table_problems(
-            all_tables()[name], lambda: (run._present(name, part) for part in read_row_groups(file))
+            table, lambda: (arrow.add_absent_columns(table, part) for part in read_row_groups(file))
         )
     except (BadRun, OSError) as reason:
         return [str(reason)]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +26,6 @@ from headscope import plugins, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.model_spec import ModelSpec
 from headscope.probe import Probe
-from headscope.runs import old_names
 
 log = logging.getLogger("headscope")
 
@@ -41,6 +40,9 @@ class Options(BaseModel):
     """Base of a block of options in a study file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+
+    former_names: ClassVar[Mapping[str, str]] = {}
+    """Names of options in the last release that changed since, and the present names."""
 
     @field_validator("*")
     @classmethod
@@ -331,9 +333,9 @@ def _describe_first_error(error: ValidationError) -> str:
     same_key = (item for item in mistakes if item[0][: len(first)] == first)
     steps, mistake = max(same_key, key=lambda item: len(item[0]))
     path = ".".join(str(step) for step, _ in steps)
-    if message := old_names.renaming_message([str(step) for step, _ in steps], mistake["input"]):
-        return message
     if mistake["type"] == "extra_forbidden":
+        if option := steps[-1][1].former_names.get(steps[-1][0]):
+            return f"option '{steps[-1][0]}' of '{steps[-2][0]}' is now '{option}'"
         known_keys = list(steps[-1][1].model_fields)
         return f"unknown key '{path}'{did_you_mean(str(steps[-1][0]), known_keys)}. Use one of: {', '.join(known_keys)}"
     same_place = [item for item_steps, item in mistakes if item_steps == steps]

@@ -110,11 +110,12 @@ class StudyContext:
         """Record that a model is measured with heads or scores of other weights, as the user allowed."""
         self.input_digests[label][f"{OTHER_WEIGHTS} {source}"] = digest
 
-    def advance(self, cost: float, description: str) -> None:
-        """Report progress within a long job: a share of its cost, and what is being done."""
+    def advance(self, cost: float, description: str = "") -> None:
+        """Report progress within a long job: a share of its cost, and what is being done if that changes."""
         self.completed_cost += cost
         self.progress.advance(cost)
-        self.progress.set_activity(description)
+        if description:
+            self.progress.set_activity(description)
 
     def documents(self, label: str, length: int) -> list[TokenDocument]:
         """The study's documents in this model's tokens, each exactly `length` tokens long."""

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 
 from headscope import plugins
+from headscope.compat.torch import cpu_flash_attention
+from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
+from headscope.kernels.runtime import describe_kernels
 from headscope.models.bridge import describe_bridge
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
@@ -173,7 +176,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "checkpoint": model.name,
         "bridge": describe_bridge(model.bridge),
         "lora": None if spec is None else spec.lora,
-        "revision": getattr(model.module.config, "_commit_hash", None),
+        "revision": getattr(model.module.config, COMMIT_HASH, None),
         "weights_sha256": identity.weights.bfloat16,
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
@@ -223,8 +226,10 @@ def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "cpus": torch.get_num_threads(),
+        "fused_cpu_attention": cpu_flash_attention() is not None,
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
+        **describe_kernels(),
     }
 
 

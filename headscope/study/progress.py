@@ -12,6 +12,10 @@ from rich.progress import Progress as Bar
 
 MIN_COMPLETED_SHARE, MIN_SECONDS = 0.02, 60
 """The time left is estimated once this share is completed, or after this time."""
+SECONDS_BETWEEN_LINES = 10
+"""Within a long job, a line is printed after this time."""
+LONG_SECONDS = 60
+"""Work that is expected to take longer is announced as soon as its time can be estimated."""
 
 
 class Progress(Protocol):
@@ -71,29 +75,45 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """One line per job on standard error: the completed share, the activity and the estimated time left."""
+    """Lines on standard error: the completed share, the activity and the estimated time left.
+
+    One line per job, and more within a job that takes long; before them, once, the expected time of long work.
+    """
 
     def start(self, total: float, completed: float) -> None:
         self._total, self._completed, self._completed_at_start = max(total, 1e-9), completed, completed
-        self._start_time = time.monotonic()
+        self._start_time = self._line_time = time.monotonic()
+        self._activity, self._is_announced = "", False
 
     def set_activity(self, activity: str, worker: str = "") -> None:
-        share = f"{100 * self._completed / self._total:3.0f} %"
-        print(f"{share}  {_activity_text(activity, worker)}{self._time_left_text()}", file=sys.stderr, flush=True)
+        self._activity = _activity_text(activity, worker)
+        self._print_line()
 
     def advance(self, cost: float) -> None:
         self._completed += cost
+        if not self._is_announced and (seconds := self._seconds_left()) is not None:
+            self._is_announced = True
+            if seconds > LONG_SECONDS:
+                print(f"This takes about {_duration(seconds)}. Ctrl-C keeps what is finished.", file=sys.stderr)
+        if time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES:
+            self._print_line()
 
     def stop(self) -> None: ...
 
-    def _time_left_text(self) -> str:
+    def _print_line(self) -> None:
+        self._line_time = time.monotonic()
+        seconds = self._seconds_left()
+        time_left = "" if seconds is None else f"  (about {_duration(seconds)} left)"
+        print(f"{100 * self._completed / self._total:3.0f} %  {self._activity}{time_left}", file=sys.stderr, flush=True)
+
+    def _seconds_left(self) -> float | None:
+        """The estimated time left; None if it is too early to estimate it."""
         newly_completed = self._completed - self._completed_at_start
         elapsed = time.monotonic() - self._start_time
         is_too_early = newly_completed < MIN_COMPLETED_SHARE * self._total and elapsed < MIN_SECONDS
         if newly_completed <= 0 or is_too_early:
-            return ""
-        seconds = elapsed * (self._total - self._completed) / newly_completed
-        return f"  (about {seconds / 60:.0f} min left)" if seconds > 90 else f"  (about {seconds:.0f} s left)"
+            return None
+        return elapsed * (self._total - self._completed) / newly_completed
 
 
 def console_progress(quiet: bool) -> Progress:
@@ -116,6 +136,10 @@ def hide_progress_bars(is_hidden: bool) -> Iterator[None]:
     finally:
         if must_restore:
             logging.enable_progress_bar()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def _activity_text(activity: str, worker: str) -> str:

@@ -8,15 +8,15 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import psutil  # type: ignore[import-untyped]
 
 from headscope import user_input
+from headscope.compat import ray as compat
 from headscope.errors import BadInput, Interrupted
 from headscope.study.config import EngineOptions
 
@@ -70,15 +70,13 @@ def connect_to_ray(options: EngineOptions, device: str) -> Iterator[WorkerResour
 
 def _start_local_ray(cores: int, temp_folder: str) -> None:
     """Start Ray on this machine. It listens on the loopback interface only and sends no usage statistics."""
-    import ray
-
     # On other systems than Linux, Ray stays on the loopback interface if its processes find this in the environment.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"], os.environ["RAY_USAGE_STATS_ENABLED"] = "0", "0"
     try:
         with (
-            patch.object(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False),
-            _mute_worker_errors(),
-            _end_processes_of_failed_starts(),
+            compat.staying_on_loopback(),
+            compat.muting_worker_errors(),
+            compat.ending_processes_of_failed_starts(),
         ):
             _init_ray_with_retries(
                 num_cpus=cores,
@@ -86,8 +84,7 @@ def _start_local_ray(cores: int, temp_folder: str) -> None:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=temp_folder,
+                **compat.local_options(temp_folder),
             )
     finally:
         del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
@@ -115,10 +112,7 @@ def _init_ray_with_retries(**options: Any) -> None:
 
 def check_local_ray() -> None:
     """Raise Interrupted if a process that the Ray on this machine needs ended: Ray itself would wait without end."""
-    import ray
-
-    node = ray._private.worker._global_node
-    if node is not None and (dead := sorted({name for name, _ in node.dead_processes()} & NEEDED_PROCESSES)):
+    if dead := sorted(compat.dead_processes() & NEEDED_PROCESSES):
         raise Interrupted(
             f"Ray's process {', '.join(dead)} ended unexpectedly. Finished work items are kept; add "
             "--resume to continue"
@@ -151,33 +145,11 @@ def _connect_to_address(address: str) -> None:
     import ray
 
     try:
-        with _mute_worker_errors():
+        with compat.muting_worker_errors():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"no Ray cluster at '{address}' ({reason}). Start one, or leave out --address") from error
-
-
-def _end_processes_of_failed_starts() -> AbstractContextManager[Any]:
-    """End the processes that Ray has started when its start fails. Ray would leave them running until this one ends."""
-    import ray
-
-    class Node(ray._private.node.Node):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            try:
-                super().__init__(*arguments, **options)
-            except BaseException:
-                self.kill_all_processes(check_alive=False, allow_graceful=True)
-                raise
-
-    return patch.object(ray._private.node, "Node", Node)
-
-
-def _mute_worker_errors() -> AbstractContextManager[Any]:
-    """Stop Ray from printing dead workers to standard output; no option does, and headscope logs them itself."""
-    import ray
-
-    return patch.object(ray._private.worker, "listen_error_messages", lambda *_: None)
 
 
 def _allocate_workers(options: EngineOptions, device: str) -> WorkerResources:

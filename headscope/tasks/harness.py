@@ -19,15 +19,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 import torch
 
 from headscope import user_input
+from headscope.compat import lm_eval as compat
 from headscope.errors import BadInput, HeadscopeError, ResourceMissing, did_you_mean, missing_package
 from headscope.study.digests import digest_tokenizer
+
+if TYPE_CHECKING:
+    from headscope.compat.lm_eval import Entry
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
     os.environ.setdefault(_name, _value)
@@ -37,16 +41,10 @@ try:
     from jinja2 import TemplateError
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import tasks as harness_tasks
-    from lm_eval import utils as harness_utils
     from lm_eval.api.group import Group
     from lm_eval.api.model import LM
-    from lm_eval.api.registry import METRIC_REGISTRY
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import _yaml_loader
-    from lm_eval.tasks._factory import TaskFactory
-    from lm_eval.tasks._index import Entry, Kind, TaskIndex
-    from lm_eval.tasks._yaml_loader import load_yaml
     from tqdm import tqdm
     from transformers import AutoTokenizer
 except ImportError as error:
@@ -71,10 +69,10 @@ class Task:
     """
 
     name: str
-    entry: Entry
+    entry: "Entry"
     config: Mapping[str, Any]
     is_generated_to_length: bool
-    index: Mapping[str, Entry]
+    index: Mapping[str, "Entry"]
     is_sandboxed: bool = False
 
 
@@ -99,9 +97,10 @@ def find_tasks(specs: list[str], trust_task_code: bool = False) -> list[Task]:
     harness's whole index takes about ten seconds to read, so it is not read for RULER's tasks and task files.
     """
     with harness_silenced():
-        index = TaskIndex.build([RULER_FOLDER])
+        build_index = compat.TASK_INDEX.resolve().build
+        index = build_index([RULER_FOLDER])
         if any(not _is_task_file(spec) and spec not in index for spec in specs):
-            index = TaskIndex.build([TASKS_FOLDER])
+            index = build_index([TASKS_FOLDER])
     tasks = [task for spec in specs for task in _expand_task_spec(spec, index, trust_task_code)]
     return list({task.name: task for task in tasks}.values())
 
@@ -123,7 +122,7 @@ def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
             template_environment(task),
             mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer),
         ):
-            built = TaskFactory(meta=meta).build(task.entry, registry=dict(task.index))
+            built = compat.TASK_FACTORY.resolve()(meta=meta).build(task.entry, registry=dict(task.index))
     except Exception as reason:  # third-party data and code can fail in any way
         raise _task_error(task.name, reason) from reason
     tasks = built.get_all_tasks() if isinstance(built, Group) else built if isinstance(built, list) else [built]
@@ -233,28 +232,30 @@ def template_environment(task: Task) -> Iterator[None]:
     if not task.is_sandboxed:
         yield
         return
-    plain = harness_utils.env
+    plain = compat.TEMPLATE_ENVIRONMENT.resolve()
     sandbox = SandboxedEnvironment(
         loader=plain.loader, undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
     )
     sandbox.filters.update(plain.filters)
-    with mock.patch.object(harness_utils, "env", sandbox):
+    with compat.TEMPLATE_ENVIRONMENT.replacing(sandbox):
         yield
 
 
-def _expand_task_spec(spec: str, index: Mapping[str, Entry], trust_task_code: bool) -> Iterator[Task]:
+def _expand_task_spec(spec: str, index: Mapping[str, "Entry"], trust_task_code: bool) -> Iterator[Task]:
     is_file = _is_task_file(spec)
     if is_file:
         entry, config = _read_task_file(spec, trust_task_code)
     elif spec in index:
         entry = index[spec]
-        config = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
+        config = (
+            compat.LOAD_YAML.resolve()(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
+        )
     else:
         raise BadInput(
             f"unknown task '{spec}'{did_you_mean(spec, index)}. Use a task of the harness, or a task file that ends in "
             ".yaml"
         )
-    members = sorted(entry.tags) if entry.kind is Kind.TAG else config.get("task")
+    members = sorted(entry.tags) if entry.kind is compat.ENTRY_KIND.resolve().TAG else config.get("task")
     if isinstance(members, list) and all(isinstance(member, str) and member in index for member in members):
         for member in members:
             yield from _expand_task_spec(member, index, trust_task_code)
@@ -269,7 +270,7 @@ def _is_task_file(spec: str) -> bool:
     return spec.endswith((".yaml", ".yml"))
 
 
-def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, Any]]:
+def _read_task_file(spec: str, trust_task_code: bool) -> tuple["Entry", dict[str, Any]]:
     """A user's task file and its content. Raises BadInput if it is invalid, or names code that is not trusted."""
     path = user_input.expand_path(spec, "task file")
     if not path.is_file():
@@ -279,12 +280,12 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     def refuse_function(_: Any, node: Any) -> None:
         raise _untrusted(f"Python code with '!function {node.value}'")
 
-    functions = _yaml_loader._mk_function_ctor if trust_task_code else lambda *_: refuse_function
+    functions = compat.FUNCTION_CONSTRUCTOR.resolve() if trust_task_code else lambda *_: refuse_function
     try:
         user_input.check_yaml_size(path.read_text(encoding="utf-8"))
-        with mock.patch.object(_yaml_loader, "_mk_function_ctor", functions):
-            entry = TaskIndex.entry_from_path(path)
-            config = load_yaml(path, resolve_func=False)
+        with compat.FUNCTION_CONSTRUCTOR.replacing(functions):
+            entry = compat.TASK_INDEX.resolve().entry_from_path(path)
+            config = compat.LOAD_YAML.resolve()(path, resolve_func=False)
     except HeadscopeError as error:
         raise BadInput(f"{source_name}: {error}") from error
     except Exception as reason:  # the harness decides what a file may contain
@@ -292,7 +293,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
         raise BadInput(f"{source_name} is invalid: {message}. Correct the file") from reason
     if entry is None:
         raise BadInput(f"{source_name} names no task. Add the key 'task'")
-    if entry.kind is Kind.GROUP:
+    if entry.kind is compat.ENTRY_KIND.resolve().GROUP:
         if not isinstance(config.get("task"), list):
             raise BadInput(
                 f"{source_name}: the key 'task' of a group is {user_input.quote(config.get('task'))}. Write a list"
@@ -307,7 +308,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
         )
     for metric in metrics:
         name = metric.get("metric")
-        if not trust_task_code and (metric.get("hf_evaluate") or str(name) not in METRIC_REGISTRY):
+        if not trust_task_code and (metric.get("hf_evaluate") or str(name) not in compat.METRICS.resolve()):
             metric_code = f"the metric {user_input.quote(name)}, which is not one of the harness"
             raise BadInput(f"{source_name}: {_untrusted(metric_code)}")
     return entry, config

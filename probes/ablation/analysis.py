@@ -45,9 +45,10 @@ def sweeps(run: RunTables) -> list[Effects]:
     return sweep_effects(with_change(run.table(ABLATION.name)), SWEEP, run.models)
 
 
-def set_sweeps(run: RunTables) -> list[Effects]:
-    """Every sweep of the named heads together, as one unit."""
-    return sweep_effects(with_change(run.table(ABLATION_SETS.name)), SET_SWEEP, run.models)
+def set_sweeps(run: RunTables, is_control: bool = False) -> list[Effects]:
+    """Every sweep of the named heads together, or of random heads (mean over the sets of a prompt), as one unit."""
+    rows = with_change(run.table(ABLATION_SETS.name))
+    return sweep_effects(rows[(rows["draw"] > 0) == is_control], SET_SWEEP, run.models)
 
 
 def with_change(table: pd.DataFrame) -> pd.DataFrame:

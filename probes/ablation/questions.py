@@ -1,5 +1,7 @@
 """Questions of the ablation probe: the answers of the unchanged model, single heads, and named heads together."""
 
+from dataclasses import replace
+
 from headscope.effects.results import sweep_questions
 from headscope.results.questions import Question
 
@@ -23,8 +25,36 @@ QUESTIONS = (
         samples="prompts",
         better="higher",
     ),
-    *sweep_questions("ablation", _SUBJECT, "{change:capital}, {prompts}", number="+.3g", samples="prompts"),
+    *(
+        question if question.name != "ablation.top" else replace(question, level="detail", headline="")
+        for question in sweep_questions(
+            "ablation", _SUBJECT, "{change:capital}, {prompts}", number="+.3g", samples="prompts"
+        )
+    ),
+    Question(
+        name="ablation.largest",
+        sentence=f"{_SUBJECT}: the effect of largest size is that of {{unit}}, {{value}}",
+        headline="{change:capital}, {prompts}, {label}: {unit} {leads} {value}",
+        number="+.3g",
+        samples="prompts",
+        level="headline",
+    ),
     EFFECT,
+    Question(
+        name="ablation.control",
+        topic="Ablation on prompts",
+        statement=f"{_SWEEP}: ablating these {{size:n heads}} {{verb}} the {{label}} more than ablating random heads "
+        "of the same layers",
+        sentence="these {size:n heads} change it by {named:+.3g}[ ({named_low:+.3g} to {named_high:+.3g})] "
+        "{label_unit}, as many random heads of the same layers by {random:+.3g}[ ({random_low:+.3g} to {random_high:+.3g})], a "
+        "difference of {value}",
+        headline="{change:capital}, {prompts}, {label}: {size:n heads} {named:+.3g}[ ({named_low:+.3g} to "
+        "{named_high:+.3g})], {size} random of the same layers {random:+.3g}[ ({random_low:+.3g} to "
+        "{random_high:+.3g})]; more than random: {verdict}",
+        number="+.3g",
+        samples="prompts",
+        level="headline",
+    ),
     Question(
         name="ablation.set",
         sentence=f"{_SWEEP}: with all {{size:n named heads}} ablated together, the {{label}} changes by {{value}} "

@@ -3,14 +3,19 @@
 from collections.abc import Iterator
 from typing import Any
 
-from headscope.effects.results import sweep_results
+import pandas as pd
+
+from headscope.effects.ranking import largest_unit
+from headscope.effects.results import leads, sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result
 from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
 from headscope.report.text import head_mask
-from headscope.results.result import Result
-from headscope.runs.aggregation import wilson_interval
+from headscope.results.answers import answered_result
+from headscope.results.result import Bound, Result
+from headscope.results.samples import mean_result
+from headscope.results.verdicts import judge
 from headscope.runs.run import Run
 from probes.ablation.analysis import prompt_metrics, set_sweeps, sweeps, with_change
 from probes.ablation.schema import ABLATION, ABLATION_SETS
@@ -23,43 +28,57 @@ def results(run: Run) -> Iterator[Result]:
     if ABLATION.name not in run.tables:
         return
     yield from _answered_results(run)
-    for effects in run.derived(sweeps):
-        yield from sweep_results(effects, "ablation", "heads", _details(effects))
     if ABLATION_SETS.name in run.tables:
+        controls = {tuple(control.key.values()): control for control in run.derived(set_sweeps, True)}
         for effects in run.derived(set_sweeps):
             yield _set_result(run, effects)
+            if control := controls.get(tuple(effects.key.values())):
+                yield _control_result(effects, control)
+    for effects in run.derived(sweeps):
+        yield from sweep_results(effects, "ablation", "heads", _details(effects))
+        if len(effects.units) > 1:
+            unit = largest_unit(effects, by_size=True)
+            yield unit_result(effects, unit, "ablation.largest", details=_details(effects) | {"leads": leads(unit)})
 
 
 def _answered_results(run: Run) -> Iterator[Result]:
     """How many prompts of each set the unchanged model answers."""
     for (model, prompts, metric), values in run.derived(prompt_metrics).items():
         if metric in ANSWER_CRITERIA:
-            is_answered = gives_answer(metric, values.to_numpy())
-            share = float(is_answered.mean())
-            low, high = wilson_interval(share, len(values))
-            details = {
-                "answer_criterion": ANSWER_CRITERIA[metric],
-                "unanswered": int((~is_answered).sum()) or None,
-                "doubt": DOUBT if metric == "logit_diff" and share < 0.5 else "",
-            }
-            yield Result(
-                question="ablation.answered",
-                value=share,
-                low=float(low),
-                high=float(high),
-                n=len(values),
-                model=model,
-                where={"prompts": prompts, "metric": metric},
-                details=details,
-                by_sample=dict(zip(map(str, values.index), map(float, is_answered), strict=True)),
-            )
+            is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
+            unanswered = int((~is_answered).sum())
+            doubt = DOUBT if metric == "logit_diff" else ""
+            fields: dict[str, Any] = {"model": model, "where": {"prompts": prompts, "metric": metric}}
+            criterion = ANSWER_CRITERIA[metric]
+            yield answered_result("ablation.answered", criterion, is_answered, unanswered, doubt, **fields)
 
 
 def _set_result(run: Run, effects: Effects) -> Result:
     """The effect of ablating all named heads together."""
     rows, unit = rows_of_sweep(with_change(run.table(ABLATION_SETS.name)), effects.key), effects.units.iloc[0]
+    rows = rows[rows["draw"] == 0]
     details = {"size": int(unit["size"]), "before": rows["metric_before"].mean(), "after": rows["metric_after"].mean()}
     return unit_result(effects, unit, "ablation.set", details=_details(effects) | details)
+
+
+def _control_result(named: Effects, control: Effects) -> Result:
+    """Whether the named heads matter more than as many random heads, by the differences on the same prompts."""
+    by_set = [effects.units.iloc[0] for effects in (named, control)]
+    named_values, random_values = (
+        pd.Series(effects.by_sample(unit)) for effects, unit in zip((named, control), by_set, strict=True)
+    )
+    rises = named.key["metric"] == "nll"
+    details: dict[str, Any] = {"size": int(by_set[0]["size"]), "verb": "raises" if rises else "lowers"}
+    for name, unit in zip(("named", "random"), by_set, strict=True):
+        details |= {name: float(unit["effect"]), f"{name}_low": float(unit["low"]), f"{name}_high": float(unit["high"])}
+    difference = mean_result(
+        "ablation.control",
+        named_values - random_values,
+        model=named.model,
+        where=named.where,
+        details=_details(named) | details,
+    )
+    return judge(difference, Bound("above" if rises else "below", 0.0))
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:

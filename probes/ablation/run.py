@@ -17,12 +17,14 @@ from headscope.forward.ablation import (
     AblationKind,
     ablation_edit,
     heads_by_layer,
+    random_heads,
     reference_outputs,
     reference_tokens,
     replacement_edit,
 )
+from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
-from headscope.forward.patching import BATCH_TOKENS, MetricName, PairTokens, finite_metric, metric_function
+from headscope.forward.patching import MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
 from headscope.model_identity import refuse_other_weights
@@ -90,42 +92,64 @@ class AblationRunner:
         pair, heads = pairs.build(cell.work.index), self._heads(model, cell.model)
         replay = _AnswerReplay(model, pair, self.options.metric)
         single_heads: list[dict[str, Any]] = []
-        all_heads: list[dict[str, Any]] = []
+        sets: list[dict[str, Any]] = []
+        units = [_head_columns(model, layer, head) for layer, members in heads.items() for head in members]
+        head_sets = self._head_sets(heads, model, cell.work.index)
         for kind in self.options.kinds:
-            draws = [self._draw(replay, heads, edits) for edits in self._edits(kind, cell, model)]
-            means = np.mean(draws, axis=0)
-            units = [_head_columns(model, layer, head) for layer, members in heads.items() for head in members]
+            singles, together = [], []
+            for edits in self._edits(kind, cell, model):
+                singles.append([*self._single_values(replay, heads, edits, cell.cost)])
+                together.append([_value_of_set(replay, head_set, edits) for head_set in head_sets])
             single_heads += [
-                {"kind": kind, **unit, "metric_after": value} for unit, value in zip(units, means[:-1], strict=True)
+                {"kind": kind, **unit, "metric_after": value}
+                for unit, value in zip(units, np.mean(singles, axis=0), strict=True)
             ]
-            all_heads.append({"kind": kind, "size": len(units), "metric_after": means[-1]})
+            sets += [
+                {"kind": kind, "draw": draw, "size": len(units), "metric_after": value}
+                for draw, value in enumerate(np.mean(together, axis=0))
+            ]
         keys: dict[str, Any] = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
         keys |= {"metric": self.options.metric, "metric_before": replay.value({})}
         tables = {ABLATION.name: pd.DataFrame(single_heads).assign(**keys)}
         if self._are_heads_named:
-            tables[ABLATION_SETS.name] = pd.DataFrame(all_heads).assign(**keys)
+            tables[ABLATION_SETS.name] = pd.DataFrame(sets).assign(**keys)
         return tables
+
+    def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[Mapping[int, list[int]]]:
+        """The named heads, then random sets of as many heads of the same layers, if these have others."""
+        if not self._are_heads_named:
+            return []
+        layer_heads = model.geometry.layer_heads
+        if all(len(members) == layer_heads[layer] for layer, members in heads.items()):
+            return [heads]
+        generators = (
+            np.random.default_rng([self.context.seed, index, draw]) for draw in range(1, self.options.random_sets + 1)
+        )
+        return [heads, *(random_heads(heads, layer_heads, generator) for generator in generators)]
 
     @property
     def _are_heads_named(self) -> bool:
         return self.options.heads != ["all"]
 
     def _cost(self, source: str, head_count: int) -> float:
-        """The cost of a prompt, in forward passes: half of one per head and draw."""
-        kinds = self.options.kinds
-        draws = len(kinds) + (self.options.draws - 1 if "resample" in kinds else 0)
+        """The cost of a prompt, in forward passes: half of one per head and draw, and one per set of heads."""
         length = self.options.length if source in SETS_OF_ANY_LENGTH else 32
-        return (1 + 0.5 * head_count * draws) * pass_cost(length)
+        sets = 1 + self.options.random_sets if self._are_heads_named else 0
+        return (1 + (0.5 * head_count + sets) * self._draw_count) * pass_cost(length)
 
-    def _draw(self, replay: "_AnswerReplay", heads: Mapping[int, list[int]], edits: EditOfHeads) -> list[float]:
-        """The metric with each head ablated by itself, then with all named heads ablated together (else NaN)."""
-        values = [
-            value
-            for layer, members in heads.items()
-            for value in replay.values_of(layer, [edits(layer, [head]) for head in members])
-        ]
-        together = {layer: edits(layer, members) for layer, members in heads.items()}
-        return [*values, replay.value(together) if self._are_heads_named else np.nan]
+    @property
+    def _draw_count(self) -> int:
+        """Number of times that every head of a prompt is ablated by itself."""
+        kinds = self.options.kinds
+        return len(kinds) + (self.options.draws - 1 if "resample" in kinds else 0)
+
+    def _single_values(
+        self, replay: "_AnswerReplay", heads: Mapping[int, list[int]], edits: EditOfHeads, cost: float
+    ) -> Iterator[float]:
+        """The metric with each head ablated by itself; reports progress after every layer."""
+        for layer, members in heads.items():
+            yield from replay.values_of(layer, [edits(layer, [head]) for head in members])
+            self.context.advance(cost / (len(heads) * self._draw_count + 1))
 
     def _edits(self, kind: AblationKind | Literal["streaming"], cell: Cell, model: Model) -> Iterator[EditOfHeads]:
         """The ablations of a kind: one, or for resample one per other prompt."""
@@ -271,7 +295,7 @@ class _AnswerReplay:
         """The metric with each of these edits of one attention layer by itself."""
         with self._replay.capturing():
             z, call = self._replay.attention(layer)
-            batch = max(1, BATCH_TOKENS // z.shape[2])
+            batch = runs_per_batch(self._replay.model, z.shape[2])
             batches = [edits[first : first + batch] for first in range(0, len(edits), batch)]
             outputs = (torch.cat([edit(z, call) for edit in members]) for members in batches)
             logits = torch.cat([self._replay.target_logits_of(layer, variants) for variants in outputs])
@@ -279,6 +303,11 @@ class _AnswerReplay:
 
     def _finite_metric(self, logits: torch.Tensor) -> float:
         return finite_metric(self._replay.model, self._metric, logits, self.answer)
+
+
+def _value_of_set(replay: _AnswerReplay, head_set: Mapping[int, list[int]], edits: EditOfHeads) -> float:
+    """The metric with all heads of a set ablated together."""
+    return replay.value({layer: edits(layer, members) for layer, members in head_set.items()})
 
 
 def _head_columns(model: Model, layer: int, head: int) -> dict[str, int]:

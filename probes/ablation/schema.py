@@ -75,6 +75,13 @@ class AblationOptions(MultilineOptions):
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
         "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run. Named heads are also ablated together",
     )
+    random_sets: int = Field(
+        5,
+        ge=0,
+        le=1000,
+        description="for named heads: random sets per prompt, each with as many other heads of the same layers, that "
+        "are ablated together as a control; 0: none",
+    )
     weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
     kinds: list[Literal["zero", "mean", "resample", "streaming"]] = Field(
         ["zero"],
@@ -117,6 +124,12 @@ class AblationOptions(MultilineOptions):
             raise ValueError(
                 f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change 'metric'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_control(self) -> "AblationOptions":
+        if self.heads == ["all"] and "random_sets" in self.model_fields_set:
+            raise ValueError("'random_sets' is a control for named heads. Remove 'random_sets', or name 'heads'")
         return self
 
     @model_validator(mode="after")
@@ -167,8 +180,21 @@ ABLATION = Table(
 )
 ABLATION_SETS = Table(
     "ablation_sets",
-    "metric of a prompt's answer when all named heads are ablated together",
-    (*_KEYS, _KIND, _METRIC, Column("size", "index16", "heads", "number of heads", 1), *_VALUES),
+    "metric of a prompt's answer when all named heads, or as many random ones, are ablated together",
+    (
+        *_KEYS,
+        _KIND,
+        _METRIC,
+        key(
+            "draw",
+            "index16",
+            "",
+            "0: the named heads; from 1: random heads, drawn for each prompt, as many in each layer and other ones as "
+            "far as the layer has them [ours]",
+        ),
+        Column("size", "index16", "heads", "number of heads", 1),
+        *_VALUES,
+    ),
 )
 TABLES = (ABLATION, ABLATION_SETS)
 
@@ -177,9 +203,16 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """One cell per prompt; heads with growth near 0 matter most."""
     for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
-        blocks = []
+        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
+        keys["metric_before"] = -1.0
+        blocks, sets = [], []
         for kind in KINDS:
             change = -np.exp(-12 * sizes.heads["growth"]) + rng.normal(0, 0.02, len(sizes.heads))
             blocks.append(sizes.heads.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
-        yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys, metric_before=-1.0)}
+            after = np.array([-3.0, -1.1, -1.1]) + rng.normal(0, 0.05, 3)
+            sets.append(pd.DataFrame({"kind": kind, "draw": range(3), "size": 2, "metric_after": after}))
+        tables = {"ablation": blocks, "ablation_sets": sets}
+        yield (
+            f"ioi {number}",
+            {name: pd.concat(parts, ignore_index=True).assign(**keys) for name, parts in tables.items()},
+        )

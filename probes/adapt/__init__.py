@@ -56,7 +56,7 @@ class Adapt(Probe):
         return results(run)
 
     def next_steps(self, run: Run) -> Iterable[str]:
-        from probes.adapt.report import next_steps
+        from probes.adapt.results import next_steps
 
         return next_steps(run)
 

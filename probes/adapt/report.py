@@ -1,9 +1,8 @@
-"""Report of a training: charts, and the commands that analyse the adapter."""
+"""Charts of a training."""
 
 from collections.abc import Iterator
 
 from headscope.report.blocks import Chart, ChartGroup, RenderContext
-from headscope.runs.run import Run
 from probes.adapt import plots
 
 
@@ -34,15 +33,3 @@ def _loss_charts(context: RenderContext) -> Iterator[Chart]:
                 "The same documents by position: change of the loss since step 0, one line per saved adapter.",
                 half_width=True,
             )
-
-
-def next_steps(run: Run) -> Iterator[str]:
-    """Commands that measure the last adapter, and all saved adapters."""
-    folder = run.path / "adapters"
-    files = sorted(folder.glob("step-*.safetensors"), key=lambda file: int(file.stem.removeprefix("step-")))
-    if files:
-        checkpoint = run.manifest["models"][0]["spec"]
-        models = f"--model base={checkpoint} --model adarope={checkpoint}@adarope:adapter={files[-1]}"
-        yield f"Adapter: {files[-1]}"
-        yield f"Measure it: headscope run {models}"
-        yield f"Measure every saved step: headscope run --checkpoints '{checkpoint}@adarope:adapter={folder}/step-*'"

@@ -274,3 +274,15 @@ def _base_claim(heads: pd.DataFrame, model: str) -> Result:
         details={"lowest": finite["effective_base"].min(), "highest": finite["effective_base"].max()},
     )
     return judge(claim, Bound("above", MIN_DEPTH_CORRELATION))
+
+
+def next_steps(run: Run) -> Iterator[str]:
+    """Commands that measure the last adapter, and all saved adapters."""
+    folder = run.path / "adapters"
+    files = sorted(folder.glob("step-*.safetensors"), key=lambda file: int(file.stem.removeprefix("step-")))
+    if files:
+        checkpoint = run.manifest["models"][0]["spec"]
+        models = f"--model base={checkpoint} --model adarope={checkpoint}@adarope:adapter={files[-1]}"
+        yield f"Adapter: {files[-1]}"
+        yield f"Measure it: headscope run {models}"
+        yield f"Measure every saved step: headscope run --checkpoints '{checkpoint}@adarope:adapter={folder}/step-*'"

@@ -33,7 +33,10 @@ def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: in
 
     `rows` are the rows of this head in the table `attribution`.
     """
-    figure = style.new_figure(f"Direct logit attribution of layer {layer}, head {head}")
+    title, rows = f"Direct logit attribution of layer {layer}, head {head}", rows[rows["model"].isin(models)]
+    if rows.empty:
+        return style.empty_figure(title, "not measured in these models")
+    figure = style.new_figure(title)
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
     length = int(rows["context_length"].max())

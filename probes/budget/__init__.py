@@ -72,7 +72,7 @@ class Budget(Probe):
         return results(run)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.budget.report import overview
+        from probes.budget.results import overview
 
         return overview(run)
 

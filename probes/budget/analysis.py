@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.runs.aggregation import confidence_interval, mean_losses, plain_types
+from headscope.effects.sweep import Sweep, effects_table, sweep_effects
+from headscope.runs.aggregation import mean_losses, plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS, TASKS
@@ -20,6 +21,8 @@ from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETT
 LOWER_IS_BETTER = " (lower is better)"
 """End of the name of such a metric."""
 CURVE_KEYS = ["model", "context_length", "order"]
+SUMMARY_SWEEP = Sweep(keys=("model", "context_length", "order"), sample="doc", value="value", units=("statistic",))
+"""The statistics of every document in an order (`document_summaries`)."""
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
         "streaming_share": Statistic(
@@ -81,16 +84,11 @@ def loss_changes_by_position(run: RunTables, model: str, context_length: int, or
 
 def curves(changes: pd.DataFrame) -> pd.DataFrame:
     """Mean of every curve with its 95 % confidence interval: the keys of the curve, share, mean, low, high, n."""
-    keys = [str(name) for name in changes.index.names[:-1]]
-    blocks = []
-    groups: Any = changes.groupby(keys, sort=False)
-    for key, rows in groups:
-        block = complete_curve(rows)
-        values = block.to_numpy().T
-        low, high = confidence_interval(values)
-        columns = {"share": block.columns, "mean": values.mean(axis=1), "low": low, "high": high, "n": len(block)}
-        blocks.append(pd.DataFrame(columns).assign(**dict(zip(keys, key, strict=True))))
-    return pd.concat(blocks, ignore_index=True)[[*keys, "share", "mean", "low", "high", "n"]]
+    *keys, sample = map(str, changes.index.names)
+    sweep = Sweep(keys=tuple(keys), sample=sample, value="change", units=("share",))
+    rows = changes.reset_index().melt([*keys, sample], value_name="change").dropna()
+    table = effects_table(sweep_effects(rows, sweep, [*changes.index.unique("model")]))
+    return table.rename(columns={"effect": "mean"})[[*keys, "share", "mean", "low", "high", "n"]]
 
 
 def document_summaries(run: RunTables) -> pd.DataFrame:
@@ -115,16 +113,18 @@ def document_summaries(run: RunTables) -> pd.DataFrame:
 def summaries(run: RunTables) -> pd.DataFrame:
     """One row per model, context_length and order: the mean over documents of each column of `document_summaries`,
     with `_low` and `_high`, and n."""
-    records = []
-    groups: Any = run.derived(document_summaries).groupby(CURVE_KEYS, sort=False)
-    for key, rows in groups:
-        record = {**dict(zip(CURVE_KEYS, key, strict=True)), "n": len(rows)}
-        for name in rows:
-            record |= _mean_and_interval(name, rows[name].dropna().to_numpy())
-        for end in ("largest_share_low", "largest_share_high"):
-            record[end] = float(np.clip(record[end], 0, 1))
-        records.append(record)
-    return pd.DataFrame(records)
+    table = run.derived(document_summaries)
+    groups: Any = table.groupby(CURVE_KEYS, sort=False)
+    rows = table.reset_index().melt([*CURVE_KEYS, "doc"], var_name="statistic").dropna()
+    units = effects_table(sweep_effects(rows, SUMMARY_SWEEP, [*table.index.unique("model")])).set_index(CURVE_KEYS)
+    columns = [groups.size().rename("n")]
+    for name in table:
+        of_column = units.loc[units["statistic"] == name, ["effect", "low", "high"]]
+        columns.append(of_column.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
+    summary = pd.DataFrame(pd.concat(columns, axis=1))
+    ends = ["largest_share_low", "largest_share_high"]
+    summary[ends] = summary[ends].clip(0, 1)
+    return summary.reset_index()
 
 
 def model_statistics(run: RunTables) -> pd.DataFrame | None:
@@ -187,12 +187,6 @@ def complete_curve(changes: pd.DataFrame) -> Any:
     Models of combined runs differ in shares.
     """
     return changes.dropna(axis=1, how="all").dropna()
-
-
-def _mean_and_interval(name: str, values: npt.NDArray[np.float64]) -> dict[str, float]:
-    (low,), (high,) = confidence_interval(values[None])
-    mean = float(values.mean()) if len(values) else np.nan
-    return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def _rows(run: RunTables, table: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Report of the budget probe: charts, tables, card, glossary and overview."""
+"""Report of the budget probe: charts, tables, card and glossary."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.plots.top_heads import fit_to_card
-from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term, TextTable
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term, TextTable
 from headscope.report.explorer_blocks import query_link
 from headscope.results import words
 from headscope.runs.aggregation import plain_types
@@ -52,11 +52,6 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     if TASKS.name in run.tables:
         yield ChartGroup(PROBE.title, "Scores on tasks by share of streaming KV groups", _task_charts(context))
     yield ChartGroup(PROBE.title, "Size of the KV cache", _cache_charts(context))
-
-
-def overview(run: Run) -> Overview | None:
-    """Summaries by model, context length and order, for JSON."""
-    return Overview("budget", run.derived(summaries)) if LOSS.name in run.tables else None
 
 
 def overview_cards(context: RenderContext) -> Iterator[Card]:

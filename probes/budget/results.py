@@ -1,15 +1,17 @@
 """Results of the budget probe: largest shares, orders against random ones, memory, answers and scores on tasks."""
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from headscope.report.blocks import Overview
 from headscope.results.result import Bound, Result, Scalar
+from headscope.results.samples import allow_for_choice, mean_result
 from headscope.results.verdicts import judge
-from headscope.runs.aggregation import confidence_interval, plain_types
+from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
 from probes.budget.analysis import (
     CURVE_KEYS,
@@ -72,11 +74,9 @@ def _measured_orders(rows: pd.DataFrame) -> int:
 
 def _order_gain(run: Run, rows: pd.DataFrame) -> Result:
     """Whether the best order costs less than random orders; its interval allows for the choice of the order."""
-    best, orders = best_order(rows), _measured_orders(rows)
-    result = _summary_result(run, "budget.order_gain", best.to_dict(), "area_vs_random")
-    (low,), (high,) = confidence_interval(np.asarray([[*result.by_sample.values()]]), choices=orders)
-    corrected = replace(result, low=float(low), high=float(high), selected_from=orders)
-    return judge(corrected, Bound("below"))
+    orders = _measured_orders(rows)
+    result = _summary_result(run, "budget.order_gain", best_order(rows).to_dict(), "area_vs_random")
+    return judge(allow_for_choice(result, orders, (-math.inf, math.inf)), Bound("below"))
 
 
 def order_results(run: Run, row: Mapping[Any, Any]) -> dict[str, Result]:
@@ -99,17 +99,13 @@ def _summary_result(
     """A column of one row of the summaries."""
     table = run.derived(document_summaries).reset_index()
     is_curve = (table[CURVE_KEYS] == [row[name] for name in CURVE_KEYS]).all(axis=1)
-    values = table[is_curve].set_index("doc")[column].dropna()
-    return Result(
-        question=question,
+    return mean_result(
+        question,
+        table[is_curve].set_index("doc")[column].dropna(),
+        (0, 1) if column == "largest_share" else (-math.inf, math.inf),
         model=row["model"],
-        value=row[column],
-        low=row[f"{column}_low"],
-        high=row[f"{column}_high"],
-        n=int(row["n"]),
         where={"context_length": int(row["context_length"]), **(where or {})},
         details={"order_label": order_label(row["order"]), **(details or {})},
-        by_sample={str(doc): float(value) for doc, value in values.items()},
     )
 
 
@@ -174,19 +170,19 @@ def changes_at_half(question: str, model: str, where: Mapping[str, Scalar], scor
     middle = float(min(block.columns, key=lambda share: abs(share - 0.5)))
     for order, rows in block.groupby("order", sort=False):
         changes = (rows[middle] - rows[0.0]).droplevel([*range(block.index.nlevels - 1)])
-        (low,), (high,) = confidence_interval(changes.to_numpy()[None])
-        yield Result(
-            question=question,
+        yield mean_result(
+            question,
+            changes,
             model=model,
-            value=float(changes.mean()),
-            low=float(low),
-            high=float(high),
-            n=len(changes),
             where={**where, "order": order, "share": middle},
             details={
                 "order_label": order_label(order),
                 "streaming": rows[middle].mean(),
                 "whole": rows[0.0].mean(),
             },
-            by_sample={str(item): float(change) for item, change in changes.items()},
         )
+
+
+def overview(run: Run) -> Overview | None:
+    """Summaries by model, context length and order, for JSON."""
+    return Overview("budget", run.derived(summaries)) if LOSS.name in run.tables else None

@@ -229,14 +229,6 @@ def chance_score(run: RunTables, model: str, kind: str) -> float | None:
     return None if values.empty else float(values.iloc[0])
 
 
-def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:
-    """Spearman's correlation of two columns over heads with both values, and their number."""
-    both = pd.DataFrame({"x": x, "y": y}).dropna()
-    if len(both) < 3 or both["x"].nunique() < 2 or both["y"].nunique() < 2:
-        return float("nan"), len(both)
-    return float(np.corrcoef(both["x"].rank(), both["y"].rank())[0, 1]), len(both)
-
-
 def rows_of_head(run: RunTables, table: str, model: str, layer: int, head: int) -> pd.DataFrame:
     """The rows of one head and model in a table."""
     return run.rows(table, model=model, layer=layer, head=head)

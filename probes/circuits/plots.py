@@ -86,7 +86,10 @@ def plot_composition(composition: pd.DataFrame, kind: str, model: str) -> go.Fig
 
 def plot_positional_curve(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
     """Logit of one head's mean query with its mean key by distance, a line per model; `rows` are the head's."""
-    figure = style.new_figure(f"Positional logits of layer {layer}, head {head}")
+    title, rows = f"Positional logits of layer {layer}, head {head}", rows[rows["model"].isin(models)]
+    if rows.empty:
+        return style.empty_figure(title, "not measured in these models")
+    figure = style.new_figure(title)
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
     for label, model_style in style.model_styles(rows).items():

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from headscope.effects.statistics import MIN_COMPARED, rank_correlation
 from headscope.heads import format_head
 from headscope.report.text import WINDOWED, describe_sink_rows, head_mask, heads_by_model, heads_by_window
 from headscope.results.ranks import head_ranks
@@ -12,7 +13,6 @@ from headscope.results.result import Result
 from headscope.runs.column_metadata import exceeds, roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.circuits import plots
 from probes.circuits.analysis import (
     COMPOSITION_COLUMNS,
     attributed_heads,
@@ -20,11 +20,11 @@ from probes.circuits.analysis import (
     head_score_columns,
     mean_contributions,
     measured_effective_length,
-    rank_correlation,
     rows_of_head,
     strongest_inputs,
     strongest_paths,
 )
+from probes.circuits.schema import SIDES
 
 COPYING_THRESHOLD = 0.5
 """Copying score above which a head is called OV-copying [ours]."""
@@ -88,10 +88,11 @@ def _copying_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
         details={"median": float(scores.median())},
     )
     for column in head_score_columns(heads):
-        correlation, count = rank_correlation(scores, heads[column])
-        if math.isnan(correlation):
+        scored = heads.dropna(subset=[column])
+        correlation, count = rank_correlation(scored["ov_copying"], scored[column])[0], len(scored)
+        if count < MIN_COMPARED or math.isnan(correlation):
             continue
-        top = heads.dropna(subset=[column]).nlargest(10, column)["ov_copying"]
+        top = scored.nlargest(10, column)["ov_copying"]
         copying = int(exceeds(top, COPYING_THRESHOLD).sum())
         yield Result(
             question="circuits.copying_agreement",
@@ -158,8 +159,9 @@ def _positional_results(label: str, heads: pd.DataFrame) -> Iterator[Result]:
         details={"spread": float(heads["positional_spread"].median())},
     )
     if measured := measured_effective_length(heads.columns):
-        correlation, count = rank_correlation(lengths, heads[measured])
-        if math.isfinite(correlation):
+        both = heads.dropna(subset=[measured])
+        correlation, count = rank_correlation(lengths[both.index], both[measured])[0], len(both)
+        if count >= MIN_COMPARED and math.isfinite(correlation):
             yield Result(
                 question="circuits.positional_agreement",
                 value=correlation,
@@ -205,7 +207,7 @@ def _logit_result(run: Run, model: str, layer: int, head: int) -> Result:
         layer=layer,
         head=head,
         where={"attributed_head": format_head(layer, head)},
-        details={side: means[side].nlargest(LISTED_COMPONENTS).to_dict() for side in plots.SIDE_LABELS},
+        details={side: means[side].nlargest(LISTED_COMPONENTS).to_dict() for side in SIDES},
     )
 
 

@@ -146,6 +146,7 @@ HEAD_CIRCUITS = Table(
             "",
             "whether the mean of W_U over the vocabulary was subtracted, as in direct logit attribution; runs of "
             "earlier versions did not",
+            absent=False,
         ),
         Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
         Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),

@@ -88,7 +88,7 @@ class Detectors(Probe):
         return head_results(run, model, layer, head)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.detectors.report import overview
+        from probes.detectors.results import overview
 
         return overview(run)
 

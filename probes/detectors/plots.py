@@ -1,34 +1,32 @@
 """Plots of one head's detector scores: by kind of key against chance, and by context length."""
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.effects.sweep import Sweep, effects_table, sweep_effects
 from headscope.plots import axes, style
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import plain_types
 from probes.detectors.analysis import KIND_COLUMNS
 
 
 def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame:
     """Mean `score` over sequences with its interval (`low`, `high`) and mean `chance`, by model, kind and group
     columns."""
-    names = ["model", "kind", *group_columns]
-    rows = rows.sort_values(names, kind="stable").astype({"score": np.float64})
-    groups = rows.groupby(names, observed=True)
-    means = groups[["score", "chance"]].mean().reset_index()
-    means[["low", "high"]] = np.nan
-    sizes = groups.size().to_numpy()
-    for size in set(sizes.tolist()):  # groups of the same number of sequences have their intervals computed at once
-        scores = rows["score"].to_numpy(np.float64)[np.repeat(sizes == size, sizes)].reshape(-1, size)
-        means.loc[sizes == size, ["low", "high"]] = confidence_interval(scores).clip(0, 1).T
-    return means
+    sweep = Sweep(keys=("model", *group_columns), sample="sequence", value="score", units=("kind",), limits=(0, 1))
+    models = [*rows["model"].cat.categories]
+    means = effects_table(sweep_effects(rows, sweep, models)).rename(columns={"effect": "score"})
+    chance = plain_types(rows).groupby([*sweep.keys, "kind"])["chance"].mean()
+    return means.join(chance, on=[*sweep.keys, "kind"]).astype({"model": rows["model"].dtype})
 
 
 def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
     """One bar per model and kind at the longest length, with chance as a mark; `rows` are the head's of `detectors`."""
+    title, rows = f"Detector scores of layer {layer}, head {head}", rows[rows["model"].isin(models)]
+    if rows.empty:
+        return style.empty_figure(title, "not measured in these models")
     longest = rows[rows["context_length"] == rows["context_length"].max()]
     means = mean_over_sequences(longest.assign(model=longest["model"].astype(pd.CategoricalDtype(models))))
-    figure = style.new_figure(f"Detector scores of layer {layer}, head {head}")
+    figure = style.new_figure(title)
     for label, model_style in style.model_styles(means).items():
         by_kind = means[means["model"] == label].set_index("kind").reindex(list(KIND_COLUMNS))
         figure.add_bar(
@@ -56,7 +54,7 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
         name="chance",
     )
     figure.update_yaxes(title_text="mean weight", range=[0, 1])
-    return figure.update_layout(barmode="group")
+    return style.fit_legend(figure.update_layout(barmode="group"))
 
 
 def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:

@@ -1,4 +1,4 @@
-"""Report of the detectors probe: charts, findings, glossary and terminal overview."""
+"""Report of the detectors probe: charts and glossary."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -6,10 +6,10 @@ from functools import lru_cache
 import pandas as pd
 
 from headscope.plots.heads import plot_matrix
-from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart, top_heads_card
 from headscope.report.text import describe_extremes
-from headscope.runs.column_metadata import exceeds, statistic
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.detectors import PROBE, plots
@@ -98,26 +98,3 @@ def _comparison_charts(context: RenderContext) -> Iterator[Chart]:
         models = list(context.finite_values(name))
         if len(models) > 1:
             yield comparison_chart(context.heads, name, models[0])
-
-
-def overview(run: Run) -> Overview | None:
-    """Per model: the number of heads with each role, and the top induction head."""
-    if "detectors" not in run.tables:
-        return None
-    records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
-    return Overview("detectors", pd.DataFrame(records))
-
-
-def _overview_record(run: Run, model: str) -> dict[str, object]:
-    heads = run.heads[run.heads["model"] == model]
-    counts = {
-        f"{kind} > {ROLE_THRESHOLD:g}": int((exceeds(heads[name], ROLE_THRESHOLD)).sum())
-        for kind, name in KIND_COLUMNS.items()
-        if name in heads
-    }
-    name, top = KIND_COLUMNS["induction"], "–"
-    by_score = heads.dropna(subset=[name]).sort_values(name) if name in heads else heads[:0]
-    if len(by_score):
-        best = by_score.iloc[-1]
-        top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
-    return {"model": model, **counts, "top induction head": top}

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
+from headscope.report.blocks import Overview
 from headscope.results.heads import kept_role_results, role_results, top_head_result
 from headscope.results.result import Result, Scalar
-from headscope.runs.aggregation import confidence_interval, plain_types, rows_at_longest_length
+from headscope.results.samples import mean_result
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
+from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.detectors.analysis import (
@@ -69,18 +71,38 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     rows = rows_at_longest_length(plain_types(run.rows("detectors", model=model, layer=layer, head=head)))
     if rows.empty:
         return
-    scores = rows.pivot(index="kind", columns="sequence", values="score")
-    kind = str(scores.mean(axis=1).idxmax())
-    low, high = confidence_interval(scores.loc[[kind]].to_numpy(np.float64)).clip(0, 1).ravel().tolist()
-    yield Result(
-        question="detectors.largest_score",
-        value=float(scores.mean(axis=1)[kind]),
-        low=low,
-        high=high,
-        n=scores.shape[1],
+    scores = rows.pivot(index="sequence", columns="kind", values="score")
+    kind = str(scores.mean().idxmax())
+    yield mean_result(
+        "detectors.largest_score",
+        scores[kind],
+        (0, 1),
         model=model,
         layer=layer,
         head=head,
         where={"context_length": int(rows["context_length"].iloc[0])},
         details={"target": TARGET_DESCRIPTIONS[kind], "chance": float(rows[rows["kind"] == kind]["chance"].mean())},
     )
+
+
+def overview(run: Run) -> Overview | None:
+    """Per model: the number of heads with each role, and the top induction head."""
+    if "detectors" not in run.tables:
+        return None
+    records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
+    return Overview("detectors", pd.DataFrame(records))
+
+
+def _overview_record(run: Run, model: str) -> dict[str, object]:
+    heads = run.heads[run.heads["model"] == model]
+    counts = {
+        f"{kind} > {ROLE_THRESHOLD:g}": int((exceeds(heads[name], ROLE_THRESHOLD)).sum())
+        for kind, name in KIND_COLUMNS.items()
+        if name in heads
+    }
+    name, top = KIND_COLUMNS["induction"], "–"
+    by_score = heads.dropna(subset=[name]).sort_values(name) if name in heads else heads[:0]
+    if len(by_score):
+        best = by_score.iloc[-1]
+        top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
+    return {"model": model, **counts, "top induction head": top}

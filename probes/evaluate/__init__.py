@@ -72,7 +72,7 @@ class Evaluate(Probe):
         return results(run)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.evaluate.report import overview
+        from probes.evaluate.results import overview
 
         return overview(run)
 

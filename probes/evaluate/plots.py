@@ -84,7 +84,7 @@ def plot_scores_by_length(tasks: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(**axes.length_axis(rows["context_length"]))
     figure.update_yaxes(rangemode="tozero")
     style.set_outer_axis_titles(figure, len(names), "length (tokens)", "score")
-    return figure
+    return style.fit_legend(figure)
 
 
 def plot_scores_against_heads(tasks: pd.DataFrame, head_summaries: pd.DataFrame) -> go.Figure:
@@ -132,7 +132,7 @@ def plot_scores_against_heads(tasks: pd.DataFrame, head_summaries: pd.DataFrame)
     figure.update_xaxes(matches=None, showticklabels=True)
     figure.update_yaxes(rangemode="tozero")
     style.set_outer_axis_titles(figure, len(head_summaries.columns), "", "score")
-    return figure
+    return style.fit_legend(figure)
 
 
 def tasks_with_several_lengths(rows: pd.DataFrame) -> list[str]:

@@ -1,11 +1,10 @@
-"""Report of the evaluate probe: charts, glossary and overview."""
+"""Report of the evaluate probe: charts and glossary."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
-from headscope.runs.run import Run
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
 from probes.evaluate import PROBE, plots
 from probes.evaluate.analysis import MAX_LENGTH_RATIO, preferred_metric_rows, summarise_heads
 
@@ -53,10 +52,3 @@ def _head_comparison_charts(tasks: pd.DataFrame, context: RenderContext) -> Iter
             f"bars are one standard error. Effective lengths count as the same within a factor of {MAX_LENGTH_RATIO}. "
             "A correlation over so few models is weak evidence, and it does not show a cause.",
         )
-
-
-def overview(run: Run) -> Overview | None:
-    """The scores by model, task and length, for JSON."""
-    if "tasks" not in run.tables:
-        return None
-    return Overview("tasks", preferred_metric_rows(run.tasks))

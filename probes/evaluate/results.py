@@ -3,10 +3,15 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from headscope.report.blocks import Overview
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.run import Run
-from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, with_intervals
+from probes.evaluate.analysis import (
+    means_over_tasks,
+    preferred_metric_rows,
+    with_intervals,
+)
 
 
 def _score(name: str, better: Literal["higher", "lower"]) -> Question:
@@ -63,3 +68,10 @@ def results(run: Run) -> Iterator[Result]:
             where={name: row[name] for name in ("task", "context_length", "metric")},
             details={"stderr": row["stderr"]},
         )
+
+
+def overview(run: Run) -> Overview | None:
+    """The scores by model, task and length, for JSON."""
+    if "tasks" not in run.tables:
+        return None
+    return Overview("tasks", preferred_metric_rows(run.tasks))

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from headscope.effects.statistics import MIN_COMPARED
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.plugin_api import (
     GROUP,
@@ -60,14 +61,14 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def correlations(heads: pd.DataFrame, label: str) -> pd.DataFrame:
     """Spearman's rank correlation of the imported score with every other statistic of a model: name, correlation,
-    heads; the strongest first. Statistics with fewer than three heads or one value are left out."""
+    heads; the strongest first. Statistics with fewer than ten heads or one value are left out."""
     rows = heads[heads["model"] == label]
     records = []
     for name in rows.columns if NAME in rows else ():
         if name == NAME or not is_statistic(str(name)):
             continue
         pair = rows[[NAME, name]].astype("float64").replace([np.inf, -np.inf], np.nan).dropna()
-        if len(pair) >= 3 and pair.nunique().min() > 1:
+        if len(pair) >= MIN_COMPARED and pair.nunique().min() > 1:
             correlation = pair[NAME].rank().corr(pair[name].rank())
             records.append({"name": str(name), "correlation": float(correlation), "heads": len(pair)})
     table = pd.DataFrame(records, columns=["name", "correlation", "heads"])

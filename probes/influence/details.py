@@ -19,9 +19,13 @@ def sweep_details(effects: Effects) -> dict[str, str]:
     return {"change": change, "noun": unit_noun(effects.units), "nouns": unit_nouns(effects.units)}
 
 
-def rank_details(effects: Effects, unit: pd.Series) -> dict[str, int]:
-    """The rank of a unit by influence, from 1 for the largest rise of the loss, and the number of units."""
-    return {"rank": rank(effects.units["effect"], unit["effect"]), "units": len(effects.units)}
+def rank_details(effects: Effects, unit: pd.Series) -> dict[str, int | None]:
+    """The rank of a unit by influence, from 1 for the largest rise of the loss, and the number of units.
+
+    The only unit has no rank.
+    """
+    units = len(effects.units)
+    return {"rank": rank(effects.units["effect"], unit["effect"]) if units > 1 else None, "units": units}
 
 
 def top_head_details(column: str, unit: pd.Series) -> dict[str, str]:

@@ -36,7 +36,8 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     yield replace(
         effect,
         name=f"{area}.top_head",
-        sentence=f"{subject}: the effect of {named}, {{unit}}, is {{value}}, rank {{rank:,}} of {{units:,}} {{nouns}}",
+        sentence=f"{subject}: the effect of {named}, {{unit}}, is {{value}}[, rank {{rank:,}} of {{units:,}} "
+        "{nouns}]",
     )
     yield replace(
         effect,
@@ -59,8 +60,8 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     yield replace(
         effect,
         name=f"{area}.head",
-        sentence=f"Influence in {{model}}, {{change}} ({conditions}): {{value}} for {{unit}}, rank {{rank:,}} of "
-        "{units:,}",
+        sentence=f"Influence in {{model}}, {{change}} ({conditions}): {{value}} for {{unit}}[, rank {{rank:,}} of "
+        "{units:,}]",
     )
     yield replace(
         effect,
@@ -93,7 +94,7 @@ QUESTIONS = (
     Question(
         name="answer_influence.answered_top",
         sentence="{change:capital} in {model}, one {noun} at a time, over the trials that the unchanged model answers: "
-        "the most positive effect is that of {unit}, {value}",
+        "the highest effect is that of {unit}, {value}",
         number="+.2g",
         value_unit="nats/token",
         samples="trials",

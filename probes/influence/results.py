@@ -47,7 +47,8 @@ def influence_results(run: Run) -> Iterator[Result]:
         area, details = AREAS[effects.key["objective"]], sweep_details(effects)
         labels = {name: f"{label} estimates" for name, label in ESTIMATE_LABELS.items()}
         yield from sweep_results(effects, area, details["nouns"], details, estimate_labels=labels)
-        yield concentration(effects, f"{area}.concentration")
+        if len(effects.units) > 1:
+            yield concentration(effects, f"{area}.concentration")
         if area == AREAS["answer"]:
             yield from _top_head_effects(run, effects)
     yield from _answered_results(run)

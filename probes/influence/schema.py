@@ -1,7 +1,7 @@
 """Options and tables of the influence probe: loss change of single units and of sets; synthetic rows."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,8 @@ MAX_UNITS = 1_000_000
 
 class InfluenceOptions(Options):
     """Head influence: change of the loss when the position parameters of one unit are reset or the unit is ablated."""
+
+    former_names: ClassVar[Mapping[str, str]] = {"top": "verify_top", "random": "verify_random"}
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")

@@ -119,7 +119,7 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         rows = run.heads[head_mask(run.heads, layer, head)]
         yield Chart(
             _cached_frequency_plot(run, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0),
-            "Frequencies of the KV group: of the checkpoint, at the start of learning, and now.",
+            "Frequencies of the KV group: of the checkpoint, of the model and, if they were learned, at the start.",
             half_width=True,
         )
     if "distance" in run.tables:

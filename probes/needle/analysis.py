@@ -1,13 +1,15 @@
 """Analysis of needle trials: success by cell, retrieval scores by head, KV group, seed and model, ablation curves."""
 
-import math
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
+from headscope.effects.statistics import rank_correlation
+from headscope.effects.sweep import Effects, Sweep, effects_table, sweep_effects
 from headscope.prompts.needle_grid import CONTROL
-from headscope.runs.aggregation import HEAD_KEYS, NORMAL_QUANTILE, plain_types, wilson_interval
+from headscope.runs.aggregation import HEAD_KEYS, difference_interval, plain_types, wilson_interval
 from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
@@ -21,7 +23,7 @@ TOP_COUNT = 10
 """Top heads of each ranking whose overlap is reported."""
 VARIANTS = {"strict": "", "indirect": "paraphrased questions", "wu": "copies counted as by Wu et al."}
 """What distinguishes the trials of each mode in a sentence."""
-AGREEMENT_COLUMNS = ["first", "second", "spearman", "low", "high", "overlap", "heads"]
+AGREEMENT_COLUMNS = ["first", "second", "spearman", "low", "high", "overlap", "top", "heads"]
 DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
     ("retrieval", "needle_write_indirect"),
@@ -29,6 +31,10 @@ DETECTOR_PAIRS = (
     ("retrieval_indirect", "needle_write_indirect"),
 )
 """Pairs of columns of the per-head table that are two scores of retrieval heads."""
+ABLATION_SWEEP = Sweep(
+    keys=("model", "mode", "intervention"), sample="trial", value="success", units=("heads", "size"), is_share=True
+)
+"""Success with heads ablated, see `ablation_sweeps`."""
 
 
 def present_modes(needles: pd.DataFrame) -> list[str]:
@@ -37,24 +43,25 @@ def present_modes(needles: pd.DataFrame) -> list[str]:
     return [mode for mode in MODE_LABELS if mode in modes]
 
 
-def success_by_cell(needles: pd.DataFrame) -> pd.DataFrame:
-    """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % confidence
-    interval (Wilson) `low` .. `high`. The control is one of the modes."""
-    groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
-    return _add_wilson_interval(groups.agg(trials="size", successes="sum").reset_index())
+def success_rates(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Number of `trials` and `successes`, their `share` and its 95 % confidence interval (Wilson) `low` .. `high`, by
+    these columns (index). The control is one of the modes."""
+    counts = trials.groupby([*by], observed=True).agg(trials=("success", "size"), successes=("success", "sum"))
+    share = counts["successes"] / counts["trials"]
+    low, high = wilson_interval(share, counts["trials"])
+    return counts.assign(share=share, low=low, high=high)
 
 
 def retrieval_summary(run: Run) -> pd.DataFrame:
     """One row per model and mode, without controls.
 
-    `trials`, `successes`, `share`, `low`, `high` as in `success_by_cell`. Over the successful trials: `above`, the
+    `trials`, `successes`, `share`, `low`, `high` as in `success_rates`. Over the successful trials: `above`, the
     share of heads whose mean score is above 0.1; `zero`, the share at exactly 0; `layer`, `head` and `top`, the top
     head and its score; NaN without a successful trial. `control` is the largest mean score of a head in the control,
     and `control_successes` of `control_trials` without the needle give the answer all the same.
     """
-    trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
-    counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
-    counts = _add_wilson_interval(counts[counts["mode"] != CONTROL])
+    counts = success_rates(run.needles, ["model", "mode"]).reset_index().astype({"model": "str", "mode": "str"})
+    counts = counts[counts["mode"] != CONTROL]
     heads = run.heads.astype({"model": "str"})
     rows = []
     for label, mode in counts[["model", "mode"]].itertuples(index=False):
@@ -82,9 +89,7 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
     trials = plain_types(run.table("needles"))
     columns: list[pd.DataFrame | pd.Series] = []
     for mode in present_modes(trials):
-        by_model = trials[trials["mode"] == mode].groupby("model")
-        counts = by_model.agg(trials=("success", "size"), successes=("success", "sum"))
-        rates = _add_wilson_interval(counts)[["share", "low", "high"]]
+        rates = success_rates(trials[trials["mode"] == mode], ["model"])[["share", "low", "high"]]
         name = retrieval_column(mode, "retrieval_success")
         columns.append(rates.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
     heads = head_statistics(run)
@@ -137,49 +142,37 @@ def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", *AGREEMENT_COLUMNS])
 
 
-def ablation_curve(run: Run) -> pd.DataFrame:
-    """Success with heads ablated: one row per (model, mode, ablation, size, top).
+def ablation_sweeps(run: RunTables) -> list[Effects]:
+    """The success of every trial by model, mode and kind of ablation (the intervention).
 
-    `size` is the number of ablated heads, 0 for the unchanged model; `top` is True for the top heads and False for
-    random heads. `share` is the share of `trials` that succeed. For random heads it is the mean over draws, with
-    extremes `minimum` and `maximum`. `low` .. `high` is the 95 % confidence interval (Wilson) over the trials of one
-    set of heads, so more draws do not make it narrower.
+    A unit is `heads`, "top" or "random" (of the same layers, mean over draws), and `size`, the number of ablated heads;
+    0 for the unchanged model, which counts as both. More draws do not make the interval narrower.
     """
-    keys = ["model", "mode", "ablation", "size"]
-    ablated = plain_types(run.table("needle_ablation"))
-    sets = ablated.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
-    sets = sets.set_axis(["trials", "share"], axis=1).reset_index()
-    sets["top"] = sets["draw"] == 0
-    shares = sets.groupby([*keys, "top"])["share"]
-    curve = sets.groupby([*keys, "top"]).agg(trials=("trials", "first"), share=("share", "mean"))
-    curve = curve.assign(minimum=shares.min(), maximum=shares.max()).reset_index()
-    needles = ablated[["model", "mode", "needle"]].drop_duplicates()
-    unchanged_trials = plain_types(run.table("needles")).merge(needles)
-    unchanged = unchanged_trials.groupby(["model", "mode"])["success"].agg(["size", "mean"])
-    unchanged = unchanged.set_axis(["trials", "share"], axis=1).reset_index()
-    start = curve[["model", "mode", "ablation", "top"]].drop_duplicates().merge(unchanged, on=["model", "mode"])
-    start = start.assign(size=0, minimum=start["share"], maximum=start["share"])
-    joined = pd.concat([start, curve], ignore_index=True)
-    low, high = wilson_interval(joined["share"], joined["trials"])
-    return joined.assign(low=low, high=high).sort_values([*keys[:3], "top", "size"], ignore_index=True)
+    rows = _ablation_rows(run)
+    needles = rows[[*ABLATION_SWEEP.keys, "heads", "needle"]].drop_duplicates()
+    unchanged = plain_types(run.table("needles")).merge(needles).assign(size=0)
+    rows = pd.concat([unchanged, rows], ignore_index=True).astype({"success": "float64"})
+    return sweep_effects(rows.assign(trial=trial_names(rows)), ABLATION_SWEEP, run.models)
 
 
-def share_difference(first: "pd.Series[float]", second: "pd.Series[float]") -> tuple[float, float]:
-    """95 % confidence interval of the difference of two shares, `first` minus `second` (Newcombe 1998, method 10).
-
-    Both have `share` and the bounds `low` and `high` of its Wilson interval.
-    """
-    difference = first["share"] - second["share"]
-    below = math.hypot(first["share"] - first["low"], second["high"] - second["share"])
-    above = math.hypot(first["high"] - first["share"], second["share"] - second["low"])
-    return difference - below, difference + above
+def ablation_curves(run: Run) -> pd.DataFrame:
+    """The units of all `ablation_sweeps` with their keys, and `minimum` and `maximum` over draws of random heads."""
+    keys = [*ABLATION_SWEEP.keys, *ABLATION_SWEEP.units]
+    of_draws = _ablation_rows(run).groupby([*keys, "draw"])["success"].mean().groupby(keys)
+    extremes = of_draws.agg(minimum="min", maximum="max")
+    curves = effects_table(run.derived(ablation_sweeps)).join(extremes, on=keys)
+    return curves.fillna({"minimum": curves["effect"], "maximum": curves["effect"]})
 
 
-def can_detect_retrieval_drop(random: "pd.Series[float]", trials: int) -> bool:
+def _ablation_rows(run: RunTables) -> pd.DataFrame:
+    rows = plain_types(run.table("needle_ablation")).rename(columns={"ablation": "intervention"})
+    return rows.assign(heads=np.where(rows["draw"] == 0, "top", "random"))
+
+
+def can_detect_retrieval_drop(random: pd.Series) -> bool:
     """Whether the loss of every needle would differ from the success with random heads ablated."""
-    low, high = wilson_interval(pd.Series([0.0]), pd.Series([trials]))
-    lost = pd.Series({"share": 0.0, "low": low[0], "high": high[0]})
-    return share_difference(random, lost)[0] > 0
+    lost = (0.0, *wilson_interval(0.0, random["n"]))
+    return difference_interval((random["effect"], random["low"], random["high"]), lost)[0] > 0
 
 
 def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:
@@ -238,25 +231,10 @@ def seed_columns(scores: pd.DataFrame) -> list[int]:
 def _rank_agreement(scores: pd.DataFrame) -> dict[str, float]:
     """Agreement of two columns over heads, as in `seed_agreement`."""
     first, second = (scores[name] for name in scores)
+    top = min(TOP_COUNT, len(scores) // 2)  # all heads overlap with all heads
     top_first, top_second = (
-        set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)
+        set(column.sort_values(ascending=False, kind="stable").index[:top]) for column in (first, second)
     )
-    spearman = float(first.rank().corr(second.rank()))
-    low, high = _spearman_interval(spearman, len(scores))
-    overlap = len(top_first & top_second) / min(TOP_COUNT, len(scores))
-    return {"spearman": spearman, "low": low, "high": high, "overlap": overlap, "heads": len(scores)}
-
-
-def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
-    """95 % confidence interval of a rank correlation; NaN below four heads or for a correlation of ±1."""
-    if head_count < 4 or not abs(spearman) < 1:
-        return np.nan, np.nan
-    half_width = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
-    return float(np.tanh(np.arctanh(spearman) - half_width)), float(np.tanh(np.arctanh(spearman) + half_width))
-
-
-def _add_wilson_interval(counts: pd.DataFrame) -> pd.DataFrame:
-    """Add `share`, `low` and `high` to `trials` and `successes`."""
-    share = counts["successes"] / counts["trials"]
-    low, high = wilson_interval(share, counts["trials"])
-    return counts.assign(share=share, low=low, high=high)
+    spearman, low, high = rank_correlation(first, second)
+    overlap = len(top_first & top_second) / max(top, 1)
+    return {"spearman": spearman, "low": low, "high": high, "overlap": overlap, "top": top, "heads": len(scores)}

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from headscope.plots import axes, head_scatter, style
 from headscope.report.text import format_percent
 from headscope.runs.column_metadata import capitalise, statistic
-from probes.needle.analysis import seed_columns, success_by_cell
+from probes.needle.analysis import seed_columns, success_rates
 from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 SHARE_TICKS = {"tickvals": [0, 0.2, 0.4, 0.6, 0.8, 1], "ticktext": ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]}
@@ -20,19 +20,16 @@ def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") ->
     title = f"{_needle_kind_label(mode)} retrieved: {style.escape_label(model)}"
     if reason := style.missing_data_reason(needles, "model", "mode", "context_length", "depth", "success"):
         return style.empty_figure(title, reason)
-    success = success_by_cell(needles[(needles["model"] == model) & (needles["mode"] == mode)])
+    trials = needles[(needles["model"] == model) & (needles["mode"] == mode)]
+    success = success_rates(trials, ["depth", "context_length"])
     if success.empty:
         return style.empty_figure(title, "no data to plot")
-    shares, trials, low, high = (
-        success.pivot_table(index="depth", columns="context_length", values=name, observed=True)
-        for name in ("share", "trials", "low", "high")
-    )
+    shares, counts, low, high = (success[name].unstack() for name in ("share", "trials", "low", "high"))
     hover = "%{text} of %{customdata[0]} trials<br>95 % confidence interval %{customdata[1]} to %{customdata[2]}"
-    counts = trials.map("{:.0f}".format)
     text, low_text, high_text = (
         frame.map(format_percent, na_action="ignore").fillna("") for frame in (shares, low, high)
     )
-    hover_data = np.dstack([counts, low_text, high_text])
+    hover_data = np.dstack([counts.map("{:.0f}".format), low_text, high_text])
     figure = _length_depth_heatmap(title, shares, hover_data, hover)
     figure.update_traces(text=text.to_numpy(), colorbar={"title": {"text": "share"}, **SHARE_TICKS})
     return figure.update_traces(texttemplate="%{text}" if shares.size <= 60 else None)
@@ -47,7 +44,7 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
     trials = needles[needles["mode"] == mode]
     figure = style.new_figure(title)
     for label, model_style in style.model_styles(trials).items():
-        success = success_by_cell(trials[trials["model"] == label].assign(depth=0.0)).set_index("context_length")
+        success = success_rates(trials[trials["model"] == label], ["context_length"])
         line = success.rename(columns={"share": "mean"})[["mean", "low", "high"]]
         style.add_line_with_band(figure, line, model_style, "%{x:,} tokens: %{text} of trials")
         figure.data[-1].text = [format_percent(share) for share in line["mean"]]
@@ -59,19 +56,19 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
 def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
     """Success by the number of ablated heads, for top heads and for random heads, with 95 % confidence bands.
 
-    Thin lines are the minimum and the maximum over random sets. `ablation_rows` are rows of `analysis.ablation_curve`
-    of one model, mode and ablation.
+    Thin lines are the minimum and the maximum over random sets. `ablation_rows` are rows of `analysis.ablation_curves`
+    of one model, mode and kind of ablation.
     """
-    (ablation,), (mode,) = ablation_rows["ablation"].unique(), ablation_rows["mode"].unique()
+    (ablation,), (mode,) = ablation_rows["intervention"].unique(), ablation_rows["mode"].unique()
     figure = style.new_figure(
         f"{_needle_kind_label(mode)} retrieved under {ablation} ablation of heads: {style.escape_label(model)}"
     )
     sizes = sorted(ablation_rows["size"].unique())
-    for is_top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):
+    for heads, name, colour, dash in (("top", "top heads", 4, 0), ("random", "random heads of the same layers", 0, 1)):
         model_style = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
-        line = ablation_rows[ablation_rows["top"] == is_top].set_index("size").rename(columns={"share": "mean"})
+        line = ablation_rows[ablation_rows["heads"] == heads].set_index("size").rename(columns={"effect": "mean"})
         line.index = pd.Index([sizes.index(size) for size in line.index])
-        if not is_top:
+        if heads == "random":
             thin_line = {
                 "mode": "lines",
                 "line": {"color": model_style.colour, "width": 0.7, "dash": "dot"},

@@ -120,9 +120,9 @@ def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
     """Success by the number of ablated heads, for each model, mode and ablation."""
     if "needle_ablation" not in context.run.tables:
         return
-    curves = context.run.derived(analysis.ablation_curve)
+    curves = context.run.derived(analysis.ablation_curves)
     curves = curves[curves["model"].isin(list(context.models))]
-    for (label, _, _), curve in curves.groupby(["model", "mode", "ablation"]):
+    for (label, _, _), curve in curves.groupby([*analysis.ABLATION_SWEEP.keys]):
         yield Chart(
             plots.plot_ablation_curve(curve, str(label)),
             "Each half of the needles is tested with heads ranked on the other half. Bands: 95 % "

@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.effects.statistics import MIN_COMPARED
+from headscope.effects.sweep import Effects
+from headscope.effects.units import unit_result
 from headscope.report.blocks import Overview
 from headscope.report.text import head_mask
 from headscope.results.heads import kept_role_results, role_results, top_head_result
 from headscope.results.ranks import head_ranks
-from headscope.results.result import Bound, Result, Scalar
+from headscope.results.result import Bound, Result
+from headscope.results.samples import head_result, share_result
 from headscope.results.verdicts import judge, verdict_of
+from headscope.runs.aggregation import difference_interval
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from probes.needle import analysis
-from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, TOP_COUNT, VARIANTS
+from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, VARIANTS
 from probes.needle.heads import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
 from probes.needle.questions import MAX_SUPPORTED_SIZE
 
@@ -50,16 +55,8 @@ def _success_results(run: Run, row: dict[Any, Any]) -> Iterator[Result]:
     variant = {"variant": VARIANTS[mode]}
     trials = run.table("needles")
     trials = trials[(trials["model"] == model) & (trials["mode"] == mode)]
-    yield Result(
-        question="retrieval.success",
-        value=row["share"],
-        low=row["low"],
-        high=row["high"],
-        n=row["trials"],
-        details=variant,
-        by_sample=dict(zip(analysis.trial_names(trials), trials["success"].astype(float).tolist(), strict=True)),
-        **fields,
-    )
+    successes = trials["success"].set_axis(analysis.trial_names(trials))
+    yield share_result("retrieval.success", successes, details=variant, **fields)
     if not row["successes"]:
         yield Result(question="retrieval.no_success", n=row["trials"], details=variant, **fields)
         return
@@ -95,14 +92,14 @@ def _score_results(run: Run) -> Iterator[Result]:
     for label, groups in analysis.scores_by_group(run.heads).groupby("model", observed=True):
         count = int(exceeds(groups["max"], RETRIEVAL_THRESHOLD).sum())
         yield Result(question="retrieval.kv_groups", model=str(label), value=count, n=len(groups))
-    for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
+    for row in _compared(analysis.seed_agreement(run.derived(analysis.scores_by_seed))):
         where = {"haystack": row["first"], "other_haystack": row["second"]}
         yield _agreement("haystack", row, model=row["model"], where=where)
-    for row in analysis.detector_agreement(run.heads).to_dict("records"):
+    for row in _compared(analysis.detector_agreement(run.heads)):
         labels = {name: statistic(row[name]).label for name in ("first", "second")}
         where = {"score": row["first"], "other_score": row["second"]}
         yield _agreement("detector", row, labels, model=row["model"], where=where)
-    for row in analysis.model_agreement(run.heads).to_dict("records"):
+    for row in _compared(analysis.model_agreement(run.heads)):
         yield _agreement("model", row, where={"first": row["first"], "second": row["second"]})
 
 
@@ -113,6 +110,11 @@ def retrieval_heads(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Resu
         yield from answer("retrieval", heads, conditions, "retrieval", RETRIEVAL_THRESHOLD)
 
 
+def _compared(table: pd.DataFrame) -> list[dict[Any, Any]]:
+    """The agreements over enough heads."""
+    return table[table["heads"] >= MIN_COMPARED].to_dict("records")
+
+
 def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None = None, **fields: Any) -> Result:
     """The rank correlation of two scores over heads, and the overlap of their top heads."""
     return Result(
@@ -121,7 +123,7 @@ def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None 
         low=row["low"],
         high=row["high"],
         n=row["heads"],
-        details={"overlap": row["overlap"], "top": TOP_COUNT, **(labels or {})},
+        details={"overlap": row["overlap"], "top": row["top"], **(labels or {})},
         **fields,
     )
 
@@ -140,60 +142,66 @@ def _attribution_results(run: Run) -> Iterator[Result]:
 def ablation_results(run: Run) -> Iterator[Result]:
     """For each model, kind of needle and ablation: success with the top heads and with random heads ablated, their
     difference, and the claim of Wu et al. 2024."""
-    curves = run.derived(analysis.ablation_curve)
-    for _, curve in curves.groupby(["model", "mode", "ablation"], observed=True):
-        sizes = curve.loc[curve["size"] > 0, "size"]
-        for is_top, name in ((True, "ablated_success"), (False, "random_ablated_success")):
-            row = _at_size(curve, sizes.max(), is_top)
-            value = {"value": row["share"], "low": row["low"], "high": row["high"]}
-            yield _ablation_result(f"retrieval.{name}", curve, sizes.max(), **value)
-        yield _ablation_drop("retrieval.ablation_drop", curve, sizes.max())
-        yield _ablation_claim(curve, sizes)
+    for effects in run.derived(analysis.ablation_sweeps):
+        sizes = effects.units.loc[effects.units["size"] > 0, "size"]
+        for heads, name in (("top", "ablated_success"), ("random", "random_ablated_success")):
+            unit = _ablated(effects, heads, sizes.max())
+            fields = _ablation_fields(effects, sizes.max())
+            yield unit_result(effects, unit, f"retrieval.{name}", **fields)
+        yield _ablation_drop("retrieval.ablation_drop", effects, sizes.max())
+        yield _ablation_claim(effects, sizes)
 
 
-def _ablation_claim(curve: pd.DataFrame, sizes: pd.Series) -> Result:
+def _ablation_claim(effects: Effects, sizes: pd.Series) -> Result:
     """The claim of Wu et al. 2024: retrieval depends on the top heads more than on random heads.
 
     It is judged at the largest tested number of heads up to `MAX_SUPPORTED_SIZE`.
     """
     allowed = sizes[sizes <= MAX_SUPPORTED_SIZE]
     size = sizes.min() if allowed.empty else allowed.max()
-    drop, bound, reason = _ablation_drop("retrieval.ablation_claim", curve, size), Bound("above"), ""
+    drop, bound, reason = _ablation_drop("retrieval.ablation_claim", effects, size), Bound("above"), ""
     if allowed.empty:
         reason = "unmeasured"
     elif verdict_of(drop, bound) == "inconclusive":
-        can_detect = analysis.can_detect_retrieval_drop(_at_size(curve, size, False), int(curve["trials"].iloc[0]))
-        reason = "" if can_detect else "power"
+        reason = "" if analysis.can_detect_retrieval_drop(_ablated(effects, "random", size)) else "power"
     return judge(drop, bound, reason)
 
 
-def _ablation_drop(question: str, curve: pd.DataFrame, size: int) -> Result:
+def _ablation_drop(question: str, effects: Effects, size: int) -> Result:
     """Success with random heads ablated minus that with as many top heads ablated."""
-    top, random = (_at_size(curve, size, is_top) for is_top in (True, False))
-    low, high = analysis.share_difference(random, top)
-    return _ablation_result(question, curve, size, value=random["share"] - top["share"], low=low, high=high)
+    top, random = (_ablated(effects, heads, size) for heads in ("top", "random"))
+    low, high = difference_interval(*((unit["effect"], unit["low"], unit["high"]) for unit in (random, top)))
+    by_top, by_random = effects.by_sample(top), effects.by_sample(random)
+    return Result(
+        question=question,
+        model=effects.model,
+        value=random["effect"] - top["effect"],
+        low=low,
+        high=high,
+        n=int(top["n"]),
+        by_sample={trial: success - by_top[trial] for trial, success in by_random.items() if trial in by_top},
+        **_ablation_fields(effects, size),
+    )
 
 
-def _ablation_result(question: str, curve: pd.DataFrame, size: int, **value: Any) -> Result:
-    """A result of an ablation curve at one number of heads, with the success there and without ablation."""
-    unchanged = _at_size(curve, 0, True)
-    mode = str(unchanged["mode"])
+def _ablation_fields(effects: Effects, size: int) -> dict[str, Any]:
+    """Conditions and details of the results at one number of ablated heads."""
+    mode = effects.where["mode"]
     details = {
         "variant": VARIANTS[mode],
         "needles": MODE_LABELS[mode],
-        "unchanged": unchanged["share"],
-        "top": _at_size(curve, size, True)["share"],
-        "random": _at_size(curve, size, False)["share"],
+        "unchanged": _ablated(effects, "top", 0)["effect"],
+        "top": _ablated(effects, "top", size)["effect"],
+        "random": _ablated(effects, "random", size)["effect"],
         "unmeasured": f"set of at most {MAX_SUPPORTED_SIZE} heads",
     }
-    where: dict[str, Scalar] = {"mode": mode, "intervention": str(unchanged["ablation"]), "size": int(size)}
-    model, trials = str(unchanged["model"]), int(unchanged["trials"])
-    return Result(question=question, model=model, n=trials, where=where, details=details, **value)
+    return {"where": {**effects.where, "size": int(size)}, "details": details}
 
 
-def _at_size(curve: pd.DataFrame, size: int, is_top: bool) -> pd.Series:
-    """The success of the top heads or of random heads at one number of ablated heads; 0 for the unchanged model."""
-    return curve[(curve["top"] == is_top) & (curve["size"] == size)].iloc[0]
+def _ablated(effects: Effects, heads: str, size: int) -> pd.Series:
+    """The success with "top" or "random" heads ablated, from their number; 0 for the unchanged model."""
+    units = effects.units
+    return units[(units["heads"] == heads) & (units["size"] == size)].iloc[0]
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
@@ -204,31 +212,15 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     successes = summary[summary["mode"] == "strict"].set_index("model")["successes"]
     if successes.get(model) == 0:
         yield Result(question="retrieval.no_score", model=model)
-    rows = run.heads[head_mask(run.heads, layer, head)]
+    rows, n, where = run.heads[head_mask(run.heads, layer, head)], int(successes.get(model, 0)), {"mode": "strict"}
     for row in rows[rows["model"] == model].to_dict("records"):
         if not np.isnan(row.get("retrieval", np.nan)):
             control = {"control": row.get("retrieval_control", np.nan)}
-            yield _head_score("retrieval.head_score", "retrieval", row, int(successes[model]), control)
+            yield head_result("retrieval.head_score", row, "retrieval", n, where=where, details=control)
         yield from head_ranks(run, "retrieval", layer, head)
         if not np.isnan(row.get("needle_write", np.nan)):
             rest = {"rest": row["needle_rest"]}
-            yield _head_score("retrieval.head_attribution", "needle_write", row, int(successes[model]), rest)
-
-
-def _head_score(question: str, column: str, row: dict[Any, Any], n: int, details: dict[str, float]) -> Result:
-    """A score of one head from its row of the per-head table."""
-    return Result(
-        question=question,
-        value=row[column],
-        low=row[f"{column}_low"],
-        high=row[f"{column}_high"],
-        n=n,
-        model=str(row["model"]),
-        layer=int(row["layer"]),
-        head=int(row["head"]),
-        where={"mode": "strict"},
-        details=details,
-    )
+            yield head_result("retrieval.head_attribution", row, "needle_write", n, where=where, details=rest)
 
 
 def overview(run: Run) -> Overview | None:

@@ -79,7 +79,7 @@ class Patching(Probe):
         return head_results(run, model, layer, head)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.patching.report import overview
+        from probes.patching.results import overview
 
         return overview(run)
 

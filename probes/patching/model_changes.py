@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.effects.comparison import Comparison, compare_effects, largest_change
+from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.units import unit_fields, unit_name, unit_nouns
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
@@ -62,7 +63,7 @@ def _change_results(comparison: Comparison, blank: Result) -> Iterator[Result]:
     """The rank correlation of the effects, and the unit whose effect changes most, measured or not."""
     units = comparison.units
     value, low, high = comparison.rank_correlation
-    if np.isfinite(value):
+    if len(units) >= MIN_COMPARED and np.isfinite(value):
         counts = {"compared": len(units), "estimated": len(units) - len(comparison.exact) or None}
         correlation = replace(blank, question="patching.models", value=value, low=low, high=high, n=len(units))
         yield _detailed(correlation, counts)

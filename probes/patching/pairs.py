@@ -1,7 +1,6 @@
 """The pairs of a run: their metrics, which of them count, and results about them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,11 @@ import pandas as pd
 from headscope.effects.sweep import shared_samples
 from headscope.prompts.answers import ANSWER_CRITERIA, count_exchanged, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.results.answers import answered_result
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.samples import mean_result
-from headscope.runs.aggregation import plain_types, wilson_interval
+from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
 from probes.patching.schema import MIN_DIFFERENCE, PATCHING
 
@@ -39,7 +39,8 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         *(
             Question(
                 name=f"{area}.{name}",
-                sentence=f"{{model}}, {{prompts}}: {{number:.0f}} of {{n:n pairs}} are left out of means, because {reason}: "
+                sentence=f"{{model}}, {{prompts}}: {{number:.0f}} of {{n:n pairs}} are left out of means, because "
+                f"{reason}: "
                 "{names:+.2f}[ and {more} more] ({label}). Use other pairs, or --keep-failing",
                 number=".0f",
                 level="warning",
@@ -57,7 +58,8 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         Question(
             name=f"{area}.answered",
             sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
-            "Means include {unanswered:n pairs} without it, whose effects do not show how the model answers][. {doubt}]",
+            "Means include {unanswered:n pairs} without it, whose effects do not show how the model answers]"
+            "[. {doubt}]",
             number="percent",
             samples="pairs",
             better="higher",
@@ -104,9 +106,9 @@ def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
             is_answered = pd.Series(gives_answer(metric, clean.to_numpy()), clean.index)
             is_counted = pairs.set_index("pair")["is_counted"]
             yield from _failure_results(area, pairs.set_index("pair"), is_answered, metric, place)
-            yield _answered_result(
-                f"{area}.answered", metric, is_answered, int((is_counted & ~is_answered).sum()), place
-            )
+            unanswered = int((is_counted & ~is_answered).sum())
+            criterion, doubt = ANSWER_CRITERIA[metric], DOUBT if metric == "logit_diff" else ""
+            yield answered_result(f"{area}.answered", criterion, is_answered, unanswered, doubt, **place)
 
 
 def _failure_results(
@@ -126,21 +128,6 @@ def _failure_results(
                 "label": f"{METRIC_LABELS[metric]} of the {column.removeprefix('metric_')} prompt",
             }
             yield Result(question=f"{area}.{name}", value=len(values), n=len(pairs), details=details, **place)
-
-
-def _answered_result(
-    question: str, metric: str, is_answered: pd.Series, unanswered: int, place: dict[str, Any]
-) -> Result:
-    """The share of pairs whose answer the unchanged model gives; means include `unanswered` others."""
-    share = float(is_answered.mean())
-    details = {
-        "answer_criterion": ANSWER_CRITERIA[metric],
-        "unanswered": unanswered or None,
-        "doubt": DOUBT if metric == "logit_diff" and share < 0.5 else "",
-    }
-    low, high = wilson_interval(share, len(is_answered))
-    result = mean_result(question, is_answered.astype("float64"), details=details, **place)
-    return replace(result, low=float(low), high=float(high))
 
 
 def _shared_count(run: RunTables, table: str, prompts: str, metric: str, pairs: pd.DataFrame) -> int | None:

@@ -16,6 +16,7 @@ from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar,
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.plots.unit_matrix import plot_unit_matrix
 from headscope.report.text import to_visible_line
+from headscope.results.words import count_nouns
 from probes.patching.labels import describe_methods, describe_sweep
 from probes.patching.questions import EFFECT
 
@@ -62,31 +63,34 @@ def plot_positions(effects: Effects, pair: str, rows: pd.DataFrame, tokens: pd.D
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
 
 
-def plot_spans(effects: Effects, spans: Sequence[Effects]) -> go.Figure:
-    """Heatmap of the mean effect by unit and named span, for the units of largest effect in any span.
+def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figure:
+    """Heatmap of the mean effect by unit and part of a sweep, for the units of largest effect in any part.
 
-    `spans` are those of `analysis.spans_of_sweep`. Estimated units are marked.
+    `parts` are those of `analysis.parts_of_sweep`; `name` is the key that names them: span, or subset for a pair or a
+    group. Estimated units are marked.
     """
-    names = [one.key["span"] for one in spans]
-    units = effects_table(spans)
-    by_unit = units.pivot_table(index=[*UNIT_KEYS], columns="span", values="effect")[names]
+    names = [one.key[name] for one in parts]
+    units = effects_table(parts)
+    by_unit = units.pivot_table(index=[*UNIT_KEYS], columns=name, values="effect")[names]
     top = by_unit.loc[by_unit.abs().max(axis=1).nlargest(MAX_POSITION_UNITS).index].sort_index(ascending=False)
     cells = {
-        (*one.unit_key(unit), name): unit
-        for one, name in zip(spans, names, strict=True)
+        (*one.unit_key(unit), part): unit
+        for one, part in zip(parts, names, strict=True)
         for _, unit in one.units.iterrows()
     }
-    shown = [[cells.get((*unit, name)) for name in names] for unit in top.index]
+    shown = [[cells.get((*unit, part)) for part in names] for unit in top.index]
     hover = [
-        ["" if unit is None else effect_text(one, unit, EFFECT) for one, unit in zip(spans, row, strict=True)]
+        ["" if unit is None else effect_text(one, unit, EFFECT) for one, unit in zip(parts, row, strict=True)]
         for row in shown
     ]
     marks = [["" if unit is None or unit["method"] == EXACT else ESTIMATE_MARK for unit in row] for row in shown]
-    pairs = int(units["n"].max())
-    figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(effects, f"by span, {pairs} pairs"))
+    pairs = int(effects.units["n"].max())
+    noun = "span" if name == "span" else "pair or group"
+    title = _title(effects, f"by {noun}, {count_nouns(pairs, 'pairs')}")
+    figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=title)
     limit = max(float(np.nanmax(np.abs(top.to_numpy()))), 1e-3)
     figure.add_heatmap(
-        x=[style.escape_label(name) for name in top.columns],
+        x=[style.escape_label(part) for part in top.columns],
         y=[_unit_tick(*unit) for unit in top.index],
         z=top.to_numpy(),
         zmin=-limit,
@@ -102,7 +106,7 @@ def plot_spans(effects: Effects, spans: Sequence[Effects]) -> go.Figure:
     )
     figure.update_xaxes(type="category", showgrid=False)
     figure.update_yaxes(type="category", showgrid=False)
-    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="span")
+    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x=noun)
 
 
 def plot_agreement(effects: Effects) -> go.Figure:
@@ -144,7 +148,7 @@ def plot_head(rows: pd.DataFrame, models: Sequence[str], layer: int, head: int) 
         )
     figure.update_yaxes(title_text="effect")
     figure.update_xaxes(type="category", showgrid=False)
-    return figure.update_layout(barmode="group")
+    return style.fit_legend(figure.update_layout(barmode="group"))
 
 
 def _title(effects: Effects, subtitle: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ _EFFECT: dict[str, Any] = {"number": "+.2f", "samples": "pairs"}
 
 EFFECT = Question(
     name="patching.head",
-    sentence=f"{_SUBJECT}: the effect of {{unit}} is {{value}}, rank {{rank:,}} of {{units:,}} {{nouns}} by size",
+    sentence=f"{_SUBJECT}: the effect of {{unit}} is {{value}}[, rank {{rank:,}} of {{units:,}} {{nouns}} by size]",
     **_EFFECT,
 )
 """The effect of one head or KV group."""

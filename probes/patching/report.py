@@ -1,4 +1,4 @@
-"""Charts of the patching probe for report and app, charts of one head, its data for JSON, and its glossary."""
+"""Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -9,10 +9,10 @@ from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
-from headscope.effects.units import unit_name, unit_result, units_of_head
+from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Card, Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
 from headscope.report.effect_cards import effects_card
 from headscope.report.explorer_blocks import query_link
 from headscope.report.text import head_mask
@@ -22,9 +22,8 @@ from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
-from probes.patching.analysis import STATISTICS, parts_of_sweep, position_effects, span_sweeps, sweeps
+from probes.patching.analysis import STATISTICS, pair_sweeps, parts_of_sweep, position_effects, span_sweeps, sweeps
 from probes.patching.labels import describe_sweep
-from probes.patching.pairs import pair_metrics
 from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
@@ -55,6 +54,10 @@ MATRIX_CAPTION = (
 POSITION_CAPTION = (
     "Effect of patching one position at a time, for the heads of largest effect. Tokens are those of the clean prompt, "
     "with the token of the corrupted prompt after | where it differs."
+)
+PAIR_CAPTION = (
+    "Effect in one prompt pair, or mean over the pairs of one group, for the heads of largest effect in any of them. "
+    f"{ESTIMATE_MARK}: estimated."
 )
 SPAN_CAPTION = (
     "Effect of patching the positions of one named span, mean over pairs, for the heads of largest effect. "
@@ -123,29 +126,6 @@ def _head_rows(run: Run, layer: int, head: int, kv_group: int) -> pd.DataFrame:
     )
 
 
-def overview(run: Run) -> Overview | None:
-    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
-    if PATCHING.name not in run.tables:
-        return None
-    records = []
-    metrics = run.derived(pair_metrics)
-    for effects in run.derived(sweeps):
-        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
-        largest = largest_unit(effects)
-        records.append(
-            {
-                "model": effects.model,
-                **effects.where,
-                "pairs": int(effects.units["n"].max()),
-                "clean": pairs["metric_clean"].mean(),
-                "corrupted": pairs["metric_corrupted"].mean(),
-                "most positive effect": unit_name(largest),
-                **{name: largest[name] for name in ("effect", "low", "high", "method")},
-            }
-        )
-    return Overview(PROBE.name, pd.DataFrame(records))
-
-
 def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
     texts = {result.question: sentence(result) for result in unit_results(effects)}
     yield Chart(plots.plot_matrix(effects), MATRIX_CAPTION, texts["patching.top"], half_width=True)
@@ -157,8 +137,10 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
             texts.get("patching.agreement", ""),
             half_width=True,
         )
+    if pairs := parts_of_sweep(run.derived(pair_sweeps), effects):
+        yield Chart(plots.plot_parts(effects, pairs, "subset"), PAIR_CAPTION, half_width=True)
     if spans := parts_of_sweep(run.derived(span_sweeps), effects):
-        yield Chart(plots.plot_spans(effects, spans), SPAN_CAPTION, half_width=True)
+        yield Chart(plots.plot_parts(effects, spans, "span"), SPAN_CAPTION, half_width=True)
     if PATCHING_TOKENS.name not in run.tables:
         return
     tokens = plain_types(run.table(PATCHING_TOKENS.name))

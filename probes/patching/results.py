@@ -1,15 +1,20 @@
 """Results of activation patching: the pairs, every sweep, named spans, single heads, and comparisons of models."""
 
 from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
 
 from headscope.effects.ranking import largest_unit, next_units, rank
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
 from headscope.prompts.pairs import METRIC_LABELS
+from headscope.report.blocks import Overview
 from headscope.report.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.run import Run
+from probes.patching import PROBE
 from probes.patching.analysis import pair_sweeps, span_sweeps, sweeps
 from probes.patching.model_changes import model_results
 from probes.patching.pairs import pair_metrics, pair_results
@@ -55,8 +60,10 @@ def _pair_result(run: Run, effects: Effects) -> Result:
         "clean": float(pairs["metric_clean"].mean()),
         "corrupted": float(pairs["metric_corrupted"].mean()),
     }
-    unit = largest_unit(effects)
-    return unit_result(effects, unit, "patching.pair", where=where, details=sweep_details(effects) | details)
+    fields: dict[str, Any] = {"where": where, "details": sweep_details(effects) | details}
+    if "pair" in where:
+        fields["n"] = None  # one pair is no sample of pairs
+    return unit_result(effects, largest_unit(effects), "patching.pair", **fields)
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
@@ -69,10 +76,34 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
             continue
         sizes = effects.units["effect"].abs()
         for unit in units_of_head(effects, layer, head, groups.iloc[0]):
-            place = {"rank": rank(sizes, abs(unit["effect"])), "units": len(sizes), "nouns": unit_nouns(effects.units)}
+            own_rank = rank(sizes, abs(unit["effect"])) if len(sizes) > 1 else None
+            place = {"rank": own_rank, "units": len(sizes), "nouns": unit_nouns(effects.units)}
             yield unit_result(effects, unit, "patching.head", details={**sweep_details(effects), **place})
 
 
 def sweep_details(effects: Effects) -> dict[str, str]:
     """What names a sweep in sentences besides its keys."""
     return {"activation": ACTIVATION_LABELS[effects.key["intervention"]]}
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
+    if PATCHING.name not in run.tables:
+        return None
+    records = []
+    metrics = run.derived(pair_metrics)
+    for effects in run.derived(sweeps):
+        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
+        largest = largest_unit(effects)
+        records.append(
+            {
+                "model": effects.model,
+                **effects.where,
+                "pairs": int(effects.units["n"].max()),
+                "clean": pairs["metric_clean"].mean(),
+                "corrupted": pairs["metric_corrupted"].mean(),
+                "most positive effect": unit_name(largest),
+                **{name: largest[name] for name in ("effect", "low", "high", "method")},
+            }
+        )
+    return Overview(PROBE.name, pd.DataFrame(records))

@@ -111,7 +111,7 @@ class PatchingRunner:
             if work.step == "estimate":
                 table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
             else:
-                table = pd.DataFrame(self._exact_patches(replay, model, cell.model, work, pair))
+                table = pd.DataFrame(self._exact_patches(replay, model, cell, pair))
         keys = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
         table = table.assign(**keys, group=pair.group)
         table["is_counted"] &= counts_pair(replay, pair, self.options)
@@ -149,17 +149,20 @@ class PatchingRunner:
                 yield _estimate_rows(replay, model, activation, direction, changes, spans)
 
     def _exact_patches(
-        self, replay: PatchingReplay, model: Model, label: str, work: PairWork, pair: TokenPair
+        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
     ) -> Iterator[dict[str, Any]]:
         """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
-        selection = self._selection(label, model, work).units_of(pair) if work.prerequisites else None
+        selection = self._selection(cell, model).units_of(pair) if cell.prerequisites else None
         spans: dict[range | None, list[_Span]] = {}  # spans of equal positions are patched once
         for span in self._spans(pair, with_positions=self.options.by_position and selection is None):
             spans.setdefault(span.positions, []).append(span)
+        sweep_count = len(self.options.directions) * len(self._activations)
         for direction in self.options.directions:
             for activation in self._activations:
                 units = selection[activation, direction] if selection else patched_units(model, activation)
+                share = cell.cost / (sweep_count * len(units) * len(spans) + 1)
                 for unit, positions, value in replay.patch(activation, direction, units, [*spans]):
+                    self.context.advance(share)
                     columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, value)
                     for span in spans[positions]:
                         yield {**columns, **span.columns, "method": "exact"}
@@ -172,8 +175,9 @@ class PatchingRunner:
             spans += [_Span(range(at, at + 1), first) for at in range(pair.aligned)]
         return spans + [_Span(pair.aligned_span(name), first, name) for name in self.options.span_names]
 
-    def _selection(self, label: str, model: Model, work: PairWork) -> "_Selection":
+    def _selection(self, cell: Cell, model: Model) -> "_Selection":
         """The units that method verify patches exactly, from the stored estimates of the pairs that count."""
+        label, work = str(cell.model), cell.work
         if (label, work.prompts) not in self._selections:
             stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites], ignore_index=True)
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
@@ -276,7 +280,7 @@ class _Selection:
 def _select_by_sweep(estimates: pd.DataFrame, options: PatchingOptions, seed: int) -> dict[tuple[str, str], list[Unit]]:
     """The units of largest estimates, and random ones, by activation and direction."""
     return {
-        (activation, direction): select_verified(
+        (str(activation), str(direction)): select_verified(
             rows, options, [seed, ACTIVATIONS.index(activation), int(direction == "noising")]
         )
         for (activation, direction), rows in estimates.groupby(["activation", "direction"])

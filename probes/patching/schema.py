@@ -1,7 +1,7 @@
 """Options, stored tables and synthetic rows of the patching probe."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,8 @@ WHOLE_GROUP = -1
 
 class PairOptions(Options):
     """Sets of prompt pairs, the metric of their answers, and the run that is patched."""
+
+    former_names: ClassVar[Mapping[str, str]] = {"top": "verify_top", "random": "verify_random"}
 
     pairs: list[Annotated[str, Field(min_length=1)]] = Field(
         ["ioi"],
@@ -179,6 +181,7 @@ VALUES = (
         "",
         "whether means include the pair: is_normalised, the model gives the answer to the clean prompt, and the two "
         "prompts do not prefer the same answer; with keep_failing, and in older runs, is_normalised",
+        absent="is_normalised",
     ),
     Column(
         "effect",

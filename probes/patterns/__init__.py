@@ -78,7 +78,7 @@ class Patterns(Probe):
         return head_results(run, model, layer, head)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.patterns.report import overview
+        from probes.patterns.results import overview
 
         return overview(run)
 

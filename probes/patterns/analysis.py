@@ -186,3 +186,23 @@ def _load_texts(
         special = block["special"].to_numpy(dtype=bool)
         texts[str(tokenizer), str(doc)] = TokenizedText(block["text"].to_numpy(dtype=object), special)
     return tokenizers, texts
+
+
+def mapped_models(run: RunTables) -> list[str]:
+    """The models with stored maps, in the order of the run."""
+    if "attention_maps" not in run.tables:
+        return []
+    measured = {*run.table("attention_maps")["model"].astype(str).unique()}
+    return [label for label in run.models if label in measured]
+
+
+def count_maps(run: RunTables) -> dict[str, int]:
+    """The number of heads with a stored map, by model."""
+    if not (labels := mapped_models(run)):
+        return {}
+    counts = run.table("attention_maps").drop_duplicates(["model", "layer", "head"])["model"].value_counts()
+    return {label: int(counts[label]) for label in labels}
+
+
+def layers_and_heads(rows: pd.DataFrame) -> list[tuple[int, int]]:
+    return [(int(layer), int(head)) for layer, head in rows[["layer", "head"]].itertuples(index=False, name=None)]

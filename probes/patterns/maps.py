@@ -17,7 +17,7 @@ from headscope.report.token_spans import to_display_line
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE
-from probes.patterns.analysis import document_text, have_same_tokens, stored_queries
+from probes.patterns.analysis import document_text, have_same_tokens, mapped_models, stored_queries
 from probes.patterns.schema import decode_map
 
 LOWEST_DECADE = -4
@@ -52,22 +52,6 @@ class AttentionMap:
     def last_tokens(self) -> npt.NDArray[np.int64]:
         """The last token of each block."""
         return np.minimum(self.first_tokens + map_blocks(self.length)[0], self.length) - 1
-
-
-def mapped_models(run: RunTables) -> list[str]:
-    """The models with stored maps, in the order of the run."""
-    if "attention_maps" not in run.tables:
-        return []
-    measured = {*run.table("attention_maps")["model"].astype(str).unique()}
-    return [label for label in run.models if label in measured]
-
-
-def count_maps(run: RunTables) -> dict[str, int]:
-    """The number of heads with a stored map, by model."""
-    if not (labels := mapped_models(run)):
-        return {}
-    counts = run.table("attention_maps").drop_duplicates(["model", "layer", "head"])["model"].value_counts()
-    return {label: int(counts[label]) for label in labels}
 
 
 def head_map(run: RunTables, model: str, layer: int, head: int) -> AttentionMap | None:

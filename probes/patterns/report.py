@@ -1,4 +1,4 @@
-"""Charts, glossary and overview of attention patterns."""
+"""Charts and glossary of attention patterns."""
 
 import html
 from collections.abc import Iterator
@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import format_head
 from headscope.plots import heads as head_figures
 from headscope.plots import style
-from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import describe_extremes
@@ -20,15 +19,13 @@ from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE, maps
-from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
+from probes.patterns.analysis import MAX_FAR_ROWS, document_text, layers_and_heads, mapped_models, top_far_rows
 from probes.patterns.lens import far_rows_table
 
 CARD_ROWS = 3
 """Top far rows on the card of a head."""
 MAPPED_HEADS = 3
 """Attention maps in the report of a run without notable heads."""
-MAX_HEADS = 5
-"""Heads per model in the overview."""
 
 GLOSSARY = (
     Term(
@@ -39,17 +36,6 @@ GLOSSARY = (
         tables=("far_keys",),
     ),
 )
-
-
-def overview(run: Run) -> Overview | None:
-    """The top far row of each of the leading heads of every model; without rows, the number of stored maps."""
-    if "top_keys" in run.tables:
-        records = [record for label in run.models for record in _overview_records(run, label)]
-    else:
-        records = [{"model": label, "attention maps": count} for label, count in maps.count_maps(run).items()]
-    if not records:
-        return None
-    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -89,13 +75,13 @@ def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
 def _map_charts(context: RenderContext) -> Iterator[Chart]:
     """Maps of the notable heads under the first model that has maps; without any, of the heads of top far weight, or of
     heads from the first to the last layer."""
-    label = next((name for name in maps.mapped_models(context.run) if name in context.models), "")
+    label = next((name for name in mapped_models(context.run) if name in context.models), "")
     heads, kind = context.notable_heads, "notable heads"
     if not heads and label in (values := context.finite_values("far_weight")):
         leading = context.heads.loc[values[label].nlargest(MAPPED_HEADS).index]
-        heads, kind = dict.fromkeys(_layers_and_heads(leading), "top far weight"), "heads of top far weight"
+        heads, kind = dict.fromkeys(layers_and_heads(leading), "top far weight"), "heads of top far weight"
     elif not heads and label:
-        mapped = _layers_and_heads(context.run.table("attention_maps")[["layer", "head"]].drop_duplicates())
+        mapped = layers_and_heads(context.run.table("attention_maps")[["layer", "head"]].drop_duplicates())
         spread = np.linspace(0, len(mapped) - 1, MAPPED_HEADS).astype(int)
         heads, kind = {mapped[index]: "" for index in spread}, "heads from the first to the last layer"
     head_maps = [
@@ -111,10 +97,6 @@ def _map_charts(context: RenderContext) -> Iterator[Chart]:
         )
 
 
-def _layers_and_heads(rows: pd.DataFrame) -> list[tuple[int, int]]:
-    return [(int(layer), int(head)) for layer, head in rows[["layer", "head"]].itertuples(index=False, name=None)]
-
-
 def _far_row_charts(context: RenderContext) -> Iterator[Chart]:
     for label, values in list(context.finite_values("far_weight").items())[:1]:
         leading = context.heads.loc[values.sort_values().index[-3:][::-1]]
@@ -127,23 +109,6 @@ def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
         plot_far_rows(run, model, layer, head),
         "Stored rows with the largest weight on one distant token. ‹ › marks the token within its context.",
     )
-
-
-def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
-    heads = run.heads[run.heads["model"] == label]
-    ordered = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
-    leading = ordered.sort_values("far_weight", ascending=False)[:MAX_HEADS] if len(ordered) else ordered
-    for layer, head in _layers_and_heads(leading):
-        for row in top_far_rows(run, label, layer, head)[:1].to_dict("records"):
-            text = document_text(run, label, row["doc"])
-            yield {
-                "model": label,
-                "head": format_head(layer, head),
-                "weight": row["weight"],
-                "attended token": mark_token(text, row["key"], 4, 2),
-                "query token": mark_token(text, row["query"], 4, 0),
-                "distance": row["distance"],
-            }
 
 
 ROW_HEIGHT = 30

@@ -2,14 +2,21 @@
 
 from collections.abc import Iterator
 
+import pandas as pd
+
+from headscope.heads import format_head
+from headscope.report.blocks import Overview
 from headscope.report.text import head_mask, heads_by_model
 from headscope.report.token_spans import mark_token
 from headscope.results.result import Result
 from headscope.results.samples import extreme_head_result
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.patterns import maps
-from probes.patterns.analysis import document_text, top_far_rows
+from probes.patterns import PROBE
+from probes.patterns.analysis import count_maps, document_text, layers_and_heads, top_far_rows
+
+MAX_HEADS = 5
+"""Heads per model in the overview."""
 
 
 def results(run: Run) -> Iterator[Result]:
@@ -33,7 +40,7 @@ def results(run: Run) -> Iterator[Result]:
             yield best
             if best.layer is not None and best.head is not None:
                 yield from _example(run, label, best.layer, best.head)
-    for label, count in maps.count_maps(run).items():
+    for label, count in count_maps(run).items():
         yield Result(question="patterns.maps", value=count, model=label)
 
 
@@ -60,3 +67,31 @@ def _example(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
                 "distance": row["distance"],
             },
         )
+
+
+def overview(run: Run) -> Overview | None:
+    """The top far row of each of the leading heads of every model; without rows, the number of stored maps."""
+    if "top_keys" in run.tables:
+        records = [record for label in run.models for record in _overview_records(run, label)]
+    else:
+        records = [{"model": label, "attention maps": count} for label, count in count_maps(run).items()]
+    if not records:
+        return None
+    return Overview(PROBE.name, pd.DataFrame(records))
+
+
+def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
+    heads = run.heads[run.heads["model"] == label]
+    ordered = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
+    leading = ordered.sort_values("far_weight", ascending=False)[:MAX_HEADS] if len(ordered) else ordered
+    for layer, head in layers_and_heads(leading):
+        for row in top_far_rows(run, label, layer, head)[:1].to_dict("records"):
+            text = document_text(run, label, row["doc"])
+            yield {
+                "model": label,
+                "head": format_head(layer, head),
+                "weight": row["weight"],
+                "attended token": mark_token(text, row["key"], 4, 2),
+                "query token": mark_token(text, row["query"], 4, 0),
+                "distance": row["distance"],
+            }

@@ -1,12 +1,15 @@
 """Tables of position parameters."""
 
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, PAIR, Column, Table, key
+from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, PAIR, Column, Table
 
-LENGTH = key(
+LENGTH = Column(
     "context_length",
     "index32",
     "tokens",
     "length of the texts that the row is about, where the checkpoint's frequencies depend on it; else 0",
+    0,
+    key=True,
+    absent=0,
 )
 
 POSITIONS = Table(
@@ -62,6 +65,7 @@ SCALES = Table(
             "factor on cos and sin: logits of the rotated dimensions are multiplied by its square; 0 in older runs, "
             "which do not store it",
             0,
+            absent=0,
         ),
         Column(
             "softmax_factor",
@@ -70,6 +74,7 @@ SCALES = Table(
             "factor on all logits at n <= L_ref, with the one that the checkpoint's code applies to the softmax scale; "
             "0 in older runs, which do not store it",
             0,
+            absent=0,
         ),
         Column(
             "effective_base",

@@ -51,7 +51,7 @@ class Pretrain(Probe):
         return results(run)
 
     def next_steps(self, run: Run) -> Iterable[str]:
-        from probes.pretrain.report import next_steps
+        from probes.pretrain.results import next_steps
 
         return next_steps(run)
 

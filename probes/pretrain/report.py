@@ -1,4 +1,4 @@
-"""Report of pretraining: comparison of the trainings, and the commands that analyse their checkpoints."""
+"""Report of pretraining: comparison of the trainings."""
 
 from collections.abc import Iterator, Mapping
 
@@ -37,17 +37,6 @@ def _variant_listing(run: Run, final_labels: Mapping[TrainingKey, str]) -> Itera
         "confidence intervals over documents in brackets",
         variant_table(run, final_labels),
     )
-
-
-def next_steps(run: Run) -> Iterator[str]:
-    """Commands that measure the checkpoints of each training, and the last ones of all."""
-    trainings = sorted((run.path / "checkpoints").glob("*"))
-    for training in trainings:
-        yield f"Measure every checkpoint of {training.name}: headscope run --checkpoints '{training}/step-*'"
-    if len(trainings) > 1:
-        last = {training: max(training.glob("step-*")) for training in trainings}
-        models = " ".join(f"--model {training.name}={folder}" for training, folder in last.items())
-        yield f"Compare the last checkpoints: headscope run {models}"
 
 
 def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:

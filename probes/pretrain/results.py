@@ -292,3 +292,14 @@ def _finite_values(heads: pd.DataFrame, column: str) -> FloatArray:
     values: FloatArray = heads[column].to_numpy(dtype=np.float64)
     finite: FloatArray = values[np.isfinite(values)]
     return finite
+
+
+def next_steps(run: Run) -> Iterator[str]:
+    """Commands that measure the checkpoints of each training, and the last ones of all."""
+    trainings = sorted((run.path / "checkpoints").glob("*"))
+    for training in trainings:
+        yield f"Measure every checkpoint of {training.name}: headscope run --checkpoints '{training}/step-*'"
+    if len(trainings) > 1:
+        last = {training: max(training.glob("step-*")) for training in trainings}
+        models = " ".join(f"--model {training.name}={folder}" for training, folder in last.items())
+        yield f"Compare the last checkpoints: headscope run {models}"

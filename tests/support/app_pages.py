@@ -12,7 +12,7 @@ from werkzeug.serving import make_server
 
 from dashboards.app import create_app
 from dashboards.run_store import RunStore
-from headscope.cli.flags import EXAMPLE
+from headscope.cli.flags import example_run
 
 VISIBLE_DRAWN = """() => {
     const isDrawn = (chart) => chart.querySelector(".main-svg") || chart.getBoundingClientRect().top > innerHeight;
@@ -33,7 +33,7 @@ STATE_CHANGED = f"() => {{ {PAGE_STATE} return state !== window.previousState; }
 @pytest.fixture(scope="session")
 def app_server() -> Iterator[tuple[Flask, str]]:
     """The app and its URL; `serve` sets the runs that it shows."""
-    app = create_app(EXAMPLE).server
+    app = create_app(example_run()).server
     http_server = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=http_server.serve_forever, daemon=True).start()
     yield app, f"http://127.0.0.1:{http_server.server_port}"

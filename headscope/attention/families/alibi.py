@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headscope.attention.families.override import AttentionFunction, AttentionOverride, active_dropout, split_heads
 from headscope.attention.masks import OpaqueMask
+from headscope.compat.transformers import BLOOM_SPLIT_HEADS, FALCON_SPLIT_HEADS
 from headscope.errors import UnsupportedModel
 
 
@@ -24,7 +25,7 @@ def _forward_bloom(
         raise UnsupportedModel(
             "cannot measure this bloom model: it splits its output projection into slices. Set slow_but_exact to false"
         )
-    query, key, value = module._reshape(module.query_key_value(hidden_states))
+    query, key, value = BLOOM_SPLIT_HEADS.of(module)(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
     out, _ = attend(
@@ -55,7 +56,8 @@ def _forward_falcon(
     position_embeddings: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    query, key, value = (t.transpose(1, 2) for t in module._split_heads(module.query_key_value(hidden_states)))
+    heads = FALCON_SPLIT_HEADS.of(module)(module.query_key_value(hidden_states))
+    query, key, value = (t.transpose(1, 2) for t in heads)
     if alibi is None:
         # Looked up at every call: position schemes replace the function in the family's Python module.
         rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb

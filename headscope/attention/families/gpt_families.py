@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headscope.attention.families.override import AttentionFunction, AttentionOverride, active_dropout, split_heads
 from headscope.attention.masks import with_window
+from headscope.compat.transformers import GPT_NEO_ATTENTION, GPTJ_ATTENTION, NEOX_JAPANESE_ATTENTION
 from headscope.errors import UnsupportedModel
 
 
@@ -24,7 +25,7 @@ def _attend_gptj(
     return out.transpose(1, 2), None
 
 
-GPTJ = AttentionOverride("_attn", _attend_gptj)
+GPTJ = AttentionOverride(GPTJ_ATTENTION.attribute, _attend_gptj)
 
 
 def _attend_neox_japanese(
@@ -40,7 +41,7 @@ def _attend_neox_japanese(
     return out.transpose(1, 2), None
 
 
-GPT_NEOX_JAPANESE = AttentionOverride("_attn", _attend_neox_japanese)
+GPT_NEOX_JAPANESE = AttentionOverride(NEOX_JAPANESE_ATTENTION.attribute, _attend_neox_japanese)
 
 
 def _attend_neo(
@@ -59,7 +60,7 @@ def _attend_neo(
     return out.transpose(1, 2), None
 
 
-GPT_NEO = AttentionOverride("_attn", _attend_neo)
+GPT_NEO = AttentionOverride(GPT_NEO_ATTENTION.attribute, _attend_neo)
 
 
 def _forward_xglm(

@@ -65,7 +65,7 @@ class Paths(Probe):
         return head_results(run, model, layer, head)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.patching.paths.report import overview
+        from probes.patching.paths.results import overview
 
         return overview(run)
 

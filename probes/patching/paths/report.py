@@ -1,19 +1,17 @@
-"""Charts of path patching, its data for JSON, and its glossary."""
+"""Charts of path patching and its glossary."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
 from headscope.effects.agreement import compared_units
-from headscope.effects.ranking import chosen_unit
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
-from headscope.report.blocks import Chart, ChartGroup, Overview, RenderContext, Term, TextTable
+from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
 from headscope.results.words import format_value, sentence
-from headscope.runs.run import Run
 from probes.patching.labels import describe_path_sweep, path_name
 from probes.patching.paths import PROBE, plots
-from probes.patching.paths.analysis import strongest_paths, sweeps, sweeps_of_model
+from probes.patching.paths.analysis import strongest_paths, sweeps_of_model
 from probes.patching.paths.questions import EFFECT
 from probes.patching.paths.results import has_paths, path_results
 from probes.patching.paths.schema import PATH_ESTIMATES, PATHS
@@ -45,27 +43,6 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     for effects in context.run.derived(sweeps_of_model, context.selected_model):
         heading = f"{describe_path_sweep(effects)}, {effects.key['prompts']}"
         yield ChartGroup(PROBE.title, heading, _sweep_charts(effects))
-
-
-def overview(run: Run) -> Overview | None:
-    """One row per sweep: pairs, paths, and the path of largest absolute effect."""
-    if not has_paths(run):
-        return None
-    records = []
-    for effects in sweeps(run):
-        path = chosen_unit(effects, strongest_paths(effects, effects.units, 1).iloc[0])
-        records.append(
-            {
-                "model": effects.model,
-                **effects.where,
-                "pairs": int(effects.units["n"].max()),
-                "paths": len(effects.units),
-                "exact paths": int(effects.is_exact.sum()),
-                "strongest path": path_name(path),
-                **{name: path[name] for name in ("effect", "low", "high", "method")},
-            }
-        )
-    return Overview(PROBE.name, pd.DataFrame(records))
 
 
 def _sweep_charts(effects: Effects) -> Iterator[Chart | TextTable]:

@@ -9,10 +9,12 @@ from headscope.effects.ranking import chosen_unit
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
+from headscope.report.blocks import Overview
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.patching.labels import path_name
 from probes.patching.pairs import pair_results
+from probes.patching.paths import PROBE
 from probes.patching.paths.analysis import strongest_paths, sweeps, sweeps_of_model
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
 
@@ -74,3 +76,24 @@ def _path_fields(path: pd.Series) -> dict[str, Any]:
 def _details(effects: Effects) -> dict[str, str]:
     """What names a sweep in sentences besides its keys."""
     return {"other_norms": effects.key["norms"]} if effects.key["norms"] != "frozen" else {}
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per sweep: pairs, paths, and the path of largest absolute effect."""
+    if not has_paths(run):
+        return None
+    records = []
+    for effects in sweeps(run):
+        path = chosen_unit(effects, strongest_paths(effects, effects.units, 1).iloc[0])
+        records.append(
+            {
+                "model": effects.model,
+                **effects.where,
+                "pairs": int(effects.units["n"].max()),
+                "paths": len(effects.units),
+                "exact paths": int(effects.is_exact.sum()),
+                "strongest path": path_name(path),
+                **{name: path[name] for name in ("effect", "low", "high", "method")},
+            }
+        )
+    return Overview(PROBE.name, pd.DataFrame(records))

@@ -1,0 +1,70 @@
+"""How many tokens go through a model at once, by the free memory of a GPU that is only described."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import families
+
+import headscope as hs
+from headscope.forward import free_memory
+
+GIGABYTE = 1e9
+
+
+@pytest.fixture(scope="module")
+def cpu_model() -> Any:
+    return hs.load(families.build("llama", {}))
+
+
+@pytest.fixture
+def gpu_model(cpu_model: Any) -> Any:
+    """The same model, said to be on a GPU."""
+    module = SimpleNamespace(
+        parameters=lambda: [SimpleNamespace(device=torch.device("cuda:0"))],
+        dtype=torch.bfloat16,
+        get_input_embeddings=cpu_model.module.get_input_embeddings,
+        config=cpu_model.module.config,
+        base_model=cpu_model.module.base_model,
+    )
+    return SimpleNamespace(device=torch.device("cuda:0"), module=module, attention_modules=cpu_model.attention_modules)
+
+
+def set_free(monkeypatch: pytest.MonkeyPatch, free: float, reserved: float = 0.0) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (int(free), 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda gpu: int(reserved) + 1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda gpu: 1000)
+
+
+def test_a_cpu_computes_a_fixed_number_of_tokens_at_once(cpu_model: Any) -> None:
+    assert [free_memory.runs_per_batch(cpu_model, tokens) for tokens in (16, 2048, 5000)] == [128, 1, 1]
+    assert [free_memory.fits_one_pass(cpu_model, tokens) for tokens in (2**14, 2**14 + 1)] == [True, False]
+
+
+def test_batches_on_a_gpu_grow_with_its_free_memory_up_to_a_limit(
+    gpu_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token needs the outputs of q, k, v, o, gate, up and down, four streams, and logits in two precisions."""
+    config = gpu_model.module.config
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim, groups = hidden // heads, config.num_key_value_heads
+    widths = heads * head_dim + 2 * groups * head_dim + hidden + 2 * config.intermediate_size + hidden
+    per_token = 2 * (widths + 4 * hidden) + config.vocab_size * (2 + 8)
+    set_free(monkeypatch, 2 * 100 * 16 * per_token)
+    assert free_memory.runs_per_batch(gpu_model, 16) == 100
+    set_free(monkeypatch, 0, reserved=2 * 100 * 16 * per_token)  # what torch holds and does not use is free, too
+    assert free_memory.runs_per_batch(gpu_model, 16) == 100
+    set_free(monkeypatch, 0)
+    assert free_memory.runs_per_batch(gpu_model, 16) == 1
+    set_free(monkeypatch, 70 * GIGABYTE)
+    assert free_memory.runs_per_batch(gpu_model, 16) == free_memory.MAX_BATCH_TOKENS // 16
+
+
+def test_a_text_is_read_in_one_pass_if_its_activations_fit(gpu_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = 2**17
+    needed = 2 * length * free_memory._activation_bytes(gpu_model)
+    for free, fits in ((needed, True), (needed - 2, False)):
+        set_free(monkeypatch, free)
+        assert free_memory.fits_one_pass(gpu_model, length) is fits
+        assert free_memory.fits_one_pass(gpu_model, 2**16)

@@ -1,0 +1,46 @@
+"""Lines about the progress of a study."""
+
+import pytest
+
+from headscope.study import progress
+from headscope.study.progress import ProgressLines
+
+
+class Clock:
+    """A clock that tests set."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_long_work_is_announced_once_its_time_can_be_estimated(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ProgressLines()
+    lines.start(100.0, 0.0)
+    lines.set_activity("base: prompt 0")
+    for step in range(1, 5):
+        clock.seconds = 4.0 * step
+        lines.advance(1.0)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[1] == "This takes about 7 min. Ctrl-C keeps what is finished."
+    assert [line for line in printed if line.startswith("This takes")] == printed[1:2]
+    assert printed[-1] == "  3 %  base: prompt 0  (about 6 min left)", "a line after ten seconds within one job"
+
+
+def test_short_work_is_not_announced(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines()
+    lines.start(10.0, 0.0)
+    for step in range(1, 10):
+        clock.seconds = float(step)
+        lines.advance(1.0)
+    assert capsys.readouterr().err == ""

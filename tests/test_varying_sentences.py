@@ -1,0 +1,78 @@
+"""No sentence about a sweep stays the same whatever its effects are: each of them could have been false."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from headscope.effects.results import sweep_results
+from headscope.effects.sweep import Effects, Sweep, sweep_effects
+from headscope.results.words import headline, sentence
+
+SWEEP = Sweep(
+    keys=("model", "prompts", "metric", "intervention", "direction"),
+    sample="pair",
+    value="effect",
+    methods=("exact", "estimate"),
+)
+DRAWS = 8
+ABOUT_THE_METHOD = {"patching.estimated"}
+"""Questions whose sentences say what was measured, not what came out."""
+
+
+def random_effects(units: int, exact: int, pairs: int, rng: np.random.Generator) -> Effects:
+    """A sweep of random estimates of all units and random effects of the first ones, whichever these are."""
+    keys = {"model": "base", "prompts": "own", "metric": "logit_diff", "intervention": "z", "direction": "denoising"}
+    rows = [
+        {**keys, "pair": f"p{pair}", "layer": unit // 4, "kv_group": 0, "head": unit % 4, "method": method}
+        for method, count in (("estimate", units), ("exact", exact))
+        for unit in rng.permutation(units)[:count]
+        for pair in range(pairs)
+    ]
+    signal = rng.normal(0, rng.choice([0.1, 3.0]), units)
+    table = pd.DataFrame(rows)
+    table["effect"] = signal[4 * table["layer"] + table["head"]] + rng.normal(0, 1, len(table))
+    (effects,) = sweep_effects(table, SWEEP, ["base"])
+    return effects
+
+
+@pytest.mark.parametrize(
+    ("units", "exact", "pairs"),
+    [(1, 1, 4), (4, 4, 1), (4, 4, 6), (9, 9, 6), (12, 4, 6), (12, 12, 6), (24, 11, 6), (24, 1, 6), (24, 0, 6)],
+)
+def test_every_sentence_about_random_effects_varies(units: int, exact: int, pairs: int) -> None:
+    details = {"activation": "head output z"}
+    texts: dict[str, set[tuple[str, ...]]] = {}
+    for seed in range(DRAWS):
+        rng = np.random.default_rng([units, exact, pairs, seed])
+        effects = random_effects(units, exact, pairs, rng)
+        for result in sweep_results(effects, "patching", "heads", details):
+            clauses = (sentence(result), headline(result))
+            texts.setdefault(result.question, set()).add(clauses)
+            shared, top = (result.details.get(name) for name in ("shared", "top"))
+            texts.setdefault(f"{result.question}, overlap", set()).add((str(shared),)) if top else None
+    constant = [name for name, versions in texts.items() if len(versions) == 1 and name not in ABOUT_THE_METHOD]
+    assert not constant
+
+
+def test_agreement_over_fewer_than_ten_units_is_no_result() -> None:
+    for exact, is_shown in ((9, False), (10, True)):
+        effects = random_effects(24, exact, 6, np.random.default_rng(0))
+        results = [*sweep_results(effects, "patching", "heads", {"activation": "head output z"})]
+        agreement = [result for result in results if result.question == "patching.agreement"]
+        assert bool(agreement) == is_shown
+        assert all(result.details["top"] == 5 for result in agreement), "half of the compared heads, not all"
+
+
+def test_a_unit_that_has_no_rival_is_not_the_highest() -> None:
+    effects = random_effects(1, 1, 4, np.random.default_rng(0))
+    results = [*sweep_results(effects, "patching", "heads", {"activation": "head output z"})]
+    assert "patching.only" in {result.question for result in results}
+    assert not {"patching.top", "patching.lowest"} & {result.question for result in results}
+
+
+def test_a_headline_says_if_the_largest_effect_is_not_clearly_different_from_0() -> None:
+    for seed in range(20):
+        effects = random_effects(9, 9, 6, np.random.default_rng(seed))
+        results = [*sweep_results(effects, "patching", "heads", {"activation": "head output z"})]
+        (top,) = (result for result in results if result.question == "patching.top")
+        assert ("not clearly different from 0" in headline(top)) == (top.low <= 0 <= top.high)
