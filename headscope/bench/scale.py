@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from headscope.runs.run import Run
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import rope_frequencies, synthetic_manifest, synthetic_run
 
 MAX_TIME_RATIO, MAX_MEMORY_RATIO = 2.3, 1.2
@@ -148,6 +150,38 @@ def _join(size: int, folder: Path, clock: Clock) -> None:
         join_runs(opened, folder / f"joined {size}", "joined")
 
 
+def _report(size: int, folder: Path, clock: Clock) -> None:
+    from headscope.report.html_page import render_report
+
+    run = _measured_run(size, folder)
+    with clock.running():
+        render_report([run])
+
+
+def _first_head_page(size: int, folder: Path, clock: Clock) -> None:
+    """The first page of a head in the app, with all its charts."""
+    from dashboards.app import create_app
+    from dashboards.layout import resolve_url
+
+    run = _measured_run(size, folder)
+    with create_app(run.path.parent).server.app_context(), clock.running():
+        content = resolve_url("/head/1.1", {})[3]
+        assert all(len(blocks) for blocks in content.sections.values())
+
+
+def _bundle(size: int, folder: Path, clock: Clock) -> None:
+    """The pages of a static site of `size` small runs, in one process."""
+    from headscope.cli.site_pages import SitePages
+    from headscope.report.static_site import render_page
+
+    sizes: dict[str, Any] = {"layers": 1, "heads": 4, "groups": 2, "pairs": 4, "probes": ("measure",)}
+    runs = [synthetic_run(folder / f"site {size}", [f"model {n}"], seed=n, **sizes) for n in range(size)]
+    with clock.running():
+        site = SitePages(combine_runs(runs))
+        for address in site.addresses():
+            render_page(site.page(address), site.pages, [run.name for run in runs])
+
+
 STEPS: Mapping[str, Callable[[int, Path, Clock], None]] = {
     "commit": _commit,
     "validate": _validate,
@@ -155,18 +189,32 @@ STEPS: Mapping[str, Callable[[int, Path, Clock], None]] = {
     "join": _join,
     "list of runs": _list,
     "bootstrap": _bootstrap,
+    "report": _report,
+    "first head page": _first_head_page,
+    "bundle": _bundle,
 }
 SIZES = {"commit": 32, "validate": 32, "rows of a head": 32, "join": 8, "list of runs": 100, "bootstrap": 5000}
+SIZES |= {"report": 8, "first head page": 8, "bundle": 8}
 """The smaller size of each step. Steps after the first read the runs that `commit` leaves."""
 UNITS = {
-    **dict.fromkeys(("commit", "validate", "rows of a head"), "models"),
-    **dict.fromkeys(("join", "list of runs"), "runs"),
+    **dict.fromkeys(("commit", "validate", "rows of a head", "report", "first head page"), "models"),
+    **dict.fromkeys(("join", "list of runs", "bundle"), "runs"),
     "bootstrap": "units",
 }
 
 
 def _folder(folder: Path, size: int) -> Path:
     return folder / f"models {size}"
+
+
+def _measured_run(size: int, folder: Path) -> Run:
+    """A run of `size` models with the tables of the probe `measure`, written by another process, whose memory does not
+    count."""
+    out, models = folder / f"measured {size}", [f"model {number}" for number in range(size)]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(synthetic_run, out, models, LAYERS, HEADS, GROUPS, PAIRS, probes=("measure",)).result()
+    (path,) = out.glob("[!.]*")
+    return Run.open(path)
 
 
 def _open(folder: Path, size: int) -> Run:

@@ -243,9 +243,9 @@ def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     points["xy"] = points["x"] * points["y"]
     points["xx"] = points["x"] ** 2
     sums = points.groupby("unit")[["xy", "xx"]].sum()
-    slopes: pd.Series = sums["xy"] / sums["xx"]
-    slopes = slopes[groups.size() >= BINS_PER_OCTAVE].reindex(range(len(index)))
-    return slopes.set_axis(index)
+    slopes = (sums["xy"] / sums["xx"])[groups.size() >= BINS_PER_OCTAVE]
+    slopes_of_units: pd.Series = slopes.reindex(range(len(index))).set_axis(index)
+    return slopes_of_units
 
 
 def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
