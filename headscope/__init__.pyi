@@ -361,6 +361,7 @@ def ablate(
     template: bool = False,
     pairs: Sequence[str] | None = None,
     heads: Sequence[str] = ...,
+    random_sets: int = 5,
     weights: Literal["same", "any"] = "same",
     kinds: Sequence[Literal["zero", "mean", "resample", "streaming"]] = ...,
     sink: int = 64,

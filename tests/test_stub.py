@@ -4,12 +4,31 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 from mypy import api as mypy_api
 
 import headscope
 from headscope import plugins, stub
 
 ROOT = Path(__file__).parents[1]
+SIGNATURES = ("api.md", "plugin-api.md")
+"""Pages whose code blocks are signatures, not programs."""
+PAGE_HEADER = """# mypy: disable-error-code="no-redef,no-untyped-def,type-arg"
+import headscope as hs
+run: hs.Run
+"""
+PARTS = """
+from headscope import plugins
+from headscope.probe import Probe
+from headscope.runs.run import Run
+from probes.needle import PROBE
+reveal_type(PROBE.options())
+reveal_type(PROBE.runner())
+def parts(run: Run) -> None:
+    reveal_type([*PROBE.results(run)])
+    reveal_type(plugins.call_part(PROBE, Probe.head_columns, run))
+    plugins.call_part(PROBE, Probe.head_results, run, "base")
+"""
 
 
 def test_the_stub_has_the_functions_and_options_of_the_probes() -> None:
@@ -23,31 +42,53 @@ def test_the_stub_has_every_name_of_the_package() -> None:
     assert {function or name for function, name in names} == {*dir(headscope)} - {"__version__"}
 
 
-def test_mypy_accepts_every_python_block_of_the_docs(tmp_path: Path) -> None:
-    """A page is one script; a block may use `run`. transformers types `generate` as no method of its models."""
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        blocks = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        if code := "\n".join(block for block in blocks if "--8<--" not in block):
-            script = tmp_path / f"{'_'.join(page.relative_to(ROOT).with_suffix('').parts).replace('-', '_')}.py"
-            script.write_text(f"import headscope as hs\nrun: hs.Run\n{code}")
-    assert len([*tmp_path.iterdir()]) > 10
-    flags = ["--ignore-missing-imports", "--disable-error-code=operator", "--disable-error-code=no-redef"]
-    output, _, _ = mypy_api.run(
-        [str(tmp_path), *flags, "--config-file=", "--cache-dir", str(ROOT / ".mypy_cache_docs")]
-    )
-    assert output.startswith("Success"), output
-
-
-def test_mypy_reveals_the_types_of_every_function(tmp_path: Path) -> None:
-    script = tmp_path / "uses.py"
+def uses_of_every_function() -> str:
+    """A script that calls every function of a probe, and some with wrong keywords."""
     lines = ["import headscope as hs", "MODEL = 'smollm2-135m'"]
     for name in plugins.probe_functions():
         takes_model = "model" in inspect.signature(getattr(headscope, name)).parameters
         lines.append(f"reveal_type(hs.{name}({'MODEL' if takes_model else ''}))")
     lines += ["reveal_type(hs.load('smollm2-135m'))", "hs.measure('smollm2-135m', row=3)", "hs.needle(needles='two')"]
-    script.write_text("\n".join(lines))
-    output, _, _ = mypy_api.run([str(script), "--strict", "--cache-dir", str(ROOT / ".mypy_cache")])
-    revealed = re.findall(r'Revealed type is "(.+)"', output)
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one run of mypy, with the settings of the project, says of all scripts of these tests."""
+    folder = tmp_path_factory.mktemp("typed")
+    (folder / "uses.py").write_text(uses_of_every_function())
+    (folder / "parts.py").write_text(PARTS)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        blocks = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        if blocks and page.name not in SIGNATURES:
+            name = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
+            header = (
+                "# mypy: disable-error-code='no-redef,no-untyped-def,type-arg'\nimport headscope as hs\nrun: hs.Run\n"
+            )
+            (folder / f"page_{name}.py").write_text(header + "\n".join(blocks))
+    assert len([*folder.iterdir()]) > 12
+    return mypy_api.run(
+        [str(folder), "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    )[0]
+
+
+def test_mypy_accepts_every_python_block_of_the_docs(messages: str) -> None:
+    """A page is one script; a block may use `run`."""
+    assert [line for line in messages.splitlines() if "page_" in line] == []
+
+
+def test_mypy_reveals_the_types_of_every_function(messages: str) -> None:
+    revealed = re.findall(r'uses.py.*Revealed type is "(.+)"', messages)
     assert revealed == ["headscope.runs.run.Run"] * len(plugins.probe_functions()) + ["headscope.positions.model.Model"]
-    assert 'Unexpected keyword argument "row" for "measure"' in output
-    assert 'Argument "needles" to "needle" has incompatible type "str"' in output
+    assert 'Unexpected keyword argument "row" for "measure"' in messages
+    assert 'Argument "needles" to "needle" has incompatible type "str"' in messages
+
+
+def test_mypy_types_what_the_parts_of_a_probe_return(messages: str) -> None:
+    assert re.findall(r'parts.py.*Revealed type is "(.+)"', messages) == [
+        "type[probes.needle.schema.NeedleOptions]",
+        "type[probes.needle.run.NeedleRunner]",
+        "list[headscope.results.result.Result]",
+        "pandas.core.frame.DataFrame | None",
+    ]
+    assert re.search(r'parts.py:11: error: Missing positional arguments "layer", "head"', messages)
