@@ -11,9 +11,10 @@ import headscope
 from headscope import plugins, stub
 
 ROOT = Path(__file__).parents[1]
-SIGNATURES = ("api.md", "plugin-api.md")
-"""Pages whose code blocks are signatures, not programs."""
-PAGE_HEADER = """# mypy: disable-error-code="no-redef,no-untyped-def,type-arg"
+OTHER_PAGES = ("api.md", "plugin-api.md", "your-own-probe.md")
+"""Pages of signatures, and the page of a package, whose two files are checked instead."""
+EXTERNAL_PLUGIN = ROOT / "tests" / "external_plugin" / "query_norms"
+PAGE_HEADER = """# mypy: disable-error-code="no-redef, no-untyped-def, no-untyped-call, type-arg"
 import headscope as hs
 run: hs.Run
 """
@@ -60,21 +61,19 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "parts.py").write_text(PARTS)
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         blocks = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        if blocks and page.name not in SIGNATURES:
+        if blocks and page.name not in OTHER_PAGES:
             name = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
-            header = (
-                "# mypy: disable-error-code='no-redef,no-untyped-def,type-arg'\nimport headscope as hs\nrun: hs.Run\n"
-            )
-            (folder / f"page_{name}.py").write_text(header + "\n".join(blocks))
+            (folder / f"page_{name}.py").write_text("\n".join([PAGE_HEADER, *blocks]))
     assert len([*folder.iterdir()]) > 12
-    return mypy_api.run(
-        [str(folder), "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
-    )[0]
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    output, errors, _ = mypy_api.run([str(folder), str(EXTERNAL_PLUGIN), *settings])
+    assert errors == ""
+    return output
 
 
 def test_mypy_accepts_every_python_block_of_the_docs(messages: str) -> None:
-    """A page is one script; a block may use `run`."""
-    assert [line for line in messages.splitlines() if "page_" in line] == []
+    """A page is one script; a block may use `run`. The two files of the example probe are checked, too."""
+    assert [line for line in messages.splitlines() if "page_" in line or "query_norms" in line] == []
 
 
 def test_mypy_reveals_the_types_of_every_function(messages: str) -> None:

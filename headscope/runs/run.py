@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,9 @@ from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
 from headscope.runs.row_reader import Values
 from headscope.runs.run_tables import NO_VALUES, RunTables
+
+if TYPE_CHECKING:
+    from headscope.report.notebook import NotebookCharts
 
 log = logging.getLogger("headscope")
 
@@ -62,15 +65,15 @@ class Run(RunTables):
         findings: pd.DataFrame = importlib.import_module(NOTEBOOK_MODULE).findings(self)
         return findings
 
-    def charts(self, topic: str = "") -> Sequence[Any]:
+    def charts(self, topic: str = "") -> "NotebookCharts":
         """The charts of the report, each a plotly `figure` with a `caption` and a method `save("figure.pdf")`: all,
         or those of a topic such as "loss", or with these words in the title."""
-        charts: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).charts(self, topic)
+        charts: NotebookCharts = importlib.import_module(NOTEBOOK_MODULE).charts(self, topic)
         return charts
 
-    def head(self, layer: int, head: int, model: str = "") -> Sequence[Any]:
+    def head(self, layer: int, head: int, model: str = "") -> "NotebookCharts":
         """One head of `model` (by default the last): its description in `sentences`, and its charts."""
-        blocks: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).head(self, layer, head, model)
+        blocks: NotebookCharts = importlib.import_module(NOTEBOOK_MODULE).head(self, layer, head, model)
         return blocks
 
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
