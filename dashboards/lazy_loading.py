@@ -106,11 +106,12 @@ class RenderedPage:
         return sections
 
     def _component(self, placed: PlacedBlock) -> Any:
-        """The component of a block; one line in its place if it fails."""
+        """The component of a block; one line in its place if it fails, and the page is not kept."""
         try:
             return build_component(placed.block, self.view, placed.block_id)
         except Exception as error:
             log.exception("block %s of the view %s fails", placed.block_id, self.address)
+            _cached_page.cache_clear()
             return html.P(f"Not shown: {layout.describe_error(error)}.", className="notice", role="status")
 
 

@@ -381,8 +381,9 @@ def test_a_page_that_fails_while_it_is_rendered_is_not_cached(client, run: Run):
         rendered = rendered_page("/heads", "?model=yarn")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("dashboards.lazy_loading.build_component", broken)
-            with pytest.raises(RuntimeError, match="out of order"):
-                rendered.initial_components()
+            failed = [*walk(rendered.initial_components())]
+        assert not any(isinstance(item, dcc.Graph) for item in failed)
+        assert any("out of order" in str(item.children) for item in failed if isinstance(item, html.P))
         again = rendered_page("/heads", "?model=yarn").initial_components()
         assert any(isinstance(item, dcc.Graph) for item in walk(again))
 
@@ -610,7 +611,7 @@ def test_selected_heads_are_listed_and_named_sets_compared(client, run: Run):
         page, run, view, content = resolve_url("/heads", query)
         (panel,) = with_class(all_components(page, run, content, view), "selected-heads")
     text = [item for item in walk(panel) if isinstance(item, str)]
-    assert {"2 selected heads: ", "L0H3", "L1H2", "first and a:b share 1 heads."} <= {*text}
+    assert {"2 selected heads: ", "L0H3", "L1H2", "first and a:b share 1 head."} <= {*text}
     sets = {name: {*heads} for name, heads in view.head_sets.items()}
     assert sets == {"first": {(1, 2), (2, 0)}, "a:b": {(1, 2), (0, 3), (3, 1)}}
     yarn = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])["growth"]
