@@ -211,7 +211,7 @@ def test_which_heads_are_induction_heads(page: Page):
 
 
 def test_what_ablating_the_top_retrieval_heads_costs(page: Page):
-    trials = read_table(CAUSES, "needle_knockouts").query("model == 'base' and mode == 'strict'")
+    trials = read_table(CAUSES, "needle_ablation").query("model == 'base' and mode == 'strict'")
     top = trials[trials["draw"] == 0]["success"].mean()
     random = trials[trials["draw"] > 0]["success"].mean()
     open_run(page, CAUSES)
@@ -285,15 +285,15 @@ def test_which_heads_are_like_a_head(page: Page):
     expect(page.locator("h1")).to_have_text("Layer 18, head 6")
     table = page.locator("table", has_text="By attention: total variation")
     expect(table).to_be_visible()
-    reads = read_table(EXAMPLE, "reads")
-    own = reads.query("model == 'base' and layer == 18 and head == 6")
+    keys = read_table(EXAMPLE, "top_keys")
+    own = keys.query("model == 'base' and layer == 18 and head == 6")
     rows = table.locator("tbody tr").all()
     assert {row.locator("th, td").first.inner_text() for row in rows} == {*MODELS}
     for row in rows:
         model, nearest = row.locator("th, td").first.inner_text(), row.get_by_role("link").first.inner_text()
         match = re.match(r"L(\d+)H(\d+)\D+([\d.]+)$", nearest)
         assert match, nearest
-        other = reads.query(f"model == '{model}' and layer == {match[1]} and head == {match[2]}")
+        other = keys.query(f"model == '{model}' and layer == {match[1]} and head == {match[2]}")
         assert float(match[3]) == pytest.approx(total_variation(own, other), abs=2e-3)
 
 
