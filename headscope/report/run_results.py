@@ -7,7 +7,7 @@ from headscope.estimates import ESTIMATE_MARK
 from headscope.report import assembly
 from headscope.report.blocks import Claim, ClaimTable, TextBlock
 from headscope.results import ranking, words
-from headscope.results.collection import all_results
+from headscope.results.collection import all_results, results_by_probe
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.runs.aggregation import Verdict
@@ -32,7 +32,16 @@ def headline_lines(run: Run) -> list[str]:
 
 
 def row_lines(run: Run) -> list[str]:
-    """The results of level row, such as one per prompt pair, at most `MAX_ROWS` of them, one line each."""
+    """The results of level row, such as one per prompt pair, at most `MAX_ROWS` of them, one line each.
+
+    A run of several probes has none: its summary is the headlines of all.
+    """
+    shown = {
+        name: {questions()[result.question].level for result in results} & {"row", "headline"}
+        for name, results in results_by_probe(run).items()
+    }
+    if sum(map(bool, shown.values())) > 1:
+        return []
     rows = [result for result in all_results(run) if questions()[result.question].level == "row"]
     omitted = len(rows) - MAX_ROWS
     return [*map(_line, rows[:MAX_ROWS]), *([f"{omitted} more rows with --all"] if omitted > 0 else [])]
