@@ -23,7 +23,7 @@ class UnsupportedModel(BadInput):
 
 
 class BadRun(BadInput):
-    """A run directory cannot be read: damaged, incomplete, or of a newer format."""
+    """A run directory cannot be read: damaged, incomplete, or of an unsupported format."""
 
 
 class CannotWrite(BadInput):

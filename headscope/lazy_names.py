@@ -1,4 +1,4 @@
-"""Names that a module imports on first use. Its stub says once where each comes from, for programs and for editors."""
+"""Lazy imports: the stub of a module declares its names and where they come from, for Python and for editors."""
 
 import re
 from importlib import import_module

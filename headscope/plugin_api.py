@@ -18,7 +18,7 @@ Names are imported on first use: importing this module loads neither torch nor p
 - Statistics: `Statistic` and `Role` describe columns of the per-head table, HEAD_KEYS are its index; `plain_types`,
   `rows_at_longest_length`, `mean_with_interval`, `confidence_interval` and `mean_losses` aggregate table rows.
 - Stored runs: `Run`, and `RunTables`, its tables without the derived ones.
-- Report and app: `Chart`, `ChartGroup`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
+- Report and app: `Chart`, `ChartGroup`, `Card`, `Term`, `Overview` and `PageContent`; every `Block` is a Chart,
   `TextBlock`, `TextTable`, `HeadTable`, `RecordTable` or `Links` of `Link`; charts are drawn from a `RenderContext`.
 - Results: a `Result` answers a declared `Question` and is worded by its template; `judge` adds the verdict on a claim,
   that the value is on one side of a `Bound`.

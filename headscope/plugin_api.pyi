@@ -14,6 +14,7 @@ from .positions.model import Model as Model
 from .probe import Probe as Probe
 from .prompts.texts import TokenDocument as TokenDocument
 from .report.blocks import Block as Block
+from .report.blocks import Card as Card
 from .report.blocks import Chart as Chart
 from .report.blocks import ChartGroup as ChartGroup
 from .report.blocks import HeadTable as HeadTable

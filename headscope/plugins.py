@@ -1,4 +1,4 @@
-"""Discovery of probes: each analysis is found through Python's entry points, and asked for its parts.
+"""Discovery of probes through Python's entry points, and calls of their parts.
 
 headscope knows a probe only by its declaration, a `Probe`. Built-in probes are found like those of other packages: an
 entry point of the group `headscope.probes` names the declaration. A part that fails is reported in one line;
@@ -7,12 +7,11 @@ everything else keeps working.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from headscope.errors import BrokenProbe, HeadscopeError
+from headscope.errors import BrokenProbe, HeadscopeError, did_you_mean
 from headscope.probe import Probe
 
 GROUP = "headscope.probes"
@@ -77,7 +76,7 @@ def guard(
     *arguments: Arguments.args,
     **keywords: Arguments.kwargs,
 ) -> Part:
-    """Call a function that belongs to this part of a probe, with the errors and lists of `call_part`."""
+    """Call a function that belongs to this part of a probe; raise and return as `call_part` does."""
     try:
         result: Any = function(*arguments, **keywords)
         return [*result] if isinstance(result, Iterator) else result  # type: ignore[return-value]
@@ -124,10 +123,9 @@ def _load_declaration(entry: EntryPoint) -> Probe | None:
 
 def _unknown_part(name: str) -> str:
     if name in _OLD_PARTS:
-        return f"'{name}' is '{_OLD_PARTS[name]}' since API_VERSION 3: it yields results, not sentences"
-    similar = get_close_matches(name, [*vars(Probe)], n=1)
-    hint = f"did you mean '{similar[0]}'? " if similar else ""
-    return f"a probe has no part '{name}': {hint}Names of helpers begin with an underscore"
+        return f"'{name}' was replaced by '{_OLD_PARTS[name]}' in API_VERSION 3. Yield results instead of sentences"
+    parts = [part for part in [*Probe.__annotations__, *vars(Probe)] if not part.startswith("_")]
+    return f"unknown part '{name}'{did_you_mean(name, parts)}. Begin the names of helpers with an underscore"
 
 
 def _broken_probe(name: str, part: str, error: Exception) -> BrokenProbe:

@@ -25,8 +25,9 @@ class Probe:
     """Base class of the declaration of one analysis.
 
     A subclass sets `name`, `title` and `summary`, and overrides the methods whose parts it has. Only `runner` and
-    `bench` may import torch, and every method imports what it needs when it is called, so that a declaration is read
-    in no time. The types below are exported by `headscope.plugin_api`.
+    `bench` may import torch, and every method imports what it needs when it is called, so that reading a declaration
+    is fast. Names of helper methods and attributes begin with an underscore; any other name that Probe lacks is
+    refused. The types below are exported by `headscope.plugin_api`.
     """
 
     name: ClassVar[str]
@@ -157,7 +158,10 @@ class Probe:
         return None
 
     def explorer(self, context: "RenderContext", query: Mapping[str, str]) -> "PageContent":
-        """An interactive page in the state of the query parameters, built from `headscope.report.explorer_blocks`."""
+        """An interactive page in the state of the query parameters, built from `headscope.report.explorer_blocks`.
+
+        That module may change between versions.
+        """
         raise NotImplementedError(f"probe '{self.name}' has no explorer")
 
     # Tests and timings -----------------------------------------------------------------------------------------------

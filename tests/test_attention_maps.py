@@ -124,11 +124,11 @@ def test_a_map_of_single_tokens_has_the_weights_of_the_stored_rows(run: Run) -> 
     np.testing.assert_allclose(decoded.sum(1), 1, rtol=0.03)
 
 
-def test_a_run_without_the_option_stores_no_map(run: Run, tmp_path: Path) -> None:
+def test_a_text_has_a_map_with_the_option_only_and_a_prompt_always(run: Run, tmp_path: Path) -> None:
     spec = run.manifest["models"][0]["spec"]
-    prompt = {"prompt": "w1 w2 w3", "out": tmp_path, "quiet": True}
-    assert "attention_maps" not in headscope.patterns(spec, **prompt).tables
-    with_map = headscope.patterns(spec, **prompt, map=True)
+    text = {"text": run.manifest["config"]["texts"]["source"], "docs": 1, "lengths": [40]}
+    assert "attention_maps" not in headscope.patterns(spec, **text, out=tmp_path, quiet=True).tables
+    with_map = headscope.patterns(spec, prompt="w1 w2 w3", out=tmp_path, quiet=True)
     assert with_map.table("attention_maps")["query_block"].max() == 2
 
 

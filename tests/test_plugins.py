@@ -295,11 +295,11 @@ def install_broken(folder: Path, declaration: str) -> Path:
         ),
         (
             "def findings(self, run):\n    return ()",
-            "part 'declaration' fails with TypeError: 'findings' is 'results' since API_VERSION 3",
+            "part 'declaration' fails with TypeError: 'findings' was replaced by 'results' in API_VERSION 3",
         ),
         (
             "def chart(self, context):\n    return ()",
-            "a probe has no part 'chart': did you mean 'charts'?",
+            "unknown part 'chart' (did you mean 'charts'?)",
         ),
         ("def options(self):\n    import gone", "part 'options' fails with ModuleNotFoundError"),
         ("def charts(self, context):\n    import gone", "part 'charts' fails with ModuleNot"),

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ACCELERATE = Library("accelerate", ("1.1.0", "1.15.0"))
-PLACED_MODULES = "modules that it has placed on devices"
+PLACED_MODULES = "modules that accelerate placed on several devices"
 
 
 def _hooked_module() -> Any:
@@ -25,7 +25,7 @@ REPLACED_FORWARD = LibraryName(
 
 
 def own_forward(module: "nn.Module") -> Any:
-    """A forward that replaces the one of the module's class, without accelerate's wrapper around it; None without."""
+    """The forward stored on the module, without accelerate's wrapper; None if it has none. May be its class's."""
     attributes = vars(module)
     if HOOK.attribute not in attributes:
         return attributes.get("forward")

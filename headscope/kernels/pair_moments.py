@@ -1,8 +1,8 @@
 """Sums of q_f . k_f, (q_f . k_f)^2 and |q_f| |k_f| over all visible (i, j), from running sums over keys, in float64.
 
 Keys are cut into blocks. The first kernel adds up the moments of each block; the second adds the running sum within a
-block to that of the blocks before, and contracts it with the queries. Windows: the sums over the keys that a window
-hides are those of a pass whose queries stand `window` keys earlier, and are subtracted.
+block to that of the blocks before, and contracts it with the queries. For a window, the sums over hidden keys are
+subtracted. They are those of a causal pass whose queries are shifted `window` keys back.
 """
 
 import torch
@@ -101,7 +101,7 @@ def pair_moments(record: AttentionRecord, geometry: Geometry) -> Tensor:
 
 
 def _causal_moments(q: Tensor, k: Tensor, first: int, geometry: Geometry) -> Tensor:
-    """`pair_moments` if query i sees the keys up to `first` + i, of which there may be none."""
+    """`pair_moments` where query i sees keys 0 to `first` + i; a query with a negative limit sees none."""
     (_, queries, _), (groups, keys, _) = q.shape, k.shape
     pairs = geometry.all_pairs
     blocks_before, blocks = triton.cdiv(max(first, 0), TOKENS), triton.cdiv(queries, TOKENS)

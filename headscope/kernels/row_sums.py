@@ -109,7 +109,7 @@ def _row_sums(
         sums = _add_tile(sums, q, key_base, start, own, low, lse, d, k_row, n_keys, scale, cap,
                          D, BN, LOCAL, MASKED_LOGIT, True, HAS_CAP, PRECISION)  # fmt: skip
     largest, mass, squares, entropy, distances, local = sums
-    # A product of its own in float32, whatever the precision of the tiles.
+    # Recompute the logit of the first key in float32: tiles may have lower precision.
     key = tl.load(key_base + d, mask=d < D, other=0.0).to(tl.float32)
     first = tl.sum(q.to(tl.float32) * key[None, :], 1) * scale
     if HAS_CAP:
@@ -134,7 +134,8 @@ def _row_sums(
 def row_sums(record: AttentionRecord, rows: Tensor | None = None) -> RowSums:
     """The sums of query rows, by default of all: `rows` are ascending indices of the record's queries, on its device.
 
-    Every variant of attention is supported. Products of float32 are exact: tensor cores compute only those of halves.
+    Every variant of attention is supported. float32 inputs are multiplied in IEEE float32, without TF32; float16 and
+    bfloat16 inputs use tensor cores.
     """
     q, k, lse = runtime.unit_stride(record.q), runtime.unit_stride(record.k), runtime.unit_stride(record.lse.float())
     (heads, queries, dim), (groups, keys, _) = q.shape, k.shape

@@ -39,7 +39,7 @@ def runs_kernels(record: AttentionRecord) -> bool:
 def attempt(
     kernel: Callable[Concatenate[AttentionRecord, P], T], record: AttentionRecord, *args: P.args, **kwargs: P.kwargs
 ) -> T | None:
-    """The result of a kernel; None, said once per shape, if it does not compile here."""
+    """Run a kernel. If it fails, warn once per shape and return None; errors of memory and of the GPU are raised."""
     heads, _, dim = record.q.shape
     shape = f"{kernel.__name__} for {heads} heads of {dim} dimensions in {str(record.q.dtype).removeprefix('torch.')}"
     if shape in _replaced:

@@ -190,7 +190,7 @@ def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
     for kind, values in (("condition", result.where), ("detail", result.details)):
         if taken := sorted(places.keys() & values.keys()):
             raise ValueError(
-                f"{kind} '{taken[0]}' of result '{result.question}' has the name of another place. Rename it"
+                f"{kind} '{taken[0]}' of result '{result.question}' is already the name of a placeholder. Rename it"
             )
         places |= values
     return places

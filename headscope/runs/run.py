@@ -57,10 +57,11 @@ class Run(RunTables):
         return {}
 
     def findings(self) -> pd.DataFrame:
-        """The findings, one sentence per row: its `model` ("" if it concerns several), `topic` and `text`.
+        """All results, one per row, with stable keys.
 
-        If the sentence states one main number, also its `value`, its 95 % confidence interval `low` to `high`, `n`, the
-        number of documents, trials, heads or units, and the `layer` and `head` that it belongs to.
+        `question`, `model` ("" if it concerns several), `baseline`, `where` and `unit` identify it. Then follow its
+        `value`, its 95 % confidence interval `low` to `high`, the number `n` of `samples`, the `verdict` on a claim,
+        `topic` and sentence `text`, and the `layer` and `head` that it belongs to.
         """
         findings: pd.DataFrame = importlib.import_module(NOTEBOOK_MODULE).findings(self)
         return findings

@@ -49,7 +49,7 @@ class RunTables:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open the run directory `path`. Raises BadRun if it is not one, unfinished, damaged or of a newer format."""
+        """Open the run in `path`. Raises BadRun if it is not one, unfinished, damaged or of an unsupported format."""
         path = user_input.check_path(path, "run")
         return cls(path, read_manifest(path))
 

@@ -32,6 +32,7 @@ from headscope.plugin_api import (
     heads_by_model,
     plain_types,
     plot_matrix,
+    rows_at_longest_length,
 )
 
 if TYPE_CHECKING:
@@ -73,12 +74,13 @@ class Norms(Probe):
         return TABLES
 
     def statistics(self) -> Mapping[str, Statistic]:
-        return {"query_norm": Statistic("query norm", "", "mean length of the queries, over documents")}
+        return {"query_norm": Statistic("query norm", "", "mean length of the queries at the longest context")}
 
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
         if "norms" not in tables.tables:
             return None
-        return plain_types(tables.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
+        norms = rows_at_longest_length(plain_types(tables.table("norms")))
+        return norms.groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
 
     def questions(self) -> Sequence[Question]:
         return [Question(name="norms.median", sentence="the median query norm of {model} is {value}", number=".3f")]

@@ -1,4 +1,4 @@
-"""Measures query norms. The probe only listens: headscope runs the forward passes and shares them between probes."""
+"""Measure query norms. The probe only observes: headscope runs the forward passes and shares them between probes."""
 
 from collections.abc import Sequence
 from typing import Any
