@@ -292,26 +292,26 @@ def efficient(
 
 
 def efficient_masked(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, with_lse: bool, dropout: float, causal: bool, *, scale: float
+    q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor, with_lse: bool, dropout: float, causal: bool, *, scale: float
 ) -> tuple[Tensor, ...]:
     check_inputs(q, k, v)
     assert (with_lse, dropout, causal) == (True, 0.0, False)
     assert q.shape[1] == k.shape[1], "it does not support grouped keys"
-    assert bias.shape == (*q.shape[:3], k.shape[2])
-    assert bias.dtype == q.dtype
-    assert all(step % 16 == 0 for step in bias.stride()[:-1])
-    assert bias.stride(-1) == 1
-    out, lse = attention(q, k, v, scale, bias.double())
+    assert attn_bias.shape == (*q.shape[:3], k.shape[2])
+    assert attn_bias.dtype == q.dtype
+    assert all(step % 16 == 0 for step in attn_bias.stride()[:-1])
+    assert attn_bias.stride(-1) == 1
+    out, lse = attention(q, k, v, scale, attn_bias.double())
     filled = math.ceil(lse.shape[-1] / 32) * 32
     return out, torch.nn.functional.pad(lse, (0, filled - lse.shape[-1]), value=torch.inf)
 
 
 def cudnn(
-    q: Tensor, k: Tensor, v: Tensor, bias: None, with_lse: bool, dropout: float, causal: bool, debug: bool,
+    q: Tensor, k: Tensor, v: Tensor, attn_bias: None, with_lse: bool, dropout: float, causal: bool, debug: bool,
     *, scale: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     check_inputs(q, k, v)
-    assert (bias, with_lse, dropout, debug) == (None, True, 0.0, False)
+    assert (attn_bias, with_lse, dropout, debug) == (None, True, 0.0, False)
     assert causal == (q.shape[2] > 1)
     assert q.shape[2] in (1, k.shape[2]), "its causal mask is upper left"
     out, lse = attention(q, k, v, scale, causal_mask(q, k, None, 2))

@@ -105,6 +105,15 @@ def test_a_run_killed_at_every_tenth_step_resumes_to_the_same_bytes_and_leaves_n
     assert len(codes) > 5
 
 
+@pytest.fixture
+def python_interrupts():
+    """SIGINT raises KeyboardInterrupt, whatever earlier tests of the process have set."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_interrupts")
 def test_a_run_interrupted_at_every_step_of_a_commit_is_finished_and_at_any_other_resumes(tmp_path, monkeypatch):
     reference, states = contents(study(tmp_path / "whole")), []
     while states[-1:] != ["uninterrupted"]:

@@ -112,9 +112,13 @@ class Geometry:
 
 
 def stack_layers(layers: Sequence[Tensor], fill: float) -> Tensor:
-    """Stack one tensor [.., H] per layer as [layers, .., H]; layers with fewer heads are filled with `fill`."""
-    heads = max(layer.shape[-1] for layer in layers)
-    return torch.stack([nn.functional.pad(layer, (0, heads - layer.shape[-1]), value=fill) for layer in layers])
+    """Stack one tensor [.., H] per layer as [layers, .., H], on the device of the first.
+
+    Layers with fewer heads are filled with `fill`.
+    """
+    heads, device = max(layer.shape[-1] for layer in layers), layers[0].device
+    padded = [nn.functional.pad(layer, (0, heads - layer.shape[-1]), value=fill) for layer in layers]
+    return torch.stack([layer.to(device) for layer in padded])
 
 
 def soft_cap(logits: Tensor, softcap: float | None) -> Tensor:

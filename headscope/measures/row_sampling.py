@@ -195,7 +195,7 @@ def add_by_cell(sums: Tensor, values: Tensor, cells: IntArray) -> None:
     On a GPU by a product with a one-hot matrix: atomic additions would be in another order every time.
     """
     if values.device.type == "cpu":
-        sums.index_add_(-1, torch.from_numpy(cells), values)
+        sums.index_add_(-1, torch.from_numpy(cells), values.to(sums.device))
     else:
         _add_by_product(sums, values, cells)
 

@@ -67,7 +67,7 @@ def _describe_run(run: Run) -> list[str]:
     specs = ", ".join(f"{model['label']} (`{model['spec']}`)" for model in run.manifest["models"])
     return [
         f"Models: {specs}.",
-        f"Texts: the first {lengths} tokens of {documents} (`{run.manifest['config']['texts']['source']}`).",
+        f"Texts: the first {lengths} tokens of {documents} (`{run.manifest['config'].get('texts', {}).get('source', 'in memory')}`).",
     ]
 
 
