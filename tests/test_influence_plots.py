@@ -143,7 +143,9 @@ def test_results_have_concentration_agreement_and_the_effect_of_all_units(run: R
     assert len({result.key for result in every_result}) == len(every_result)
     (best,) = agreements(frequencies)
     values = {result.where["intervention"]: result for result in answers(run, "agreement") if result.model == "learned"}
-    assert (values["freq"].value, values["freq"].n) == (best.spearman, 8)
+    assert "freq" not in values, "8 KV groups are too few for an agreement"
+    assert best.compared == 8
+    assert min(result.n for result in values.values()) >= 10
     texts = [words.sentence(result) for result in every_result]
     assert any("the top 5 % of 8 KV groups contribute" in text and "Gini" in text for text in texts)
     assert any("with all 8 KV groups changed" in text for text in texts)
@@ -220,7 +222,7 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     ]
     (summary,) = page.sections["In words"]
     assert summary.sentences == [words.sentence(one) for one in influence_results(run) if one.model == "learned"]
-    assert len(summary.sentences) == 3 * 6, "six results of each component"
+    assert len(summary.sentences) == 3 * 6 - 2, "six of each component; 8 KV groups are too few for an agreement"
     titles = [
         chart.figure.layout.title.text
         for name, charts in page.sections.items()

@@ -106,7 +106,8 @@ def test_predicted_disk_space_is_that_of_the_finished_run(folder: Path, tmp_path
 
 
 def test_predicted_disk_space_of_the_example_is_that_of_its_tables() -> None:
-    """From the rows of one document of each table, as a plan has them."""
+    """From the rows of one document of each table, as a plan has them. The shipped tables were written once more, as
+    a whole, which saves about 5 %."""
     run = Run.open(EXAMPLE)
     predicted, stored = 0.0, 0
     for name in ("attention", "pairs", "distance", "top_keys", "far_keys", "retrieval", "detectors"):
@@ -118,7 +119,7 @@ def test_predicted_disk_space_of_the_example_is_that_of_its_tables() -> None:
         size.add(jobs[0], {name: cells[0].astype(labels)})
         predicted += size.predict(jobs)
         stored += run._file(name)[0].stat().st_size
-    assert predicted == pytest.approx(stored, rel=0.05)
+    assert predicted == pytest.approx(stored, rel=0.07)
 
 
 def test_a_commit_writes_each_key_once_and_merges_the_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:

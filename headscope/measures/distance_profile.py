@@ -122,7 +122,7 @@ class DistanceProfile:
             by_unit = profile_sums(q, k, self.distances, visible).double()
             sums = torch.stack([planes_by_head(t, geometry) for t in by_unit.unbind(-1)], -1)
         self.sums = sums_beside(self.sums, sums)
-        self.sums[record.layer, : geometry.heads, : geometry.all_pairs] += sums * record.scaling
+        self.sums[record.layer, : geometry.heads, : geometry.all_pairs] += sums.to(self.sums.device) * record.scaling
         n_visible = len(visible) - np.searchsorted(np.sort(visible), self.distances, side="right")
         self.counts[record.layer] += torch.from_numpy(n_visible)
 

@@ -87,7 +87,8 @@ class StreamingScores:
         values = torch.stack([of_rows[name] for name in self.statistic_names]).double()
         self._counts[record.layer] += len(rows)
         self._sums = sums_beside(self._sums, values)
-        self._sums[:, :, : values.shape[1], record.layer] += torch.stack([values.sum(-1), values.square().sum(-1)])
+        sums = torch.stack([values.sum(-1), values.square().sum(-1)])
+        self._sums[:, :, : values.shape[1], record.layer] += sums.to(self._sums.device)
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group and the mean of each statistic, with its standard error `<statistic>_se`.

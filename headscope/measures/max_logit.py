@@ -45,7 +45,7 @@ class MaxLogit:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
         best = torch.stack([part.double() for part in max_logits(record)])
         self.best = sums_beside(self.best, best)
-        self._replace_smaller(self.best[:, record.layer, : best.shape[1]], best)
+        self._replace_smaller(self.best[:, record.layer, : best.shape[1]], best.to(self.best.device))
 
     def merge(self, other: "MaxLogit") -> None:
         """Add another accumulator of the same geometry; of equal logits, the first counts."""

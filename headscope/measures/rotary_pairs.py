@@ -224,11 +224,11 @@ class RotaryPairs:
         self.sums = sums_beside(self.sums, moments)
         of_layer = self.sums[:, layer, : geometry.heads, : geometry.all_pairs]
         for row, factor in enumerate((scaling, scaling**2, abs(scaling))):
-            of_layer[row] += moments[row] * factor
+            of_layer[row] += moments[row].to(of_layer.device) * factor
         self.visible_pair_count[layer] += float(visible.sum())
         if weighted is None:
             return
-        of_layer[3:] += weighted
+        of_layer[3:] += weighted.to(of_layer.device)
         self.weight_sums[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
         self.sampled_row_count[layer] += len(rows)
 

@@ -65,9 +65,10 @@ def _describe_run(run: Run) -> list[str]:
     lengths = ", ".join(f"{length:,}" for length in sorted(nll["context_length"].unique()))
     documents = ", ".join(sorted(str(doc) for doc in nll["doc"].unique()))
     specs = ", ".join(f"{model['label']} (`{model['spec']}`)" for model in run.manifest["models"])
+    source = run.manifest["config"].get("texts", {}).get("source", "in memory")
     return [
         f"Models: {specs}.",
-        f"Texts: the first {lengths} tokens of {documents} (`{run.manifest['config'].get('texts', {}).get('source', 'in memory')}`).",
+        f"Texts: the first {lengths} tokens of {documents} (`{source}`).",
     ]
 
 

@@ -88,7 +88,7 @@ class Detectors(Probe):
         return head_results(run, model, layer, head)
 
     def overview(self, run: Run) -> Overview | None:
-        from probes.detectors.results import overview
+        from probes.detectors.analysis import overview
 
         return overview(run)
 

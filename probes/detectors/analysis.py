@@ -6,8 +6,10 @@ from types import MappingProxyType
 
 import pandas as pd
 
+from headscope.report.blocks import Overview
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, exceeds
+from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 
 ROLE_THRESHOLD = 0.5
@@ -127,3 +129,26 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 def longest_rows(run: RunTables) -> pd.DataFrame:
     """The rows of the table `detectors` at the longest length of each model."""
     return rows_at_longest_length(plain_types(run.table("detectors")))
+
+
+def overview(run: Run) -> Overview | None:
+    """Per model: the number of heads with each role, and the top induction head."""
+    if "detectors" not in run.tables:
+        return None
+    records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
+    return Overview("detectors", pd.DataFrame(records))
+
+
+def _overview_record(run: Run, model: str) -> dict[str, object]:
+    heads = run.heads[run.heads["model"] == model]
+    counts = {
+        f"{kind} > {ROLE_THRESHOLD:g}": int((exceeds(heads[name], ROLE_THRESHOLD)).sum())
+        for kind, name in KIND_COLUMNS.items()
+        if name in heads
+    }
+    name, top = KIND_COLUMNS["induction"], "–"
+    by_score = heads.dropna(subset=[name]).sort_values(name) if name in heads else heads[:0]
+    if len(by_score):
+        best = by_score.iloc[-1]
+        top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
+    return {"model": model, **counts, "top induction head": top}

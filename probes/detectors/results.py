@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pandas as pd
 
-from headscope.report.blocks import Overview
 from headscope.results.heads import kept_role_results, role_results, top_head_result
 from headscope.results.result import Result, Scalar
 from headscope.results.samples import mean_result
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.detectors.analysis import (
@@ -83,26 +81,3 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         where={"context_length": int(rows["context_length"].iloc[0])},
         details={"target": TARGET_DESCRIPTIONS[kind], "chance": float(rows[rows["kind"] == kind]["chance"].mean())},
     )
-
-
-def overview(run: Run) -> Overview | None:
-    """Per model: the number of heads with each role, and the top induction head."""
-    if "detectors" not in run.tables:
-        return None
-    records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
-    return Overview("detectors", pd.DataFrame(records))
-
-
-def _overview_record(run: Run, model: str) -> dict[str, object]:
-    heads = run.heads[run.heads["model"] == model]
-    counts = {
-        f"{kind} > {ROLE_THRESHOLD:g}": int((exceeds(heads[name], ROLE_THRESHOLD)).sum())
-        for kind, name in KIND_COLUMNS.items()
-        if name in heads
-    }
-    name, top = KIND_COLUMNS["induction"], "–"
-    by_score = heads.dropna(subset=[name]).sort_values(name) if name in heads else heads[:0]
-    if len(by_score):
-        best = by_score.iloc[-1]
-        top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
-    return {"model": model, **counts, "top induction head": top}

@@ -53,8 +53,8 @@ def _questions(area: str, samples: str, conditions: str, brief_subject: str) -> 
     yield replace(
         effect,
         name=f"{area}.band",
-        sentence=f"Rotary pairs of {{model}} by band, {{kind}} in one {{noun}} at a time ({conditions}): the most "
-        "positive effect is that of {pairs} of {unit}, {value}[. Changes with a band ablated in all heads at once, "
+        sentence=f"Rotary pairs of {{model}} by band, {{kind}} in one {{noun}} at a time ({conditions}): the highest "
+        "effect is that of {pairs} of {unit}, {value}[. Changes with a band ablated in all heads at once, "
         "nats/token: {together:+.2g}]",
     )
     yield replace(
