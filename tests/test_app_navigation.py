@@ -51,6 +51,7 @@ def click_middle(page: Page, title: str) -> None:
     chart = page.locator(f"[data-head-matrix][aria-label^='{title};']")
     chart.scroll_into_view_if_needed()
     expect(chart.locator(".heatmaplayer image")).to_be_attached()
+    expect(page.locator("p.loading")).to_have_count(0)  # the rest of the page replaces what stands for it
     plot, before = chart.locator(".js-plotly-plot"), None
     while before != (middle := plot.evaluate(MIDDLE_OF_PLOT)):  # charts above it that are drawn later move it
         before = middle

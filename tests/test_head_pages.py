@@ -11,7 +11,7 @@ from headscope.cli.flags import EXAMPLES
 from headscope.report.blocks import Chart, TextBlock
 
 CHARTS = {"from-scratch": 5, "from-scratch-seeds": 5, "example": 10, "causes": 6, "patching": 3, "budget": 2}
-CHARTS |= {"patching-needle": 3, "maps": 3, "circuits": 5}
+CHARTS |= {"needle": 3, "patching-needle": 3, "maps": 3, "circuits": 5}
 RUNS = {path.name.split("-", 1)[1].rpartition("-")[0]: path for path in sorted(EXAMPLES.glob("2026*"))}
 HEADS_PER_RUN = 3
 """Heads from first to last: all of them would take seven minutes."""
