@@ -71,8 +71,8 @@ def _inherited(node: ast.ClassDef, module: str) -> list[ast.stmt]:
     own = {item.name for item in node.body if isinstance(item, Function)}
     inherited: list[ast.stmt] = []
     for base in node.bases:
-        if found := _find_class(ast.unparse(base), module):
-            members = [*_inherited(*found), *found[0].body]
+        if class_and_module := _find_class(ast.unparse(base), module):
+            members = [*_inherited(*class_and_module), *class_and_module[0].body]
             inherited += [item for item in members if not (isinstance(item, Function) and item.name in own)]
     return inherited
 

@@ -51,7 +51,7 @@ def call_part(
     Raises BrokenProbe if it fails, and headscope's own errors, such as BadRun for a damaged table, as they are.
     """
     method: Callable[Arguments, Part] = getattr(probe, part.__name__)
-    return guard(probe, part.__name__, method, *arguments, **keywords)
+    return call_guarded(probe, part.__name__, method, *arguments, **keywords)
 
 
 def call_parts(
@@ -69,7 +69,7 @@ def call_parts(
         yield probe, result
 
 
-def guard(
+def call_guarded(
     probe: Probe,
     part_name: str,
     function: Callable[Arguments, Part],

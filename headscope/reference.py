@@ -18,7 +18,8 @@ import headscope
 from headscope import plugins, stub
 from headscope.api import SHARED_KEYWORDS, keyword_fields
 from headscope.api_pages import fill_page
-from headscope.cli.app import ProbeCommand, app
+from headscope.cli.app import app
+from headscope.cli.command_groups import ProbeCommand
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
 from headscope.probe import Probe
@@ -250,7 +251,7 @@ def _column_table(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    stub.FILE.write_text(stub.with_probe_functions(stub.FILE.read_text(encoding="utf-8")), encoding="utf-8")
+    stub.FILE.write_text(stub.add_probe_functions(stub.FILE.read_text(encoding="utf-8")), encoding="utf-8")
     FILE.write_text(reference_page(), encoding="utf-8")
     GLOSSARY_FILE.write_text(glossary_page(), encoding="utf-8")
     for file in CODE_FILES:

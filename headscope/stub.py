@@ -29,8 +29,8 @@ SHARED_TYPES = {
 }
 
 
-def with_probe_functions(stub: str) -> str:
-    """The text of the stub with the functions of the installed probes below the mark."""
+def add_probe_functions(stub: str) -> str:
+    """Replace the functions below MARK with those of the installed probes."""
     functions = "\n".join(
         line for probe, options in plugins.call_parts(Probe.options) for line in _function(probe, options)
     )

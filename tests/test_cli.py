@@ -19,7 +19,8 @@ from support import families
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
-from headscope.cli.app import ProbeCommand, app, command_groups
+from headscope.cli.app import app
+from headscope.cli.command_groups import ProbeCommand, command_groups
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run

@@ -529,7 +529,7 @@ def test_the_app_imports_no_plotly_and_its_callbacks_are_short():
     assert callbacks
 
 
-def test_findings_of_a_model_exclude_models_whose_name_starts_the_same(tmp_path: Path):
+def test_findings_of_a_model_exclude_models_whose_expand_sources_the_same(tmp_path: Path):
     synthetic_run(tmp_path, models=("yarn", "yarn without factor"), **TINY)
     with create_app(tmp_path).server.app_context():
         _, _, _, content = resolve_url("/influence", {"model": "yarn"})

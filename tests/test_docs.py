@@ -12,7 +12,8 @@ import yaml
 
 import headscope as hs
 from headscope import plugins, reference
-from headscope.cli.app import Commands, app
+from headscope.cli.app import app
+from headscope.cli.command_groups import Commands
 from headscope.probe import Probe
 from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS

@@ -35,7 +35,7 @@ def parts(run: Run) -> None:
 def test_the_stub_has_the_functions_and_options_of_the_probes() -> None:
     """Run `make docs` after a change of options."""
     text = stub.FILE.read_text(encoding="utf-8")
-    assert text == stub.with_probe_functions(text)
+    assert text == stub.add_probe_functions(text)
 
 
 def test_the_stub_has_every_name_of_the_package() -> None:

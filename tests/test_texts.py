@@ -85,7 +85,7 @@ LONGEST_FRONT_MATTER = 1600
 @pytest.mark.parametrize("index", range(42))
 def test_a_work_begins_with_its_body_and_loses_only_its_front_matter(index: int) -> None:
     work = list_works()[index]
-    body = shakespeare.body(work.text)
+    body = shakespeare.extract_body(work.text)
     assert work.text.endswith(body)
     front_matter = work.text.removesuffix(body)
     assert len(TITLE_AUTHOR_OR_PERSONS.findall(front_matter)) in (1, 2)  # the author; in plays, a list of persons

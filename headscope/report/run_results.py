@@ -36,11 +36,10 @@ def row_lines(run: Run) -> list[str]:
 
     A run of several probes has none: its summary is the headlines of all.
     """
-    shown = {
-        name: {questions()[result.question].level for result in results} & {"row", "headline"}
-        for name, results in results_by_probe(run).items()
-    }
-    if sum(map(bool, shown.values())) > 1:
+    levels_by_probe = [
+        {questions()[one.question].level for one in results} for results in results_by_probe(run).values()
+    ]
+    if sum(bool(levels & {"row", "headline"}) for levels in levels_by_probe) > 1:
         return []
     rows = [result for result in all_results(run) if questions()[result.question].level == "row"]
     omitted = len(rows) - MAX_ROWS

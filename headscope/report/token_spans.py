@@ -59,12 +59,12 @@ def to_display_line(text: str) -> str:
 
 def text_with_weights(text: TokenizedText, query: int, weights: Mapping[int, float]) -> str:
     """The text up to the query, with each weight of at least 0.05 after its token: "The capital[0.89] of France"."""
-    shown = {key: weight for key, weight in weights.items() if weight >= MIN_WRITTEN_WEIGHT}
-    written = {near for position in (*shown, query) for near in range(position - 2, position + 1)}
+    visible_weights = {key: weight for key, weight in weights.items() if weight >= MIN_WRITTEN_WEIGHT}
+    positions = {near for position in (*visible_weights, query) for near in range(position - 2, position + 1)}
     pieces: list[str] = []
     for position in range(query + 1):
-        if query < MAX_WHOLE_TEXT or position in written:
-            weight = f"[{shown[position]:.2f}]" if position in shown else ""
+        if query < MAX_WHOLE_TEXT or position in positions:
+            weight = f"[{visible_weights[position]:.2f}]" if position in visible_weights else ""
             pieces.append(f"{to_display_line(text.token_texts[position])}{weight}")
         elif pieces[-1:] != [" …"]:
             pieces.append(" …")

@@ -35,7 +35,7 @@ def _usable(probe: Probe, results: Iterable[Result]) -> Iterator[Result]:
     keys: set[tuple[str, ...]] = set()
     for result in results:
         try:
-            plugins.guard(probe, "questions", words.sentence, result)
+            plugins.call_guarded(probe, "questions", words.sentence, result)
             if result.key in keys:
                 raise BrokenProbe(
                     f"probe '{probe.name}' has two results with the key {', '.join(filter(None, result.key))}. Give "

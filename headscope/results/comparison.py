@@ -208,7 +208,7 @@ def _unpaired_interval(before: Result, after: Result, share: float) -> tuple[flo
 class SameSamples:
     """Which documents, pairs or trials of two runs are the same, by the digests in their run.json.
 
-    Samples of which a run has no digest are not the same: runs of earlier versions have none.
+    Samples without a digest count as different: runs of earlier versions stored none.
     """
 
     def __init__(self, before: Run, after: Run, labels: Mapping[str, str]) -> None:

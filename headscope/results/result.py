@@ -35,7 +35,7 @@ class Result:
     low: float = math.nan
     high: float = math.nan
     n: int | None = None
-    """What the value is over: documents, trials, pairs, heads, as the question says."""
+    """Number of samples behind the value. The question says of what: documents, trials, pairs or heads."""
     model: str = ""
     """Label of the model; "" if it concerns several."""
     baseline: str = ""
@@ -58,7 +58,7 @@ class Result:
     reason: str = ""
     """Why a verdict is inconclusive, if not because the interval contains the threshold: a key of `words.REASONS`."""
     selected_from: int = 1
-    """Number of units of which this one has the largest value; its interval allows for the choice."""
+    """Number of units among which this one was chosen as the largest. The interval allows for that choice."""
     parts: Sequence["Result"] = ()
     """Results from which this one follows, such as one for each seed."""
     by_sample: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)

@@ -71,10 +71,12 @@ class Table:
 
     @property
     def keys(self) -> list[str]:
+        """Names of the key columns."""
         return [column.name for column in self.columns if column.key]
 
     @property
     def values(self) -> list[str]:
+        """Names of the value columns."""
         return [column.name for column in self.columns if not column.key]
 
     @cached_property

@@ -69,7 +69,8 @@ class ProbeRunner(Protocol):
 
     def __init__(self, options: Any, context: "StudyContext") -> None: ...
 
-    def cells(self) -> list[Cell]: ...
+    def cells(self) -> list[Cell]:
+        """The work items, in the order of the stored rows."""
 
     def compute_rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]:
         """Run the cell and return its rows, by table; `model` is None for a cell without one."""
@@ -80,7 +81,8 @@ class ObservingRunner(Protocol):
 
     def __init__(self, options: Any, context: "StudyContext") -> None: ...
 
-    def cells(self) -> list[Cell]: ...
+    def cells(self) -> list[Cell]:
+        """The work items, each with a `text_pass`, in the order of the stored rows."""
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
         """The token ids of the cell's pass."""

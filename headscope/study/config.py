@@ -26,7 +26,7 @@ from headscope import plugins, user_input
 from headscope.errors import BadInput, did_you_mean
 from headscope.model_spec import ModelSpec
 from headscope.probe import Probe
-from headscope.prompts.shakespeare import DEFAULT_SOURCE, name_start
+from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 
 log = logging.getLogger("headscope")
 
@@ -130,7 +130,7 @@ def check_prompt(text: str) -> str:
     return user_input.check_text(re.sub(r"[\t\n\r]", " ", text))
 
 
-TextSource = Annotated[str, AfterValidator(name_start)]
+TextSource = Annotated[str, AfterValidator(expand_source)]
 """A text source as runs record it."""
 
 

@@ -78,12 +78,12 @@ def plot_parts(effects: Effects, parts: Sequence[Effects], name: str) -> go.Figu
         for one, part in zip(parts, names, strict=True)
         for _, unit in one.units.iterrows()
     }
-    shown = [[cells.get((*unit, part)) for part in names] for unit in top.index]
+    effect_rows = [[cells.get((*unit, part)) for part in names] for unit in top.index]
     hover = [
         ["" if unit is None else effect_text(one, unit, EFFECT) for one, unit in zip(parts, row, strict=True)]
-        for row in shown
+        for row in effect_rows
     ]
-    marks = [["" if unit is None or unit["method"] == EXACT else ESTIMATE_MARK for unit in row] for row in shown]
+    marks = [["" if unit is None or unit["method"] == EXACT else ESTIMATE_MARK for unit in row] for row in effect_rows]
     pairs = int(effects.units["n"].max())
     noun = "span" if name == "span" else "pair or group"
     title = _title(effects, f"by {noun}, {count_nouns(pairs, 'pairs')}")

@@ -28,7 +28,7 @@ class PromptRow:
 
 
 def find_token(texts: Sequence[str], token: str) -> int | None:
-    """The last position of a token by its text, of which white space around it may be left out; None without one."""
+    """The last position of the token with this text, with or without the white space around it; None without one."""
     return max((position for position, text in enumerate(texts) if token in (text, text.strip())), default=None)
 
 

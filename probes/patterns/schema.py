@@ -52,7 +52,7 @@ class PatternsOptions(PromptOptions):
     def _check_rows(self) -> "PatternsOptions":
         for name in ("query", "key"):
             if getattr(self, name) is not None and self.prompt is None and self.prompt_file is None:
-                raise ValueError(f"'{name}' needs a prompt, of which it is a token. Add 'prompt', or remove '{name}'")
+                raise ValueError(f"'{name}' names a token, but there is no prompt. Add 'prompt', or remove '{name}'")
         if self.rows < 2 and not (self.rows == 0 and self.map):
             raise ValueError(f"'rows' must be at least 2, or 0 together with 'map': {self.rows}. Use more rows")
         return self
