@@ -4,6 +4,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
+import pandas as pd
 from dash import html
 
 from dashboards.pages import Page
@@ -43,14 +44,10 @@ def control_values(page: Page, run: Run, view: ViewState) -> dict[str, Any]:
 
 def bound_placeholders(run: Run, view: ViewState) -> dict[str, str]:
     """The least and the largest value of the statistic in the model that filters apply to, for the empty bounds."""
-    heads = run.heads
-    if view.statistic_name not in heads:
-        return {"min": "any", "max": "any"}
-    values = heads.loc[heads["model"] == view.filter_model, view.statistic_name]
+    of_model = run.heads[run.heads["model"] == view.filter_model]
+    values = of_model.get(view.statistic_name, pd.Series(dtype="float64"))
     values = values[np.isfinite(values)]
-    if values.empty:
-        return {"min": "any", "max": "any"}
-    return {"min": f"{values.min():.4g}", "max": f"{values.max():.4g}"}
+    return {"min": f"{values.min():.4g}", "max": f"{values.max():.4g}"} if len(values) else {"min": "any", "max": "any"}
 
 
 def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:

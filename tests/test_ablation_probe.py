@@ -242,12 +242,12 @@ def test_named_heads_are_judged_against_random_heads_on_the_same_prompts(
     assert (verdict == "inconclusive") == ("would decide" in sentence(result) or "on the threshold" in sentence(result))
 
 
-def test_random_heads_are_other_heads_of_the_same_layers_as_far_as_there_are_some() -> None:
+def test_random_heads_are_as_many_other_heads_of_the_same_layers() -> None:
     for seed in range(20):
-        drawn = random_heads({1: [0, 2], 3: [0, 1, 2]}, [4] * 4, np.random.default_rng(seed))
+        drawn = random_heads({1: [0, 2], 3: [2]}, [4] * 4, np.random.default_rng(seed))
         assert drawn[1] == [1, 3]
-        assert len(drawn[3]) == 3
-        assert 3 in drawn[3]
+        assert len(drawn[3]) == 1
+        assert 2 not in drawn[3]
 
 
 def test_sets_of_older_runs_have_no_control() -> None:

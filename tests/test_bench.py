@@ -229,8 +229,9 @@ def test_selfcheck_prints_its_table_without_plotly() -> None:
     ("arguments", "message"),
     [
         (["--shape", "llama-9b"], "unknown shape 'llama-9b'. Use one of: llama-8b, smollm2-135m"),
-        (["--shape", "llama-8b", "--engine"], "--shape times measuring only"),
-        (["--shape", "llama-8b", "--model", "other"], "--shape times measuring only"),
+        (["--shape", "llama-8b", "--engine"], "--dash, --engine, --scale and --shape exclude one another"),
+        (["--shape", "llama-8b", "--model", "other"], "--shape times random weights"),
+        (["--scale", "--dash"], "exclude one another"),
         (["--device", "tpu"], "device 'tpu'"),
     ],
 )
@@ -243,4 +244,5 @@ def test_bench_refuses_unknown_shapes_and_devices(arguments: list[str], message:
 def test_a_gpu_has_bounds_of_its_own() -> None:
     rows = [{"what": variants.EXACT_STATISTICS, "length": length} for length in (4096, 8192)]
     assert [row.get("bound") for row in comparison.add_bounds(rows)] == [1.25, None]
-    assert [row.get("bound") for row in comparison.add_bounds(rows, on_gpu=True)] == [None, 1.4]
+    assert [row.get("bound") for row in comparison.add_bounds(rows, True, "llama-8b")] == [None, 1.4]
+    assert [row.get("bound") for row in comparison.add_bounds(rows, True)] == [None, None], "of another model"

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from support import families
+from transformers.pytorch_utils import Conv1D
 
 import headscope as hs
 from headscope.forward import free_memory
 
+WEIGHT_BYTES = 1000
 GIGABYTE = 1e9
 
 
@@ -22,13 +24,24 @@ def cpu_model() -> Any:
 def gpu_model(cpu_model: Any) -> Any:
     """The same model, said to be on a GPU."""
     module = SimpleNamespace(
-        parameters=lambda: [SimpleNamespace(device=torch.device("cuda:0"))],
+        parameters=lambda: [SimpleNamespace(device=torch.device("cuda:0"), nbytes=WEIGHT_BYTES)],
         dtype=torch.bfloat16,
         get_input_embeddings=cpu_model.module.get_input_embeddings,
         config=cpu_model.module.config,
         base_model=cpu_model.module.base_model,
     )
     return SimpleNamespace(device=torch.device("cuda:0"), module=module, attention_modules=cpu_model.attention_modules)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_memory_of_experts_and_of_other_linear_maps_counts(stacked: bool) -> None:
+    if stacked:
+        experts = torch.nn.Module()
+        experts.weight = torch.nn.Parameter(torch.zeros(8, 24, 6))
+        assert free_memory._output_width(experts, experts_per_token=2) == 2 * 24
+    else:
+        assert free_memory._output_width(Conv1D(12, 5), experts_per_token=1) == 12
+        assert free_memory._output_width(torch.nn.Linear(5, 7), experts_per_token=1) == 7
 
 
 def set_free(monkeypatch: pytest.MonkeyPatch, free: float, reserved: float = 0.0) -> None:
@@ -64,7 +77,9 @@ def test_batches_on_a_gpu_grow_with_its_free_memory_up_to_a_limit(
 def test_a_text_is_read_in_one_pass_if_its_activations_fit(gpu_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     length = 2**17
     needed = 2 * length * free_memory._activation_bytes(gpu_model)
-    for free, fits in ((needed, True), (needed - 2, False)):
-        set_free(monkeypatch, free)
+    set_free(monkeypatch, 0)  # the free memory does not matter: numbers must not depend on other processes
+    for beside_weights, fits in ((needed, True), (needed - 2, False)):
+        properties = SimpleNamespace(total_memory=WEIGHT_BYTES + beside_weights)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu, properties=properties: properties)
         assert free_memory.fits_one_pass(gpu_model, length) is fits
         assert free_memory.fits_one_pass(gpu_model, 2**16)

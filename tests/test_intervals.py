@@ -218,3 +218,11 @@ if __name__ == "__main__":
     print(*map(row, COVERAGE), sep="\n")
     print(*map(comparison_row, MEANS), sep="\n")
     print(*map(chosen_row, CHOSEN), sep="\n")
+
+
+def test_a_share_of_fewer_than_three_trials_has_no_interval() -> None:
+    """Two trials of one outcome each would otherwise differ surely from two of the other."""
+    assert np.isnan(wilson_interval(1.0, 2)).all()
+    assert np.isfinite(wilson_interval(1.0, 3)).all()
+    low, _ = wilson_interval(pd.Series([0.5, 0.5]), pd.Series([2, 4]))
+    assert low.isna().tolist() == [True, False]

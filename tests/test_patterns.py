@@ -376,7 +376,7 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
         ({"rows": 1, "map": True}, BadInput, "'rows' must be at least 2, or 0 together with 'map': 1"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),
         ({"keys": 0}, BadInput, "keys must be at least 1"),
-        ({"query": "w1"}, BadInput, "'query' needs a prompt"),
+        ({"query": "w1"}, BadInput, "'query' names a token, but there is no prompt"),
         (
             {"prompt": "w1 w2", "key": "w7"},
             BadInput,

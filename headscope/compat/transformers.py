@@ -25,9 +25,6 @@ FALCON_SPLIT_HEADS = LibraryName(
     TRANSFORMERS, "transformers.models.falcon.modeling_falcon:FalconAttention._split_heads", OWN_ATTENTION
 )
 GPTJ_ATTENTION = LibraryName(TRANSFORMERS, "transformers.models.gptj.modeling_gptj:GPTJAttention._attn", OWN_ATTENTION)
-CODEGEN_ATTENTION = LibraryName(
-    TRANSFORMERS, "transformers.models.codegen.modeling_codegen:CodeGenAttention._attn", OWN_ATTENTION
-)
 NEOX_JAPANESE_ATTENTION = LibraryName(
     TRANSFORMERS,
     "transformers.models.gpt_neox_japanese.modeling_gpt_neox_japanese:GPTNeoXJapaneseAttention._attn",

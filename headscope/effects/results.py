@@ -117,9 +117,12 @@ def sweep_results(
 
 
 def leads(unit: pd.Series) -> str:
-    """What a headline says about the unit of largest effect, whose interval may contain 0."""
-    is_unclear = unit["low"] <= 0 <= unit["high"]
-    return "is largest, but not clearly different from 0:" if is_unclear else "has the largest effect,"
+    """What a headline says about the unit of largest effect: its interval may contain 0, or be missing."""
+    if unit["low"] > 0 or unit["high"] < 0:
+        return "has the largest effect,"
+    return (
+        "is largest, without a test of 0:" if pd.isna(unit["low"]) else "is largest, but not clearly different from 0:"
+    )
 
 
 def _agreement_results(effects: Effects, area: str, details: Fields, agreement: Agreement) -> Iterator[Result]:

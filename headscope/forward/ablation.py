@@ -126,16 +126,15 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
 def random_heads(
     by_layer: Mapping[int, Sequence[int]], layer_heads: Sequence[int], generator: np.random.Generator
 ) -> dict[int, list[int]]:
-    """As many random heads of each layer as `by_layer` names there, other ones as far as the layer has them.
+    """As many random other heads of each layer as `by_layer` names there.
 
-    Keys are indices of attention layers, which have `layer_heads` heads each.
+    Keys are indices of attention layers, which have `layer_heads` heads each, at least twice as many as are named.
     """
-    drawn = {}
+    random_by_layer = {}
     for layer, members in by_layer.items():
         order = generator.permutation(layer_heads[layer])
-        others, named = order[~np.isin(order, members)], order[np.isin(order, members)]
-        drawn[layer] = sorted(map(int, [*others, *named][: len(members)]))
-    return drawn
+        random_by_layer[layer] = sorted(map(int, order[~np.isin(order, members)][: len(members)]))
+    return random_by_layer
 
 
 def reference_tokens(model: LoadedModel, tokenizer: Any, text: str) -> Sequence[int]:

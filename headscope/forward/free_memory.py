@@ -3,8 +3,11 @@
 A GPU is idle while Python prepares the next launch, so small runs go together. A CPU gains nothing from large batches.
 """
 
+from collections import Counter
+
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from headscope.forward.backbone import decoder_layers
 from headscope.models.checkpoint import LoadedModel
@@ -29,21 +32,39 @@ def runs_per_batch(model: LoadedModel, tokens: int) -> int:
 
 
 def fits_one_pass(model: LoadedModel, tokens: int) -> bool:
-    """Whether a text is read in one pass, not in chunks: a short one, or one that fits the free memory of a GPU."""
+    """Whether a text is read in one pass, not in chunks: a short one, or one that fits the memory of a GPU.
+
+    The memory counts that other processes use, too: numbers must not depend on them.
+    """
     if model.device.type != "cuda":
         return tokens <= CPU_PASS_TOKENS
-    return tokens <= PASS_TOKENS or tokens * _activation_bytes(model) <= MEMORY_SHARE * _free_gpu_bytes(model)
+    return tokens <= PASS_TOKENS or tokens * _activation_bytes(model) <= MEMORY_SHARE * _gpu_bytes_beside_weights(model)
 
 
 def _activation_bytes(model: LoadedModel) -> int:
     """Estimated memory of a token in a pass: the outputs of all linear maps of the largest layer, and its stream."""
-    widths = [
-        sum(module.weight.shape[0] for module in layer.modules() if isinstance(module, nn.Linear))
-        for layer in decoder_layers(model)
-    ]
+    experts = getattr(model.module.config, "num_experts_per_tok", None) or 1
+    widths = [sum(_output_width(module, experts) for module in layer.modules()) for layer in decoder_layers(model)]
     hidden: int = model.module.get_input_embeddings().weight.shape[1]
     bytes_per_number: int = model.module.dtype.itemsize
     return (max(widths, default=0) + 4 * hidden) * bytes_per_number
+
+
+def _output_width(module: nn.Module, experts_per_token: int) -> int:
+    """Numbers per token that a linear map gives, or the experts of a token, whose weights are stacked; 0 for others."""
+    if isinstance(module, nn.Linear):
+        return module.out_features  # a weight of 4 bits has another shape
+    if isinstance(module, Conv1D):
+        return int(module.nf)
+    return experts_per_token * sum(weight.shape[1] for weight in module.parameters(recurse=False) if weight.ndim == 3)
+
+
+def _gpu_bytes_beside_weights(model: LoadedModel) -> int:
+    """Memory of the fullest GPU of the model without the model's weights."""
+    weights: Counter[torch.device] = Counter()
+    for parameter in model.module.parameters():
+        weights[parameter.device] += parameter.nbytes
+    return min(torch.cuda.get_device_properties(gpu).total_memory - used for gpu, used in weights.items())
 
 
 def _free_gpu_bytes(model: LoadedModel) -> int:

@@ -36,6 +36,10 @@ def runs_kernels(record: AttentionRecord) -> bool:
     return True
 
 
+GPU_FAULTS = ("out of memory", "an illegal memory access")
+"""Faults of a launch that say nothing about the kernel, in the words of CUDA; Triton raises them as RuntimeError."""
+
+
 def attempt(
     kernel: Callable[Concatenate[AttentionRecord, P], T], record: AttentionRecord, *args: P.args, **kwargs: P.kwargs
 ) -> T | None:
@@ -49,6 +53,8 @@ def attempt(
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # Triton, ptxas and the C compiler raise errors of many types
+        if any(f"Triton Error [CUDA]: {fault}" in str(error) for fault in GPU_FAULTS):
+            raise
         _replace(shape, f"{type(error).__name__}: {error}".splitlines()[0])
         return None
 

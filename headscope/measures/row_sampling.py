@@ -204,4 +204,8 @@ def _add_by_product(sums: Tensor, values: Tensor, cells: IntArray) -> None:
     used, column = np.unique(cells, return_inverse=True)
     columns, used_cells = to_device(sums.device, column), to_device(sums.device, used)
     one_hot = (columns[:, None] == torch.arange(len(used), device=sums.device)).to(values.dtype)
-    sums.index_add_(-1, used_cells, values.to(sums.device) @ one_hot)
+    values = values.to(sums.device)
+    is_finite = values.isfinite()
+    totals = values.where(is_finite, 0) @ one_hot
+    is_damaged = (~is_finite).to(values.dtype) @ one_hot > 0  # 0 * inf would damage every other cell
+    sums.index_add_(-1, used_cells, totals.masked_fill(is_damaged, torch.nan))

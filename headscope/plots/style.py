@@ -327,7 +327,7 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Raise the top margin so that a wrapped legend stays below the title, and above the panels of small multiples.
+    """Raise height and top margin, once, so that a wrapped legend stays below the title and above small multiples.
 
     A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
     """

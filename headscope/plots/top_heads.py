@@ -41,7 +41,8 @@ def plot_top_heads(heads: pd.DataFrame, statistic_name: str, top: pd.DataFrame, 
     if threshold is not None:
         figure.add_hline(y=threshold, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     figure.update_yaxes(title_text=stat.label)
-    return style.set_metadata(hide_long_legend(style.fit_legend(figure)), heads=True)
+    figure = hide_long_legend(figure)
+    return style.set_metadata(figure if figure.layout.showlegend is False else style.fit_legend(figure), heads=True)
 
 
 def plot_unit_bars(

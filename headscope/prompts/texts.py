@@ -156,8 +156,11 @@ class _Selection:
 
     def with_parts(self, documents: Sequence[Document]) -> "_Selection":
         """A full selection of parts of the documents, each cut into as few parts as suffice; else this one."""
-        fewest = -(-self.count // len(self.documents)) if self.documents else self.count + 1
-        for parts in range(fewest, self.count + 1):
+        enough = self.count * self.length
+        capacities = [len(first_tokens(one.text, self.tokenizer, enough)) // self.length for one in documents]
+        for parts in range(2, max(capacities, default=0) + 1):
+            if sum(min(parts, capacity) for capacity in capacities) < self.count:
+                continue
             selection = _Selection(self.source, self.tokenizer, self.count, self.length)
             selection.add(chain.from_iterable(zip(*(_cut(document, parts) for document in documents), strict=True)))
             if selection.is_full:

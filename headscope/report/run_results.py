@@ -15,8 +15,6 @@ from headscope.runs.run import Run
 
 LEGEND = f"In brackets: {words.INTERVAL}s; {ESTIMATE_MARK} marks an estimate."
 """What the brackets of headlines and tables are."""
-
-
 MAX_ROWS = 24
 """Rows that are listed before the headlines."""
 
@@ -32,18 +30,16 @@ def headline_lines(run: Run) -> list[str]:
 
 
 def row_lines(run: Run) -> list[str]:
-    """The results of level row, such as one per prompt pair, at most `MAX_ROWS` of them, one line each.
+    """The results of level row, such as one per prompt pair, one line each.
 
     A run of several probes has none: its summary is the headlines of all.
     """
-    levels_by_probe = [
-        {questions()[one.question].level for one in results} for results in results_by_probe(run).values()
-    ]
-    if sum(bool(levels & {"row", "headline"}) for levels in levels_by_probe) > 1:
-        return []
     rows = [result for result in all_results(run) if questions()[result.question].level == "row"]
-    omitted = len(rows) - MAX_ROWS
-    return [*map(_line, rows[:MAX_ROWS]), *([f"{omitted} more rows with --all"] if omitted > 0 else [])]
+    if not rows:
+        return []
+    levels = [{questions()[one.question].level for one in of_probe} for of_probe in results_by_probe(run).values()]
+    is_only_probe = sum(bool(shown_levels & {"row", "headline"}) for shown_levels in levels) == 1
+    return [*map(_line, rows)] if is_only_probe else []
 
 
 def _line(result: Result) -> str:
@@ -72,7 +68,9 @@ def claim_table(results: Iterable[Result]) -> ClaimTable | None:
 
 def summary_blocks(run: Run) -> list[TextBlock]:
     """Warnings and headlines as blocks of a page."""
-    warnings, headlines = warning_lines(run), [*row_lines(run), *headline_lines(run)]
+    warnings, rows = warning_lines(run), row_lines(run)
+    more = [f"{len(rows) - MAX_ROWS} more rows are among the results below."] if len(rows) > MAX_ROWS else []
+    headlines = [*rows[:MAX_ROWS], *more, *headline_lines(run)]
     blocks = [TextBlock(warnings, "Warnings")] if warnings else []
     return [*blocks, TextBlock([*headlines, LEGEND])] if headlines else blocks
 

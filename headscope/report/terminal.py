@@ -42,8 +42,10 @@ def print_summary(run: Run, show_all: bool = False) -> None:
             for result in results:
                 print_line("  ", sentence(result))
     else:
+        rows = run_results.row_lines(run)
+        more = [f"{len(rows) - run_results.MAX_ROWS} more rows with --all"] if len(rows) > run_results.MAX_ROWS else []
         for heading, lines in (
-            ("By prompt", run_results.row_lines(run)),
+            ("By prompt", [*rows[: run_results.MAX_ROWS], *more]),
             ("Headlines", run_results.headline_lines(run)),
         ):
             if lines:

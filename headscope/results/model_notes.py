@@ -1,11 +1,13 @@
 """Notes on the models of a run: which are shown, and what makes their results differ from the checkpoint's."""
 
+import re
 from collections.abc import Iterator
 
 from headscope.model_identity import INT8, Comparison, ModelIdentity
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.words import join_words
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.summary import (
     beyond_native_context,
@@ -19,6 +21,8 @@ from headscope.runs.summary import (
 )
 
 TOPIC = "Models"
+PART_OF_TEXT = re.compile(r"(.+) \(\d+ of \d+\)")
+"""Name of a document that is a part of a text."""
 MAX_OMITTED = 6
 """Maximum number of omitted models that are listed."""
 
@@ -44,6 +48,8 @@ _SENTENCES = {
     "{unknown:words}]",
     "models.equal_weights": "{model} and {baseline} have the same weights[{rounding}], but differ in "
     "{differences:words}[. The run does not record their {unknown:words}]",
+    "models.text_parts": "{pieces} of {documents:n documents} are parts of {texts:n texts}. Parts of one text are "
+    "alike, so confidence intervals over documents may be too narrow",
     "models.texts": "Measured on different texts from {baseline}, or on another sample of them: {others:words}. "
     "Differences between these models mix the effect of the model with that of the texts",
 }
@@ -71,8 +77,21 @@ def model_notes(run: Run) -> Iterator[Result]:
             yield Result(question="models.other_weights", model=label, details=details)
     for label, other, comparison in equal_models(run):
         yield _equal_models(label, other, comparison)
+    if (parts := _parts_of_texts(run)) is not None:
+        yield parts
     if other_texts := differing_texts(run):
         yield Result(question="models.texts", baseline=first, details={"others": other_texts})
+
+
+def _parts_of_texts(run: Run) -> Result | None:
+    """How many documents are parts of a text that was cut, and of how many texts; None if no text was cut."""
+    by_document = [name for name in run.tables if name in all_tables() and "doc" in all_tables()[name].keys]
+    rows = {name: run.manifest["tables"][name]["rows"] for name in by_document}
+    smallest = sorted(by_document, key=lambda name: rows[name])[:1]  # reading a large one would take seconds
+    documents = {str(doc) for name in smallest for doc in run.distinct(name, ["doc"])["doc"]}
+    texts = [match[1] for document in documents if (match := PART_OF_TEXT.fullmatch(document))]
+    numbers = {"pieces": len(texts), "documents": len(documents), "texts": len({*texts})}
+    return Result(question="models.text_parts", details=numbers) if texts else None
 
 
 def _omitted(run: Run) -> Result | None:

@@ -24,21 +24,18 @@ def mean_result(question: str, by_sample: pd.Series, limits: Limits = (-math.inf
 
     The interval ends at the `limits` of the values.
     """
-    return _sample_result(
-        question, by_sample, confidence_interval(by_sample.to_numpy(np.float64)[None]), limits, fields
-    )
+    interval = confidence_interval(by_sample.to_numpy(np.float64)[None]).clip(*limits)
+    return _sample_result(question, by_sample, interval, fields)
 
 
 def share_result(question: str, outcomes: pd.Series, **fields: Any) -> Result:
     """The share of successes among outcomes (0 or 1) by pair or trial (the index), with its interval (Wilson)."""
-    return _sample_result(question, outcomes, wilson_interval(outcomes.mean(), len(outcomes)), (0, 1), fields)
+    return _sample_result(question, outcomes, wilson_interval(outcomes.mean(), len(outcomes)), fields)
 
 
-def _sample_result(
-    question: str, by_sample: pd.Series, interval: npt.ArrayLike, limits: Limits, fields: Mapping[str, Any]
-) -> Result:
+def _sample_result(question: str, by_sample: pd.Series, interval: npt.ArrayLike, fields: Mapping[str, Any]) -> Result:
     values = by_sample.to_numpy(np.float64)
-    low, high = np.ravel(interval).clip(*limits).tolist()
+    low, high = np.ravel(interval).tolist()
     samples = dict(zip(map(str, by_sample.index), values.tolist(), strict=True))
     mean = float(values.mean())
     return Result(question=question, value=mean, low=low, high=high, n=len(values), by_sample=samples, **fields)

@@ -188,10 +188,9 @@ def _places(result: Result, question: Question, brief: bool) -> dict[str, Any]:
         "parts": "; ".join(_clause(part, brief) for part in result.parts),
     }
     for kind, values in (("condition", result.where), ("detail", result.details)):
-        if taken := sorted(places.keys() & values.keys()):
-            raise ValueError(
-                f"{kind} '{taken[0]}' of result '{result.question}' is already the name of a placeholder. Rename it"
-            )
+        if repeated_names := sorted(places.keys() & values.keys()):
+            name = f"{kind} '{repeated_names[0]}' of result '{result.question}'"
+            raise ValueError(f"{name} is already the name of a placeholder. Rename it")
         places |= values
     return places
 

@@ -49,12 +49,12 @@ def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> np
 def wilson_interval(share: Any, trials: Any, choices: int = 1) -> tuple[Any, Any]:
     """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1: numbers or arrays.
 
-    `choices` as in `confidence_interval`.
+    NaN below three trials. `choices` as in `confidence_interval`.
     """
     quantile = NORMAL_QUANTILE if choices == 1 else ndtri(1 - 0.025 / choices)
     centre = share + quantile**2 / (2 * trials)
     half_width = quantile * np.sqrt(share * (1 - share) / trials + quantile**2 / (4 * trials**2))
-    scale = 1 + quantile**2 / trials
+    scale = (1 + quantile**2 / trials) * np.where(np.asarray(trials) < MIN_DOCUMENTS, np.nan, 1.0)
     return np.maximum((centre - half_width) / scale, 0), np.minimum((centre + half_width) / scale, 1)
 
 

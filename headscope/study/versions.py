@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from headscope.errors import InputChanged
@@ -12,14 +12,24 @@ from headscope.errors import InputChanged
 log = logging.getLogger("headscope")
 
 LIBRARIES = ("headscope", "torch", "transformers", "pandas", "pyarrow")
-COMPUTING = ("headscope", "torch", "transformers")
+COMPUTING = ("headscope", "torch", "transformers", "triton")
 """Libraries whose version may change a measured number."""
 
 
 @cache
 def library_versions() -> Mapping[str, str]:
-    """The versions of this process, by library."""
-    return {name: version(name) for name in LIBRARIES}
+    """The versions of this process, by library; on a GPU also that of Triton, "none" without it."""
+    import torch
+
+    versions = {name: version(name) for name in LIBRARIES}
+    return versions | {"triton": _triton_version()} if torch.cuda.is_available() else versions
+
+
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "none"
 
 
 def check_versions(stored: Sequence[Mapping[str, str]], partial: Path) -> None:
@@ -34,7 +44,7 @@ def check_versions(stored: Sequence[Mapping[str, str]], partial: Path) -> None:
             f"Delete {partial} to start again"
         )
     for name in COMPUTING:
-        current = library_versions()[name]
+        current = library_versions().get(name, "none")
         for earlier in dict.fromkeys(versions[name] for versions in stored if name in versions):
             if earlier == current:
                 continue
@@ -53,7 +63,9 @@ def check_versions(stored: Sequence[Mapping[str, str]], partial: Path) -> None:
 def other_versions(versions: Mapping[str, str]) -> str:
     """The recorded versions that differ from those of this process, such as "torch 2.12.0"; "" if none does."""
     recorded = [name for name in COMPUTING if name in versions]
-    return ", ".join(f"{name} {versions[name]}" for name in recorded if versions[name] != library_versions()[name])
+    return ", ".join(
+        f"{name} {versions[name]}" for name in recorded if versions[name] != library_versions().get(name, "none")
+    )
 
 
 def _major(text: str) -> tuple[int, ...]:

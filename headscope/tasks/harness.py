@@ -27,7 +27,14 @@ import torch
 
 from headscope import user_input
 from headscope.compat import lm_eval as compat
-from headscope.errors import BadInput, HeadscopeError, ResourceMissing, did_you_mean, missing_package
+from headscope.errors import (
+    BadInput,
+    HeadscopeError,
+    IncompatibleLibrary,
+    ResourceMissing,
+    did_you_mean,
+    missing_package,
+)
 from headscope.study.digests import digest_tokenizer
 
 if TYPE_CHECKING:
@@ -123,6 +130,8 @@ def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
             mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer),
         ):
             built = compat.TASK_FACTORY.resolve()(meta=meta).build(task.entry, registry=dict(task.index))
+    except IncompatibleLibrary:
+        raise
     except Exception as reason:  # third-party data and code can fail in any way
         raise _task_error(task.name, reason) from reason
     tasks = built.get_all_tasks() if isinstance(built, Group) else built if isinstance(built, list) else [built]
@@ -286,6 +295,8 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple["Entry", dict[str
         with compat.FUNCTION_CONSTRUCTOR.replacing(functions):
             entry = compat.TASK_INDEX.resolve().entry_from_path(path)
             config = compat.LOAD_YAML.resolve()(path, resolve_func=False)
+    except IncompatibleLibrary:
+        raise
     except HeadscopeError as error:
         raise BadInput(f"{source_name}: {error}") from error
     except Exception as reason:  # the harness decides what a file may contain

@@ -20,7 +20,7 @@ QUESTIONS = (
     Question(
         name="ablation.answered",
         sentence="{model}, {prompts}: the unchanged model gives the answer ({answer_criterion}) in {value}[. "
-        "{unanswered:n prompts} without it: their effects do not show how the model answers][. {doubt}]",
+        "Means include {unanswered:n prompts} without it, whose effects do not show how the model answers][. {doubt}]",
         number="percent",
         samples="prompts",
         better="higher",
@@ -43,8 +43,8 @@ QUESTIONS = (
     Question(
         name="ablation.control",
         topic="Ablation on prompts",
-        statement=f"{_SWEEP}: ablating these {{size:n heads}} {{verb}} the {{label}} more than ablating random heads "
-        "of the same layers",
+        statement=f"{_SWEEP}: the {{label}} is {{comparative}} with these {{size:n heads}} ablated than with random "
+        "heads of the same layers ablated",
         sentence="these {size:n heads} change it by {named:+.3g}[ ({named_low:+.3g} to {named_high:+.3g})] "
         "{label_unit}, as many random heads of the same layers by {random:+.3g}"
         "[ ({random_low:+.3g} to {random_high:+.3g})], a difference of {value}",

@@ -68,7 +68,7 @@ def _control_result(named: Effects, control: Effects) -> Result:
         pd.Series(effects.by_sample(unit)) for effects, unit in zip((named, control), by_set, strict=True)
     )
     rises = named.key["metric"] == "nll"
-    details: dict[str, Any] = {"size": int(by_set[0]["size"]), "verb": "raises" if rises else "lowers"}
+    details: dict[str, Any] = {"size": int(by_set[0]["size"]), "comparative": "higher" if rises else "lower"}
     for name, unit in zip(("named", "random"), by_set, strict=True):
         details |= {name: float(unit["effect"]), f"{name}_low": float(unit["low"]), f"{name}_high": float(unit["high"])}
     difference = mean_result(

@@ -1,5 +1,6 @@
 """Runner of the ablation probe: every head ablated by itself, and named heads together, on one prompt per cell."""
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.user_input import quote
 from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions, parse_heads_of_weights
+
+log = logging.getLogger("headscope")
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of a prompt; the rest is on disk."""
@@ -116,11 +119,17 @@ class AblationRunner:
         return tables
 
     def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[Mapping[int, list[int]]]:
-        """The named heads, then random sets of as many heads of the same layers, if these have others."""
+        """The named heads, then random sets of as many other heads of the same layers, if every layer has so many."""
         if not self._are_heads_named:
             return []
         layer_heads = model.geometry.layer_heads
-        if all(len(members) == layer_heads[layer] for layer, members in heads.items()):
+        if any(2 * len(members) > layer_heads[layer] for layer, members in heads.items()):
+            if index == 0:
+                log.warning(
+                    "ablation of %d named heads has no random control: they are more than half of the heads of a "
+                    "layer. Name fewer heads of each layer",
+                    sum(map(len, heads.values())),
+                )
             return [heads]
         generators = (
             np.random.default_rng([self.context.seed, index, draw]) for draw in range(1, self.options.random_sets + 1)

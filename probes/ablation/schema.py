@@ -189,8 +189,7 @@ ABLATION_SETS = Table(
             "draw",
             "index16",
             "",
-            "0: the named heads; from 1: random heads, drawn for each prompt, as many in each layer and other ones as "
-            "far as the layer has them [ours]",
+            "0: the named heads; from 1: random heads, drawn for each prompt: as many other heads of each layer [ours]",
             0,
             key=True,
             absent=0,

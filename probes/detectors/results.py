@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.results.heads import kept_role_results, role_results, top_head_result
 from headscope.results.result import Result, Scalar
-from headscope.results.samples import mean_result
+from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
@@ -71,7 +71,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         return
     scores = rows.pivot(index="sequence", columns="kind", values="score")
     kind = str(scores.mean().idxmax())
-    yield mean_result(
+    score = mean_result(
         "detectors.largest_score",
         scores[kind],
         (0, 1),
@@ -81,3 +81,4 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         where={"context_length": int(rows["context_length"].iloc[0])},
         details={"target": TARGET_DESCRIPTIONS[kind], "chance": float(rows[rows["kind"] == kind]["chance"].mean())},
     )
+    yield allow_for_choice(score, scores.shape[1], (0, 1))

@@ -162,7 +162,7 @@ def _ablation_claim(effects: Effects, sizes: pd.Series) -> Result:
     drop, bound, reason = _ablation_drop("retrieval.ablation_claim", effects, size), Bound("above"), ""
     if allowed.empty:
         reason = "unmeasured"
-    elif verdict_of(drop, bound) == "inconclusive":
+    elif drop.has_interval and verdict_of(drop, bound) == "inconclusive":
         reason = "" if analysis.can_detect_retrieval_drop(_ablated(effects, "random", size)) else "power"
     return judge(drop, bound, reason)
 

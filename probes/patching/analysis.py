@@ -19,7 +19,6 @@ from probes.patching.pairs import pairs_usable_in_all_models
 from probes.patching.schema import (
     ACTIVATION_LABELS,
     ALL_POSITIONS,
-    MIN_DIFFERENCE,
     PATCHING,
     PATCHING_SPANS,
     subset_names,
@@ -44,8 +43,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "fraction of the metric's difference between the clean and the corrupted run that patching the "
             f"{label} of the head or of its KV group recovers (denoising) or, if only noising was run, removes; mean "
-            f"over the pairs of all prompt sets that the model answers and whose metrics differ by at least "
-            f"{MIN_DIFFERENCE}, in every model; "
+            "over the pairs of all prompt sets that count in every model (is_counted); "
             "exact where patched, else estimated",
             number_format="+.2f",
         )
@@ -89,10 +87,10 @@ def span_sweeps(run: RunTables) -> list[Effects]:
 
 def pair_sweeps(run: RunTables) -> list[Effects]:
     """The sweeps of every pair or group that has results of its own, in the order of the set."""
-    rows = _counted_rows(run, _rows_at_all_positions(run))
-    sets = [members for _, members in rows.groupby("prompts", sort=False)]
-    rows = pd.concat([members.assign(subset=subset_names(members)) for members in sets]) if sets else rows[:0]
-    rows = rows[rows["subset"] != ""] if len(rows) else rows.assign(subset="")
+    rows = _rows_at_all_positions(run)
+    sets = [members.assign(subset=subset_names(members)) for _, members in rows.groupby("prompts", sort=False)]
+    rows = _counted_rows(run, pd.concat(sets) if sets else rows.assign(subset=""))
+    rows = rows[rows["subset"] != ""]
     return sweep_effects(complete_rows(rows, PAIR_SWEEP), PAIR_SWEEP, run.models)
 
 
@@ -111,9 +109,9 @@ def position_effects(run: RunTables, effects: Effects, pair: str) -> pd.DataFram
 
 
 def complete_rows(rows: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
-    """The rows without exact effects of units that were patched in some pairs of their sweep only.
+    """Drop the exact effects of units that were patched in only some pairs of their sweep; estimates remain.
 
-    These were selected by the estimates of those pairs, so their mean is no effect over all pairs.
+    The estimates of those pairs selected these units, so their mean is not an effect over all pairs.
     """
     exact = rows["method"] == "exact"
     by_unit = rows[exact].groupby([*sweep.keys, *sweep.units])[sweep.sample].transform("size")

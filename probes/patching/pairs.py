@@ -49,9 +49,9 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         ),
         Question(
             name=f"{area}.metric",
-            sentence="{model}, {prompts}: the mean {label} ({label_unit}) is {value} for clean and {corrupted:.2f} for "
-            "corrupted prompts[. {excluded:n pairs} with a difference below {limit} {label_unit} are left out of "
-            "means][. Means are over the {shared:n pairs} that count in every model]",
+            sentence="{model}, {prompts}: the mean {label} ({label_unit}) over all pairs is {value} for clean and "
+            "{corrupted:.2f} for corrupted prompts[. {excluded:n pairs} with a difference below {limit} {label_unit} "
+            "are left out of means of effects][. Means are over the {shared:n pairs} that count in every model]",
             number=".2f",
             samples="pairs",
         ),
@@ -117,7 +117,7 @@ def _failure_results(
     """The pairs that means leave out because they do not show how the model answers, with their metrics by name."""
     is_left_out = pairs["is_normalised"] & ~pairs["is_counted"]
     for name, column, is_failing in (
-        ("wrong", "metric_clean", ~pairs["is_counted"] & ~is_answered),
+        ("wrong", "metric_clean", is_left_out & ~is_answered),
         ("same", "metric_corrupted", is_left_out & is_answered),
     ):
         values = pairs.loc[is_failing, column].astype("float64")

@@ -145,7 +145,7 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
         return
     tokens = plain_types(run.table(PATCHING_TOKENS.name))
     tokens = tokens[(tokens["model"] == effects.model) & (tokens["prompts"] == effects.key["prompts"])]
-    for pair in tokens["pair"].unique()[:1]:
+    for pair in [name for name in tokens["pair"].unique() if name in effects.values.columns][:1]:
         rows = position_effects(run, effects, pair)
         if len(rows):
             yield Chart(plots.plot_positions(effects, pair, rows, tokens[tokens["pair"] == pair]), POSITION_CAPTION)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.effects.ranking import largest_unit, next_units, rank
 from headscope.effects.results import sweep_results
-from headscope.effects.sweep import Effects
+from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
 from headscope.prompts.pairs import METRIC_LABELS
 from headscope.report.blocks import Overview
@@ -93,7 +93,9 @@ def overview(run: Run) -> Overview | None:
     records = []
     metrics = run.derived(pair_metrics)
     for effects in run.derived(sweeps):
-        pairs = metrics[(metrics["model"] == effects.model) & (metrics["prompts"] == effects.key["prompts"])]
+        pairs = metrics[metrics["pair"].isin(effects.values.columns)]
+        key = {name: effects.key[name] for name in ("prompts", "metric")}
+        pairs = rows_of_sweep(pairs, {"model": effects.model, **key})
         largest = largest_unit(effects)
         records.append(
             {

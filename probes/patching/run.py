@@ -181,6 +181,7 @@ class PatchingRunner:
         if (label, work.prompts) not in self._selections:
             stored = pd.concat([self._read_estimates(cell) for cell in work.prerequisites], ignore_index=True)
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
+            stored["subset"] = subset_names(stored)
             counted = stored[stored["is_counted"]]
             stored = counted if len(counted) else stored
             self._selections[label, work.prompts] = _Selection(stored, self.options, self.context.seed)
@@ -266,10 +267,9 @@ class _Selection:
     """The units that verify patches exactly, by the estimates of several pairs; `layer` is the layer's index."""
 
     def __init__(self, estimates: pd.DataFrame, options: PatchingOptions, seed: int):
-        names = subset_names(estimates)
         self._shared = _select_by_sweep(estimates, options, seed)
         own = options.model_copy(update={"verify_top": min(options.verify_top, SUBSET_TOP), "verify_random": 0})
-        self._own = {name: _select_by_sweep(rows, own, seed) for name, rows in estimates.groupby(names) if name}
+        self._own = {name: _select_by_sweep(rows, own, seed) for name, rows in estimates.groupby("subset") if name}
 
     def units_of(self, pair: TokenPair) -> dict[tuple[str, str], list[Unit]]:
         """The units of a pair by activation and direction: those of all pairs, then those of the pair or its group."""

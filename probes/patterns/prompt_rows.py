@@ -72,8 +72,12 @@ def _position(texts: Sequence[str], token: str | None) -> int | None:
 
 
 def results(run: Run, model: str) -> Iterator[Result]:
-    """The listed heads with the prompt in which they attend, strongest first."""
-    for rank, row in enumerate(prompt_rows(run, model), start=1):
+    """The listed heads with the prompt in which they attend, strongest first; a warning if a named key is in no row."""
+    listed_rows = prompt_rows(run, model)
+    options: Mapping[str, Any] = run.manifest.get("config", {}).get("patterns") or {}
+    if options.get("key") is not None and "top_keys" in run.tables and not listed_rows:
+        yield Result(question="patterns.unlisted", model=model, details={"keys": options.get("keys")})
+    for rank, row in enumerate(listed_rows, start=1):
         text = document_text(run, model, row.doc)
         weights = top_keys(run, (model, row.length, row.doc, row.layer, row.head), row.query)
         yield Result(

@@ -22,6 +22,12 @@ QUESTIONS = (
         number=",.0f",
     ),
     Question(
+        name="patterns.unlisted",
+        sentence="In {model}, no head has the named key among the {keys} stored keys of a row. Use a larger --keys, or "
+        "other tokens",
+        level="warning",
+    ),
+    Question(
         name="patterns.prompt",
         sentence="In {model}, {unit} attends from “{query}” to “{key}” with weight {value}: {weights}",
         headline="{unit} attends from “{query}” to “{key}” with weight {value}: {weights}",

@@ -79,6 +79,15 @@ class PatternsRunner:
                     f"{quote(prompt)}. Use one of them"
                 )
 
+        if self.options.query is not None and self.options.key is not None:
+            prompt, _ = token_texts(self.context.tokenizer(label), ids)
+            query, key = (find_token(prompt, token) for token in (self.options.query, self.options.key))
+            if query is not None and key is not None and query < key:
+                raise BadInput(
+                    f"the key {quote(self.options.key)} is after the query {quote(self.options.query)}: a token "
+                    "attends to earlier ones only. Exchange 'query' and 'key'"
+                )
+
     def token_ids(self, cell: Cell) -> Sequence[int]:
         document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]

@@ -77,6 +77,9 @@ class PathsRunner:
         pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
+        is_counted = counts_pair(replay, pair, self.options)
+        if work.step == "estimate" and not is_counted:
+            return {}
         keys = {"model": cell.model, "prompts": pairs.name, "metric": replay.metric_name, "norms": self.options.norms}
         if cell.model not in self._path_models:
             self._path_models[cell.model] = inspect_paths(model, tokens.clean)
@@ -93,11 +96,10 @@ class PathsRunner:
                     block = _exact_rows(patching, replay, model, direction, paths)
                 blocks.append(block.assign(direction=direction, **keys))
         table = pd.concat(blocks, ignore_index=True)
-        is_counted = counts_pair(replay, pair, self.options)
         if work.step == "exact":
             table["is_counted"] &= is_counted
             return {PATHS.name: table.assign(pair=pair.name, group=pair.group)}
-        return {PATH_ESTIMATES.name: table} if is_counted and len(table) else {}
+        return {PATH_ESTIMATES.name: table} if len(table) else {}
 
     def _set_cells(self, label: str, source: str, path_count: int) -> Iterator[Cell]:
         """Cells of one model and one set."""

@@ -104,7 +104,7 @@ PATHS = Table(
 )
 PATH_ESTIMATES = Table(
     "path_estimates",
-    "estimates of all paths from gradients: mean over the pairs whose metric differs enough between the prompts",
+    "estimates of all paths from gradients: mean over the pairs that count (is_counted of the table paths)",
     (
         MODEL,
         PROMPTS,
