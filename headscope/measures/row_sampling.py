@@ -207,5 +207,5 @@ def _add_by_product(sums: Tensor, values: Tensor, cells: IntArray) -> None:
     values = values.to(sums.device)
     is_finite = values.isfinite()
     totals = values.where(is_finite, 0) @ one_hot
-    is_damaged = (~is_finite).to(values.dtype) @ one_hot > 0  # 0 * inf would damage every other cell
+    is_damaged = is_finite.logical_not().to(values.dtype) @ one_hot > 0  # 0 * inf would damage every other cell
     sums.index_add_(-1, used_cells, totals.masked_fill(is_damaged, torch.nan))

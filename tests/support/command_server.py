@@ -22,6 +22,7 @@ for line in sys.stdin:
     output, *arguments = line.split()
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # makes torch's thread pool anew, which two threads at once cannot do after a fork
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
