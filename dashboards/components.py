@@ -14,7 +14,7 @@ from headscope.heads import Head
 from headscope.plots.colour_range import colorbar_space, colorbars
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report.blocks import (
+from headscope.rendering.blocks import (
     Block,
     Card,
     Chart,

@@ -10,7 +10,7 @@ from dash import html
 from dashboards.pages import Page
 from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState
-from headscope.report.assembly import run_statistics
+from headscope.rendering.assembly import run_statistics
 from headscope.runs.column_metadata import measured_roles, roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models

@@ -8,7 +8,7 @@ from dash import html
 
 from dashboards.components import build_component, column_header, scrolling_table
 from dashboards.view_state import ViewState
-from headscope.report.explorer_blocks import Badges, KeyLinks, LinkChoice, Passage, TextCell, Token
+from headscope.rendering.explorer_blocks import Badges, KeyLinks, LinkChoice, Passage, TextCell, Token
 
 
 @build_component.register

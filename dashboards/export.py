@@ -12,9 +12,19 @@ import pandas as pd
 
 from dashboards.view_state import ViewState
 from headscope.plots.highlight import highlight_heads
-from headscope.report import html_page as report
-from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
-from headscope.report.text import statistics_table
+from headscope.rendering import html_page as report
+from headscope.rendering.blocks import (
+    Block,
+    Chart,
+    HeadTable,
+    Link,
+    Links,
+    PageContent,
+    RecordTable,
+    TextBlock,
+    TextTable,
+)
+from headscope.rendering.text import statistics_table
 from headscope.results.words import count_nouns
 from headscope.runs.run import Run, short_names
 

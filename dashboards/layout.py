@@ -22,8 +22,8 @@ from dashboards.view_state import (
     format_heads,
 )
 from headscope.errors import BadInput
-from headscope.report import assembly
-from headscope.report.blocks import PageContent
+from headscope.rendering import assembly
+from headscope.rendering.blocks import PageContent
 from headscope.runs.column_metadata import capitalise, is_role_measured, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models

@@ -16,8 +16,8 @@ from dashboards.components import MAX_SENTENCES, build_component
 from dashboards.pages import Page
 from dashboards.run_store import current_store
 from dashboards.view_state import ViewState, parse_query
-from headscope.report.blocks import Block, Chart, PageContent, TextBlock, TextTable
-from headscope.report.explorer_blocks import LinkChoice
+from headscope.rendering.blocks import Block, Chart, PageContent, TextBlock, TextTable
+from headscope.rendering.explorer_blocks import LinkChoice
 from headscope.runs.run import Run
 
 log = logging.getLogger("headscope")

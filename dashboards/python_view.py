@@ -13,7 +13,7 @@ from dashboards.run_store import RunStore
 from dashboards.view_state import parse_query
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.highlight import highlight_heads
-from headscope.report.blocks import Card, Chart
+from headscope.rendering.blocks import Card, Chart
 from headscope.runs.run import Run
 
 

@@ -12,7 +12,7 @@ from dashboards.components import build_component
 from dashboards.run_store import current_store
 from dashboards.view_state import ViewState
 from headscope.errors import BadInput, HeadscopeError
-from headscope.report.blocks import TextBlock
+from headscope.rendering.blocks import TextBlock
 from headscope.runs.column_metadata import capitalise
 from headscope.runs.notes import RunNotes, read_notes, write_notes
 from headscope.runs.run import Run

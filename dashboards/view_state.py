@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.heads import Head, HeadSet, parse_unit
-from headscope.report.assembly import run_statistics
+from headscope.rendering.assembly import run_statistics
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, measured_roles, statistic
 from headscope.runs.run import Run

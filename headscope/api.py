@@ -68,7 +68,7 @@ def compare(before: Run | Path | str, after: Run | Path | str) -> pd.DataFrame:
     (Benjamini-Hochberg); direction: better, worse, higher, lower, no clear change (p_adjusted of 0.05 or more), or
     unknown without an interval. The attribute `.attrs["roles"]` lists the heads that gained or lost a role.
     """
-    from headscope.report.comparison import comparison_to_frame
+    from headscope.rendering.comparison import comparison_to_frame
     from headscope.results.comparison import compare as compare_runs
 
     return comparison_to_frame(compare_runs(_open_run(before, "before"), _open_run(after, "after")))

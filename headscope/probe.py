@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.report.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
+    from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.arrow import Rows
@@ -158,7 +158,7 @@ class Probe:
         return None
 
     def explorer(self, context: "RenderContext", query: Mapping[str, str]) -> "PageContent":
-        """An interactive page in the state of the query parameters, built from `headscope.report.explorer_blocks`.
+        """An interactive page in the state of the query parameters, built from `headscope.rendering.explorer_blocks`.
 
         That module may change between versions.
         """

@@ -23,7 +23,7 @@ from headscope.cli.command_groups import ProbeCommand
 from headscope.cli.flags import TYPE_NAMES
 from headscope.cli.probe_commands import choices
 from headscope.probe import Probe
-from headscope.report.blocks import Term
+from headscope.rendering.blocks import Term
 from headscope.runs.column_metadata import capitalise, roles, statistics
 from headscope.runs.columns import all_tables
 

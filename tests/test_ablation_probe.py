@@ -20,7 +20,7 @@ from headscope.forward.ablation import REFERENCE_TOKENS, random_heads
 from headscope.heads import HeadSet
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.words import count_nouns, headline, sentence
 from headscope.runs.arrow import add_absent_columns
 from headscope.runs.columns import all_tables

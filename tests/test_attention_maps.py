@@ -15,7 +15,7 @@ import headscope
 from headscope import bins
 from headscope.attention.record import AttentionRecord
 from headscope.measures.pooled_map import PooledMaps
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from probes.patterns import analysis, lens, maps, report, results, similarity

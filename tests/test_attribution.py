@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM
 from zoo.build import tiny
 
 import headscope
+from headscope.decomposition.head_circuits import TokenEmbeddings
+from headscope.decomposition.head_weights import inspect_head_weights
+from headscope.decomposition.logit_attribution import attribute_logits
+from headscope.decomposition.residual_decomposition import Norm
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.head_circuits import TokenEmbeddings
-from headscope.forward.head_weights import inspect_head_weights
-from headscope.forward.logit_attribution import attribute_logits
-from headscope.forward.residual_decomposition import Norm
 from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.models.loading import locate
 from headscope.positions.model import Model
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate

@@ -221,7 +221,7 @@ print(result.output)
 
 
 def test_selfcheck_prints_its_table_without_plotly() -> None:
-    code = "import sys; sys.modules['plotly'] = None; import headscope.cli.selfcheck, headscope.report.console"
+    code = "import sys; sys.modules['plotly'] = None; import headscope.cli.selfcheck, headscope.rendering.console"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
 
 

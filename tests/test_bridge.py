@@ -15,11 +15,11 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.head_circuits import TokenEmbeddings
+from headscope.decomposition.head_weights import inspect_head_weights
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.ablation import ablated
 from headscope.forward.capture import capturing
-from headscope.forward.head_circuits import TokenEmbeddings
-from headscope.forward.head_weights import inspect_head_weights
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.streaming import StreamingWindow

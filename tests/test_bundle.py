@@ -15,10 +15,10 @@ from playwright.sync_api import Browser, Page, expect
 from headscope.cli import bundle
 from headscope.cli.site_pages import Address, SitePages
 from headscope.errors import BadRun, CannotWrite
-from headscope.report import assembly, similar_heads
-from headscope.report import static_site as pages
-from headscope.report.blocks import Chart
-from headscope.report.text import format_cell
+from headscope.rendering import assembly, similar_heads
+from headscope.rendering import static_site as pages
+from headscope.rendering.blocks import Chart
+from headscope.rendering.text import format_cell
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.manifest import write_manifest

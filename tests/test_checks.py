@@ -14,9 +14,9 @@ from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mea
 
 import headscope as hs
 from headscope.errors import BadInput, CannotWrite
-from headscope.report.comparison import outcome_text
-from headscope.report.html_page import render_report
-from headscope.report.junit import write_junit
+from headscope.rendering.comparison import outcome_text
+from headscope.rendering.html_page import render_report
+from headscope.rendering.junit import write_junit
 from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result

@@ -10,9 +10,9 @@ from support import families
 from support.dense_circuits import FAMILIES, dense_composition, dense_copying_score, dense_heads
 
 import headscope as hs
+from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings, effective_embeddings, ov_logits
+from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
 from headscope.errors import UnsupportedModel
-from headscope.forward.head_circuits import LayerCircuits, TokenEmbeddings, effective_embeddings, ov_logits
-from headscope.forward.head_weights import ModelWeights, inspect_head_weights
 from headscope.measures import circuits
 from headscope.positions.model import Model
 

@@ -15,14 +15,14 @@ from support.tiny_studies import contents, save_checkpoint, save_texts
 
 import headscope as hs
 from dashboards.app import create_app
-from headscope import report
+from headscope import rendering
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.observe import observe
 from headscope.heads import format_head
 from headscope.measures.value_attention import ValueWeightedRows
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
@@ -229,7 +229,7 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     captions = " ".join(block.caption for block in blocks if hasattr(block, "caption"))
     assert "Rows in base whose logits are attributed" in captions
     assert "Pairs of components that add most to these logits" in captions
-    report.write_report([run], tmp_path / "report.html")
+    rendering.write_report([run], tmp_path / "report.html")
     assert "What writes the logits of L2H1" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert create_app(run.path).server.test_client().get("/").status_code == 200
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from headscope.report.run_results import claim_table
-from headscope.report.run_results import claims as claims_among
+from headscope.rendering.run_results import claim_table
+from headscope.rendering.run_results import claims as claims_among
 from headscope.results import words
 from headscope.results.collection import all_results
 from headscope.results.result import Result

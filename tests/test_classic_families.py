@@ -30,13 +30,13 @@ import headscope as hs
 from headscope.attention import backend
 from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
-from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.logits import last_hidden_states
-from headscope.forward.patching import PairTokens, PatchingReplay
-from headscope.forward.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
 from headscope.forward.replay import Replay
+from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes
 from probes.influence.gradient_estimate import estimate_effects

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
 
-from headscope.report.comparison import print_comparison, signed
+from headscope.rendering.comparison import print_comparison, signed
 from headscope.results.comparison import Change, Comparison, SameSamples, change, compare
 from headscope.results.result import Result
 from headscope.runs.aggregation import wilson_interval

@@ -18,7 +18,7 @@ from dashboards.app import create_app
 from dashboards.layout import empty_page, resolve_url
 from headscope.cli import app as cli
 from headscope.errors import BadRun, CannotWrite
-from headscope.report import write_report
+from headscope.rendering import write_report
 from headscope.runs import run_tables
 from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256
@@ -385,7 +385,7 @@ def test_failed_report_leaves_no_draft(
         (tmp_path / "seen").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headscope.report.html_page.render_report", lambda runs: "a page")
+    monkeypatch.setattr("headscope.rendering.html_page.render_report", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
     with pytest.raises(CannotWrite, match=r"No space left on device. Choose another file with --out"):
         write_report([intact_run], tmp_path / "report.html")

@@ -22,9 +22,9 @@ from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, pars
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe
 from headscope.probe import Probe
-from headscope.report import assembly, similar_heads
-from headscope.report.assembly import measured_statistics
-from headscope.report.blocks import Chart, HeadTable, Links, PageContent, TextBlock, TextTable
+from headscope.rendering import assembly, similar_heads
+from headscope.rendering.assembly import measured_statistics
+from headscope.rendering.blocks import Chart, HeadTable, Links, PageContent, TextBlock, TextTable
 from headscope.results.questions import questions
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, combine_runs

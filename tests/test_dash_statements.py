@@ -13,8 +13,8 @@ from dashboards.controls import build_controls
 from dashboards.layout import resolve_url
 from dashboards.view_state import ViewState
 from headscope.errors import BadRun
-from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart
+from headscope.plots import head_matrices as head_figures
+from headscope.rendering.blocks import Chart
 from headscope.runs.column_metadata import format_number, is_role_measured
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run

@@ -22,7 +22,7 @@ from dashboards.python_view import figure_title, open_view
 from dashboards.run_notes import save_notes
 from dashboards.view_state import ViewState
 from headscope.errors import BadInput, CannotWrite
-from headscope.report.blocks import Chart
+from headscope.rendering.blocks import Chart
 from headscope.runs.notes import MAX_NOTE, RunNotes, read_notes, write_notes
 from headscope.runs.run import Run, run_progress
 from headscope.runs.run_tables import validate

@@ -23,7 +23,7 @@ from headscope.errors import BadInput
 from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
 from headscope.models.loading import locate
 from headscope.positions.model import Model
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.words import sentence
 from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run

@@ -10,12 +10,12 @@ import pytest
 
 from headscope.estimates import ESTIMATE_MARK, EXACT, estimate_mask
 from headscope.heads import HeadSet
-from headscope.plots.heads import plot_matrix
-from headscope.report.text import describe_extremes, describe_ranks, statistics_table
+from headscope.plots.head_matrices import plot_matrix
+from headscope.rendering.text import describe_extremes, describe_ranks, statistics_table
 from headscope.runs.run import Run
 from headscope.scores.head_scores import HeadScores
 from probes.influence.analysis import unit_sweeps
-from probes.influence.heads import head_statistics as influence_columns
+from probes.influence.head_columns import head_statistics as influence_columns
 from probes.patching import analysis
 from probes.patching.run import select_verified
 from probes.patching.schema import PatchingOptions

@@ -21,7 +21,7 @@ from support.tiny_studies import save_checkpoint
 from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.models import loading
 from headscope.positions.model import Model, load
-from headscope.report.blocks import RenderContext
+from headscope.rendering.blocks import RenderContext
 from headscope.results import words
 from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run

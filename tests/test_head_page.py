@@ -9,9 +9,9 @@ import pytest
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from dashboards.lazy_loading import RenderedPage
-from headscope.report import assembly, similar_heads
-from headscope.report.blocks import Chart, PageContent, TextTable
-from headscope.report.explorer_blocks import Badges, Passage
+from headscope.rendering import assembly, similar_heads
+from headscope.rendering.blocks import Chart, PageContent, TextTable
+from headscope.rendering.explorer_blocks import Badges, Passage
 from headscope.runs.column_metadata import heads_with_role, roles
 from headscope.runs.head_profiles import (
     NO_ROLE,

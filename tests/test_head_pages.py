@@ -8,7 +8,7 @@ from flask import Flask
 from dashboards.layout import resolve_url
 from dashboards.run_store import RunStore
 from headscope.cli.flags import EXAMPLES
-from headscope.report.blocks import Chart, TextBlock
+from headscope.rendering.blocks import Chart, TextBlock
 
 CHARTS = {"from-scratch": 5, "from-scratch-seeds": 5, "example": 10, "causes": 6, "patching": 3, "budget": 2}
 CHARTS |= {"needle": 3, "patching-needle": 3, "maps": 3, "circuits": 5}

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from zoo.build import tiny
 
 import headscope as hs
+from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
-from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
 from probes.influence.gradient_estimate import estimate_effects

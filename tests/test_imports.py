@@ -47,6 +47,18 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "measures",
         "prompts",
     },
+    "decomposition": {"compat", "errors", "heads", "attention", "models", "positions", "forward", "measures"},
+    "patching": {
+        "compat",
+        "errors",
+        "heads",
+        "attention",
+        "models",
+        "positions",
+        "forward",
+        "decomposition",
+        "prompts",
+    },
     "prompts": {"errors", "user_input"},
     "runs": {
         "errors",
@@ -64,7 +76,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plots": {"errors", "estimates", "bins", "heads", "runs"},
     "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
-    "report": {
+    "rendering": {
         "errors",
         "estimates",
         "plugins",
@@ -96,13 +108,13 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plugin_api": {
         "lazy_names",
         *("errors", "heads", "plugins", "probe", "attention", "models", "positions", "forward", "measures"),
-        *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
+        *("runs", "plots", "rendering", "study", "prompts", "bins", "user_input"),
     },
     "playground": {
         *("errors", "heads", "model_spec", "scores", "attention", "models", "positions", "forward", "measures"),
-        *("prompts", "streaming", "study", "user_input"),
+        *("decomposition", "patching", "prompts", "streaming", "study", "user_input"),
     },
-    "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "report", "study", "models", "positions"},
+    "api": {"errors", "user_input", "plugins", "probe", "runs", "results", "rendering", "study", "models", "positions"},
     "callback": {"errors", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli`, `reference` and `stub` may import all."""
@@ -124,7 +136,7 @@ WITHOUT_TORCH = (
     "results",
     "effects",
     "plots",
-    "report",
+    "rendering",
     "study/config",
     "study/cells",
     "study/checkpoint_glob",
@@ -223,7 +235,7 @@ def test_tables_and_results_are_printed_without_plotly(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base",), layers=1, heads=2, groups=1, pairs=4, lengths=(256,), docs=1)
     code = f"""
 import sys
-from headscope.report import comparison, terminal
+from headscope.rendering import comparison, terminal
 from headscope.runs.run import Run
 
 run = Run.open({str(run.path)!r})

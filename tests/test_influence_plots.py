@@ -8,7 +8,7 @@ from headscope.effects.agreement import agreements
 from headscope.effects.sweep import Effects, effects_table
 from headscope.effects.units import unit_nouns
 from headscope.plots.learned_frequencies import plot_learned_frequencies
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results import words
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic, statistics

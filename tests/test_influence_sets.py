@@ -19,7 +19,7 @@ from headscope.errors import BadInput
 from headscope.heads import parse_head
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.run import Run

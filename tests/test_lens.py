@@ -17,10 +17,10 @@ from werkzeug.serving import make_server
 from dashboards import explorer_components, export
 from dashboards.app import create_app
 from dashboards.view_state import ViewState
-from headscope.report import assembly
-from headscope.report.blocks import Chart, PageContent, TextBlock
-from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
-from headscope.report.token_spans import context_spans, shaded_tokens
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Chart, PageContent, TextBlock
+from headscope.rendering.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
+from headscope.rendering.token_spans import context_spans, shaded_tokens
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.patterns import analysis

@@ -387,7 +387,7 @@ def test_a_model_without_retrieved_needles_gets_no_ablation(
 
 
 def test_report_charts_show_ablation_curve_and_both_detectors(planted_run: Run) -> None:
-    from headscope.report import assembly
+    from headscope.rendering import assembly
 
     groups = {group.heading: [*group.charts] for group in charts.charts(assembly.render_context(planted_run))}
     assert len(groups["Attribution through the needle"]) == 2

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from headscope.plots import heads
-from headscope.report import assembly, html_page
+from headscope.plots import head_matrices
+from headscope.rendering import assembly, html_page
 from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run
@@ -248,7 +248,7 @@ def test_scatter_plots_and_matrix_show_one_value_per_head(run: Run) -> None:
     seed_points = plots.plot_seed_agreement(scores_by_seed(run), "base").data[0]
     np.testing.assert_allclose(seed_points.x, mean_scores(run, "base", seed=0))
     np.testing.assert_allclose(seed_points.y, mean_scores(run, "base", seed=1))
-    matrix = heads.plot_matrix(run.heads, "retrieval", "base").data[0]
+    matrix = head_matrices.plot_matrix(run.heads, "retrieval", "base").data[0]
     assert matrix.z[1][2] == pytest.approx(mean_scores(run, "base")[1, 2])
 
 

@@ -14,9 +14,9 @@ from nbclient import NotebookClient
 from playwright.sync_api import Browser
 
 from headscope.errors import BadInput, ResourceMissing
-from headscope.report import assembly, run_results
-from headscope.report.blocks import Card, Chart
-from headscope.report.notebook import PLOTLY_MIME_TYPE, run_page
+from headscope.rendering import assembly, run_results
+from headscope.rendering.blocks import Card, Chart
+from headscope.rendering.notebook import PLOTLY_MIME_TYPE, run_page
 from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS
 from headscope.results.words import sentence

@@ -11,8 +11,8 @@ from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from dashboards.lazy_loading import RenderedPage
 from headscope.heads import format_head
-from headscope.report import assembly
-from headscope.report.blocks import Card
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Card
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run

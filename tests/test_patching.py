@@ -17,7 +17,7 @@ import headscope as hs
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Unit
-from headscope.forward.patching import (
+from headscope.patching.activation_patching import (
     GROUP_ACTIVATIONS,
     Activation,
     Direction,
@@ -137,7 +137,7 @@ def test_estimates_are_the_gradient_times_the_exact_change_of_the_heads_output(
 def test_the_estimate_of_kl_for_noising_is_half_the_fisher_information_of_the_change(
     family: str, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headscope.forward.patching.CURVATURE_TOKENS", 3)
+    monkeypatch.setattr("headscope.patching.activation_patching.CURVATURE_TOKENS", 3)
     model, pair = loaded(family), random_pair()
     replay = PatchingReplay(model, pair, "kl", memory_bytes=1e9)
     with replay.capturing():

@@ -15,7 +15,7 @@ import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput
 from headscope.prompts.answers import shows_answer
-from headscope.report.run_results import headline_lines, row_lines, warning_lines
+from headscope.rendering.run_results import headline_lines, row_lines, warning_lines
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.study import runner

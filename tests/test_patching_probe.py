@@ -16,10 +16,10 @@ import headscope as hs
 from headscope.bench.timing import time_calls
 from headscope.effects.sweep import effects_table
 from headscope.errors import Interrupted
-from headscope.forward.patching import PairTokens, PatchingReplay, patched_units
 from headscope.models.loading import load_tokenizer
+from headscope.patching.activation_patching import PairTokens, PatchingReplay, patched_units
 from headscope.prompts.pair_sets import file_pairs
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.words import sentence
 from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run

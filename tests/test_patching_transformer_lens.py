@@ -15,8 +15,8 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 
 import headscope as hs
 from headscope.forward.interventions import Unit
-from headscope.forward.patching import GROUP_ACTIVATIONS, PairTokens, PatchingReplay, patched_units
-from headscope.forward.path_patching import Path, PathPatching, inspect_paths
+from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PairTokens, PatchingReplay, patched_units
+from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

@@ -14,10 +14,10 @@ from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_ch
 import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
-from headscope.forward.patching import PairTokens, PatchingReplay
-from headscope.forward.path_patching import Path, PathPatching, inspect_paths
+from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.results.questions import questions
 from headscope.results.words import sentence
 from headscope.runs.run import Run

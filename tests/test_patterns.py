@@ -30,8 +30,8 @@ from headscope.measures.top_keys import (
 )
 from headscope.positions.model import Model
 from headscope.prompts.token_text import _BYTE_BY_CHARACTER, token_texts
-from headscope.report import assembly
-from headscope.report.token_spans import TokenizedText, mark_token, text_with_weights, to_display_line
+from headscope.rendering import assembly
+from headscope.rendering.token_spans import TokenizedText, mark_token, text_with_weights, to_display_line
 from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs

@@ -32,12 +32,12 @@ from dashboards.playground.callbacks import parse_count, parse_request, second_p
 from dashboards.playground.components import next_token_table
 from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
-from headscope.forward.patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PairTokens, PatchingReplay
 from headscope.playground import tasks
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.positions.model import Model
-from headscope.report import assembly
+from headscope.rendering import assembly
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 

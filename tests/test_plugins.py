@@ -19,7 +19,7 @@ from support.tiny_studies import save_checkpoint, save_texts
 
 from headscope import plugin_api, plugins
 from headscope.probe import Probe
-from headscope.report.assembly import measured_statistics
+from headscope.rendering.assembly import measured_statistics
 from headscope.runs.column_metadata import Statistic, is_statistic, statistics
 
 ROOT = Path(__file__).parents[1]

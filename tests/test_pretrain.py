@@ -16,8 +16,8 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
 from headscope.prompts.texts import TokenDocument, first_tokens
-from headscope.report.blocks import RenderContext
-from headscope.report.text import statistics_table
+from headscope.rendering.blocks import RenderContext
+from headscope.rendering.text import statistics_table
 from headscope.results import words
 from headscope.runs.run import Run
 from headscope.study.checkpoint_glob import expand_checkpoints

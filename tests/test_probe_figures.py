@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headscope import report
-from headscope.report import assembly
+from headscope import rendering
+from headscope.rendering import assembly
 from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.run import Run
@@ -112,7 +112,7 @@ def test_a_run_without_models_has_a_report_of_its_probes(run: Run, tmp_path: Pat
         "Needle retrieval from a window",
         "Scaling theorems",
     }
-    page = report.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    page = rendering.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle retrieval from a window" in page
     assert "Heads worth a closer look" not in page
     assert "NaN" not in page.split("<main>")[1].split("</main>")[0]

@@ -10,10 +10,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.head_weights import inspect_head_weights
+from headscope.decomposition.qk_attribution import QKAttribution, RowAndKey, attribute_qk, find_rows, find_top_far_rows
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
-from headscope.forward.head_weights import inspect_head_weights
-from headscope.forward.qk_attribution import QKAttribution, RowAndKey, attribute_qk, find_rows, find_top_far_rows
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents

@@ -20,9 +20,9 @@ from support.example_probes import Broken, Foreign, Late
 from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.probe import Probe
-from headscope.report import assembly, html_page, run_results, terminal
-from headscope.report.blocks import Chart
-from headscope.report.text import column_heading, format_cell
+from headscope.rendering import assembly, html_page, run_results, terminal
+from headscope.rendering.blocks import Chart
+from headscope.rendering.text import column_heading, format_cell
 from headscope.results import ranking, words
 from headscope.results.questions import Question, questions
 from headscope.results.result import Result

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from headscope import report
+from headscope import rendering
 from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("report")
     run = synthetic_run(folder, models=("base", "<script>alert(1)</script>"), layers=2, heads=4, pairs=4)
-    return report.write_report([run], folder / "report.html").as_uri()
+    return rendering.write_report([run], folder / "report.html").as_uri()
 
 
 @dataclass
@@ -122,7 +122,7 @@ def test_a_report_like_that_of_the_demo_begins_with_pictures_folds_its_prose_and
     models = ("base", "yarn", "yarn without factor", "adarope")
     run = synthetic_run(tmp_path, models, layers=4, lengths=(512, 2048), docs=3, pairs=4, probes=("measure",))
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(report.write_report([run], tmp_path / "report.html").as_uri())
+    page.goto(rendering.write_report([run], tmp_path / "report.html").as_uri())
     page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
     layout = page.evaluate(LAYOUT)
     assert layout["top"] < 500

@@ -11,7 +11,7 @@ from headscope import plugins
 from headscope.probe import Probe
 from headscope.results import collection, words
 from headscope.results import questions as registry
-from headscope.results.heads import top_head_result
+from headscope.results.head_results import top_head_result
 from headscope.results.questions import Question
 from headscope.results.ranking import headlines
 from headscope.results.result import Bound, Result

@@ -12,7 +12,7 @@ from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.detectors.analysis import KIND_COLUMNS, role_name
 from probes.needle.analysis import retrieval_summary, scores_by_group
-from probes.needle.heads import RETRIEVAL_THRESHOLD
+from probes.needle.head_columns import RETRIEVAL_THRESHOLD
 
 EXAMPLES = Path(__file__).parents[1] / "headscope" / "examples"
 RUNS = sorted(path.parent for path in EXAMPLES.glob("2*/run.json"))

@@ -28,8 +28,8 @@ from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
 from headscope.positions.rope_scaling import own_softmax_factors, schedule_at_length
 from headscope.positions.schedule import Schedule
-from headscope.report.assembly import head_blocks
-from headscope.report.blocks import Chart
+from headscope.rendering.assembly import head_blocks
+from headscope.rendering.blocks import Chart
 from probes.positions.run import position_tables
 
 SCHEMES = ("yarn:factor=4", "yarn:factor=3,attention_factor=1.2", "linear:factor=4", "ntk:factor=4", "abf:theta=5e6")

@@ -21,7 +21,7 @@ from headscope.forward.capture import capturing
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model, load
-from headscope.report import html_page
+from headscope.rendering import html_page
 from probes.measure.run import measure_tokens
 from probes.positions.run import position_tables
 

@@ -11,7 +11,7 @@ from dashboards.app import create_app
 from dashboards.components import PAGE_ROWS, build_component
 from dashboards.run_store import RunStore
 from headscope.errors import BadRun
-from headscope.report.blocks import RecordTable
+from headscope.rendering.blocks import RecordTable
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 

@@ -11,8 +11,8 @@ from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from headscope.cli.app import STUDY_FILES
 from headscope.cli.flags import EXAMPLES, example_maps, example_run
-from headscope.report import assembly, run_results
-from headscope.report.blocks import Chart
+from headscope.rendering import assembly, run_results
+from headscope.rendering.blocks import Chart
 from headscope.results.collection import all_results
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.run import Run

@@ -6,10 +6,10 @@ import pytest
 
 from dashboards import explorer_components
 from dashboards.view_state import ViewState
-from headscope.report import assembly
-from headscope.report.blocks import Chart, PageContent, TextBlock
-from headscope.report.explorer_blocks import LinkChoice, Passage
-from headscope.report.text import format_percent
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Chart, PageContent, TextBlock
+from headscope.rendering.explorer_blocks import LinkChoice, Passage
+from headscope.rendering.text import format_percent
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.needle import results

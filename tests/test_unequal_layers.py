@@ -24,6 +24,7 @@ from zoo.build import tiny
 from zoo.eager import eager, tokens
 
 import headscope as hs
+from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import UnsupportedModel
 from headscope.forward.carried_state import ARGUMENT, CarriedState
 from headscope.forward.interventions import (
@@ -35,11 +36,10 @@ from headscope.forward.interventions import (
     kv_group_units,
     layer_output_edit,
 )
-from headscope.forward.logit_attribution import attribute_logits
-from headscope.forward.patching import LayerAttention, patched_outputs
 from headscope.forward.replay import Replay
 from headscope.models import checkpoint
-from headscope.plots.heads import plot_matrix
+from headscope.patching.activation_patching import LayerAttention, patched_outputs
+from headscope.plots.head_matrices import plot_matrix
 from headscope.positions import AdaRoPE
 from headscope.positions.model import Model
 from headscope.runs.aggregation import group_members

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dashboards.view_state import ViewState
-from headscope.report.blocks import PageContent
+from headscope.rendering.blocks import PageContent
 from headscope.runs.run import Run
 
 

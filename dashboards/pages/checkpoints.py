@@ -9,8 +9,8 @@ from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plots import layers, role_emergence
 from headscope.probe import Probe
-from headscope.report import assembly
-from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
 from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
 from headscope.runs.run import Run
 from headscope.runs.summary import training_checkpoints

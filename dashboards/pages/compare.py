@@ -5,9 +5,9 @@ from itertools import chain
 
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import layers
-from headscope.report import assembly
-from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RenderContext, TextBlock
-from headscope.report.statistic_charts import box_chart, comparison_chart, rank_chart
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RenderContext, TextBlock
+from headscope.rendering.statistic_charts import box_chart, comparison_chart, rank_chart
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models

@@ -8,10 +8,10 @@ import pandas as pd
 
 from dashboards.pages.heads import PATH as HEADS_PATH
 from dashboards.view_state import ViewState, describe_statistic, parse_head
-from headscope.report import assembly, similar_heads
-from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
-from headscope.report.explorer_blocks import Badges, KeyLinks, query_link
-from headscope.report.text import column_heading, format_cell, head_mask
+from headscope.rendering import assembly, similar_heads
+from headscope.rendering.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.rendering.explorer_blocks import Badges, KeyLinks, query_link
+from headscope.rendering.text import column_heading, format_cell, head_mask
 from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run

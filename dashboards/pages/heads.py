@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
-from headscope.plots import heads as head_figures
-from headscope.report import assembly, similar_heads
-from headscope.report.blocks import Block, Chart, HeadTable, LazySequence, Link, Links, PageContent, TextBlock
-from headscope.report.text import describe_extremes
+from headscope.plots import head_matrices as head_figures
+from headscope.rendering import assembly, similar_heads
+from headscope.rendering.blocks import Block, Chart, HeadTable, LazySequence, Link, Links, PageContent, TextBlock
+from headscope.rendering.text import describe_extremes
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import heads_of_model

@@ -6,10 +6,10 @@ from typing import Any
 
 from dashboards.run_store import current_store
 from dashboards.view_state import Query, ViewState, build_url
-from headscope.report import assembly, run_results
-from headscope.report import html_page as report
-from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
-from headscope.report.text import statistics_table
+from headscope.rendering import assembly, run_results
+from headscope.rendering import html_page as report
+from headscope.rendering.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.rendering.text import statistics_table
 from headscope.results.collection import all_results
 from headscope.results.words import count_nouns
 from headscope.runs import summary

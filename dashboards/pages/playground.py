@@ -7,8 +7,8 @@ from dashboards.playground.worker import has_worker, model_labels
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import MAX_TOKENS
-from headscope.report import assembly
-from headscope.report.blocks import PageContent, TextBlock
+from headscope.rendering import assembly
+from headscope.rendering.blocks import PageContent, TextBlock
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 

@@ -8,9 +8,9 @@ from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.probe import Probe
-from headscope.report import assembly, run_results
-from headscope.report.blocks import Block, Link, Links, PageContent, TextBlock
-from headscope.report.explorer_blocks import query_link
+from headscope.rendering import assembly, run_results
+from headscope.rendering.blocks import Block, Link, Links, PageContent, TextBlock
+from headscope.rendering.explorer_blocks import query_link
 from headscope.results.collection import results_by_probe
 from headscope.runs.run import Run
 

@@ -12,9 +12,9 @@ from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.plots import axes, style
 from headscope.probe import Probe
-from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
-from headscope.report.comparison import comparison_tables
-from headscope.report.explorer_blocks import query_link
+from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RecordTable, TextBlock, TextTable
+from headscope.rendering.comparison import comparison_tables
+from headscope.rendering.explorer_blocks import query_link
 from headscope.results.comparison import compare, in_order_of_time
 from headscope.runs.notes import read_notes
 from headscope.runs.run import Run, RunProgress, short_names

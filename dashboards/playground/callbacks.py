@@ -25,8 +25,8 @@ from headscope import user_input
 from headscope.errors import BadInput, HeadscopeError, did_you_mean
 from headscope.heads import HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
-from headscope.plots.heads import plot_head_values
-from headscope.report.blocks import Chart
+from headscope.plots.head_matrices import plot_head_values
+from headscope.rendering.blocks import Chart
 from headscope.runs.column_metadata import capitalise
 from headscope.streaming import StreamingWindow, is_streaming
 

@@ -15,8 +15,8 @@ from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.plots.style import SEQUENTIAL_SCALE, model_styles
-from headscope.report.blocks import TextBlock
-from headscope.report.text import to_visible_line, to_visible_token
+from headscope.rendering.blocks import TextBlock
+from headscope.rendering.text import to_visible_line, to_visible_token
 from headscope.results.words import percent
 from headscope.runs.column_metadata import capitalise
 

@@ -151,7 +151,7 @@ def _join(size: int, folder: Path, clock: Clock) -> None:
 
 
 def _report(size: int, folder: Path, clock: Clock) -> None:
-    from headscope.report.html_page import render_report
+    from headscope.rendering.html_page import render_report
 
     run = _measured_run(size, folder)
     with clock.running():
@@ -172,7 +172,7 @@ def _first_head_page(size: int, folder: Path, clock: Clock) -> None:
 def _bundle(size: int, folder: Path, clock: Clock) -> None:
     """The pages of a static site of `size` small runs, in one process."""
     from headscope.cli.site_pages import SitePages
-    from headscope.report.static_site import render_page
+    from headscope.rendering.static_site import render_page
 
     sizes: dict[str, Any] = {"layers": 1, "heads": 4, "groups": 2, "pairs": 4, "probes": ("measure",)}
     runs = [synthetic_run(folder / f"site {size}", [f"model {n}"], seed=n, **sizes) for n in range(size)]

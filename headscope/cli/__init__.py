@@ -22,7 +22,7 @@ def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
 
 def print_result(run: "Run", as_json: bool, show_all: bool) -> None:
     """Print the summary of a finished run, or with `show_all` all results, and what to do next; or the run as JSON."""
-    from headscope.report.terminal import print_next_steps, print_summary, print_warnings, run_to_dict
+    from headscope.rendering.terminal import print_next_steps, print_summary, print_warnings, run_to_dict
 
     print_warnings(run)
     if as_json:

@@ -76,14 +76,14 @@ def demo(
     The model is SmolLM2-135M-Instruct, quantised to four bits. The schemes are base, YaRN, YaRN without its attention
     factor, and AdaRoPE. Takes a few minutes on two cores. A model of the hub: headscope run --model base=ORG/NAME
     """
-    from headscope.report.html_page import check_report_file
+    from headscope.rendering.html_page import check_report_file
     from headscope.study.config import read_study
 
     check_report_file(report, "--report")  # before the minutes that the measurement takes
     study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
     run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
-    from headscope.report.console import print_line
-    from headscope.report.terminal import print_summary, print_warnings
+    from headscope.rendering.console import print_line
+    from headscope.rendering.terminal import print_summary, print_warnings
 
     print_warnings(run)
     print_summary(run, show_all)
@@ -205,8 +205,8 @@ def list_runs(
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
-    from headscope.report.console import bold, print_line
-    from headscope.report.terminal import print_run_entry, run_to_dict
+    from headscope.rendering.console import bold, print_line
+    from headscope.rendering.terminal import print_run_entry, run_to_dict
 
     entries: list[tuple[Path, Run | BadRun]] = []
     for path, run in finished_runs(directory):
@@ -343,7 +343,7 @@ def renamed_option(error: "ClickException") -> str | None:
 
 
 def _write_report(paths: list[Path], out: Path) -> None:
-    from headscope.report import write_report
+    from headscope.rendering import write_report
     from headscope.runs.run import open_runs
 
     print(f"Report: {write_report(open_runs(paths), out)}")

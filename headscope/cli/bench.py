@@ -89,7 +89,7 @@ def bench(
             return
         if growth:
             from headscope.bench import scale
-            from headscope.report.console import print_table as print_growth
+            from headscope.rendering.console import print_table as print_growth
 
             for table in scale.compare_growth():
                 rows += table
@@ -98,7 +98,7 @@ def bench(
             return
         quiet_libraries()
         from headscope.models.checkpoint import pick_device
-        from headscope.report.console import print_line, print_table
+        from headscope.rendering.console import print_line, print_table
 
         on_gpu = pick_device(device).type == "cuda"
         probes = {name: n for name, n in longest.items() if n}

@@ -48,7 +48,7 @@ def bundle(
 
     Serve the folder with any web server, or open index.html in a browser. The pages make no network requests.
     """
-    from headscope.report.static_site import shared_files
+    from headscope.rendering.static_site import shared_files
     from headscope.study.progress import console_progress
 
     runs = runs or [example_run(), *(EXAMPLES / name for name in example_maps())]
@@ -127,7 +127,7 @@ def _init_worker() -> None:
 
 def _write_pages(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tuple[Addresses, list[str]]":
     """Write these pages; return their addresses and the problems of probes."""
-    from headscope.report.static_site import render_page
+    from headscope.rendering.static_site import render_page
 
     site = _open_site(runs)
     for address in addresses:

@@ -27,7 +27,7 @@ def compare(
 
     headscope compare runs/MONDAY runs/TUESDAY
     """
-    from headscope.report.comparison import comparison_to_dict, print_comparison
+    from headscope.rendering.comparison import comparison_to_dict, print_comparison
     from headscope.results.comparison import compare as compare_runs
     from headscope.runs.run import Run
 
@@ -82,13 +82,13 @@ def check(
         return
     outcomes = run_checks(checked, read_checks(checks), Run.open(against) if against else None)
     if junit is not None:
-        from headscope.report.junit import write_junit
+        from headscope.rendering.junit import write_junit
 
         write_junit(outcomes, checked.name, junit)
     if as_json:
         print(json.dumps([_to_dict(outcome) for outcome in outcomes]))
     else:
-        from headscope.report.comparison import print_outcomes
+        from headscope.rendering.comparison import print_outcomes
 
         print_outcomes(outcomes)
     kinds = {outcome.outcome for outcome in outcomes}

@@ -50,7 +50,7 @@ def plan(
 
 
 def _print_costs(costs: Mapping[str, Any]) -> None:
-    from headscope.report.console import print_line, print_table
+    from headscope.rendering.console import print_line, print_table
 
     rows = sorted(costs["checkpoints"], key=lambda row: -row["seconds"])
     print_table([{**row, "seconds": _format_time(row["seconds"])} for row in rows[:MAX_CHECKPOINTS]])

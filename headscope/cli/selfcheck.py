@@ -38,7 +38,7 @@ def selfcheck(
     if as_json:
         print(json.dumps(rows))
     else:
-        from headscope.report.console import print_line, print_table
+        from headscope.rendering.console import print_line, print_table
 
         print_table(rows)
     if disagreeing := [row for row in rows if row["result"] == "DISAGREES"]:

@@ -19,10 +19,10 @@ from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.run_store import RunStore, Scan
 from dashboards.view_state import describe_statistic, parse_head
 from headscope.heads import Head
-from headscope.report import assembly
-from headscope.report.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
-from headscope.report.static_site import SitePage, SortableTable
-from headscope.report.text import statistics_table
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
+from headscope.rendering.static_site import SitePage, SortableTable
+from headscope.rendering.text import statistics_table
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run

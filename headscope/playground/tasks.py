@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput
 from headscope.forward.ablation import ablated, ablation_edit, heads_by_layer, reference_outputs, reference_tokens
 from headscope.forward.capture import capturing
-from headscope.forward.logit_attribution import attribute_logits
 from headscope.forward.logits import finite_hidden_states, logits_and_targets, next_token_logits, token_losses
-from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.heads import Head, format_head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
+from headscope.patching.activation_patching import PairTokens, PatchingReplay
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached

@@ -27,13 +27,13 @@ from headscope.runs.row_reader import Values
 from headscope.runs.run_tables import NO_VALUES, RunTables
 
 if TYPE_CHECKING:
-    from headscope.report.notebook import NotebookCharts
+    from headscope.rendering.notebook import NotebookCharts
 
 log = logging.getLogger("headscope")
 
 PLAN_FILE = "plan.json"
 """File of an unfinished run with the number of its cells."""
-NOTEBOOK_MODULE = "headscope.report.notebook"
+NOTEBOOK_MODULE = "headscope.rendering.notebook"
 """Renders a run in a notebook. It lies in a higher layer, so it is named here and imported on use."""
 SCORES_MODULE = "headscope.scores"
 """Exports scores; also in a higher layer."""

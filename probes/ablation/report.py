@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from headscope.plots.heads import plot_matrix
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
-from headscope.report.text import describe_extremes
+from headscope.plots.head_matrices import plot_matrix
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.text import describe_extremes
 from probes.ablation import PROBE
 from probes.ablation.analysis import STATISTICS
 from probes.ablation.schema import ABLATION

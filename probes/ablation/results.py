@@ -11,7 +11,7 @@ from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result
 from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
 from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
-from headscope.report.text import head_mask
+from headscope.rendering.text import head_mask
 from headscope.results.answers import answered_result
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result

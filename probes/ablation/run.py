@@ -25,10 +25,10 @@ from headscope.forward.ablation import (
 )
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
-from headscope.forward.patching import MetricName, PairTokens, finite_metric, metric_function
 from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
 from headscope.model_identity import refuse_other_weights
+from headscope.patching.activation_patching import MetricName, PairTokens, finite_metric, metric_function
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack

@@ -9,7 +9,7 @@ from headscope.probe import Probe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from headscope.report.blocks import ChartGroup, RenderContext
+    from headscope.rendering.blocks import ChartGroup, RenderContext
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.columns import Table

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import headscope
-from headscope.report.run_results import claim_table
+from headscope.rendering.run_results import claim_table
 from headscope.results import words
 from headscope.results.collection import all_results
 from headscope.runs.run import Run, combine_runs

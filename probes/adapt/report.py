@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
 from probes.adapt import plots
 
 

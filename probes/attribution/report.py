@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
-from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import describe_extremes
+from headscope.plots import head_matrices as head_figures
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.statistic_charts import comparison_chart
+from headscope.rendering.text import describe_extremes
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.attribution import PROBE, plots

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.text import heads_by_model
+from headscope.rendering.text import heads_by_model
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Result
 from headscope.results.samples import extreme_head_result, mean_result

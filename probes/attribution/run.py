@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.forward.logit_attribution import LogitAttribution, attribute_logits
+from headscope.decomposition.logit_attribution import LogitAttribution, attribute_logits
 from headscope.forward.observe import FinishedPass
 from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.positions.model import Model

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.report.blocks import Card, ChartGroup, Overview, RenderContext, Term
+    from headscope.rendering.blocks import Card, ChartGroup, Overview, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.arrow import Rows

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from headscope.plots.top_heads import fit_to_card
-from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term, TextTable
-from headscope.report.explorer_blocks import query_link
+from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term, TextTable
+from headscope.rendering.explorer_blocks import query_link
 from headscope.results import words
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run

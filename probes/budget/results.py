@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.report.blocks import Overview
+from headscope.rendering.blocks import Overview
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.results.verdicts import judge

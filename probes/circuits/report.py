@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable
-from headscope.report.text import describe_extremes
+from headscope.plots import head_matrices as head_figures
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term, TextBlock, TextTable
+from headscope.rendering.text import describe_extremes
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with

@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.effects.statistics import MIN_COMPARED, rank_correlation
 from headscope.heads import format_head
-from headscope.report.text import WINDOWED, describe_sink_rows, head_mask, heads_by_model, heads_by_window
+from headscope.rendering.text import WINDOWED, describe_sink_rows, head_mask, heads_by_model, heads_by_window
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Result
 from headscope.runs.column_metadata import exceeds, roles, statistic

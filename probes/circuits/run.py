@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings, ov_logits
+from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
+from headscope.decomposition.qk_attribution import QKAttribution, attribute_qk, find_rows, find_top_far_rows
+from headscope.decomposition.residual_inspection import decompose_residual_stream
+from headscope.decomposition.token_pairs import pair_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.head_circuits import LayerCircuits, TokenEmbeddings, ov_logits
-from headscope.forward.head_weights import ModelWeights, inspect_head_weights
 from headscope.forward.observe import FinishedPass
-from headscope.forward.qk_attribution import QKAttribution, attribute_qk, find_rows, find_top_far_rows
-from headscope.forward.residual_inspection import decompose_residual_stream
-from headscope.forward.token_pairs import pair_logits
 from headscope.heads import parse_head
 from headscope.measures.circuits import (
     CompositionNull,
@@ -28,7 +28,7 @@ from headscope.measures.positional_preference import PositionalPreference
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
-from headscope.report.text import to_visible_line
+from headscope.rendering.text import to_visible_line
 from headscope.runs.arrow import Rows
 from headscope.scores import model_heads
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost

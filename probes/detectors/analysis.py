@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from headscope.report.blocks import Overview
+from headscope.rendering.blocks import Overview
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, exceeds
 from headscope.runs.run import Run

@@ -1,6 +1,6 @@
 """Questions of the detectors probe: the heads with each role, their top scores, and what one head attends to."""
 
-from headscope.results.heads import role_questions
+from headscope.results.head_results import role_questions
 from headscope.results.questions import Question
 from probes.detectors.analysis import ROLE_AREAS, TARGET_DESCRIPTIONS, role_name
 

@@ -5,10 +5,10 @@ from functools import lru_cache
 
 import pandas as pd
 
-from headscope.plots.heads import plot_matrix
-from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
-from headscope.report.statistic_charts import comparison_chart, top_heads_card
-from headscope.report.text import describe_extremes
+from headscope.plots.head_matrices import plot_matrix
+from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.statistic_charts import comparison_chart, top_heads_card
+from headscope.rendering.text import describe_extremes
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from headscope.results.heads import kept_role_results, role_results, top_head_result
+from headscope.results.head_results import kept_role_results, role_results, top_head_result
 from headscope.results.result import Result, Scalar
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import plain_types, rows_at_longest_length

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from headscope.report.blocks import ChartGroup, Overview, RenderContext, Term
+    from headscope.rendering.blocks import ChartGroup, Overview, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.arrow import Rows

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from probes.evaluate import PROBE, plots
 from probes.evaluate.analysis import MAX_LENGTH_RATIO, preferred_metric_rows, summarise_heads
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from headscope.report.blocks import Overview
+from headscope.rendering.blocks import Overview
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.run import Run

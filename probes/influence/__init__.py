@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.report.blocks import Card, ChartGroup, PageContent, RenderContext, Term
+    from headscope.rendering.blocks import Card, ChartGroup, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.arrow import Rows
@@ -54,12 +54,12 @@ class Influence(Probe):
         return TABLES
 
     def statistics(self) -> Mapping[str, Statistic]:
-        from probes.influence.heads import STATISTICS
+        from probes.influence.head_columns import STATISTICS
 
         return STATISTICS
 
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
-        from probes.influence.heads import head_statistics
+        from probes.influence.head_columns import head_statistics
 
         return head_statistics(tables)
 

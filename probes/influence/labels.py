@@ -5,7 +5,7 @@ import pandas as pd
 from headscope.effects.units import unit_nouns
 from headscope.streaming import StreamingWindow, is_streaming
 from probes.influence import bands
-from probes.influence.heads import COMPONENT_DESCRIPTIONS
+from probes.influence.head_columns import COMPONENT_DESCRIPTIONS
 
 TARGET_DESCRIPTIONS = {"init": "the start of training", "base": "the checkpoint's own"}
 """Text for the values to which parameters are reset."""

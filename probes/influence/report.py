@@ -10,7 +10,7 @@ from headscope.effects.sweep import UNIT_KEYS, Effects
 from headscope.effects.units import unit_nouns, unit_result
 from headscope.plots import learned_frequencies
 from headscope.plots.style import escape_label
-from headscope.report.blocks import (
+from headscope.rendering.blocks import (
     Card,
     Chart,
     ChartGroup,
@@ -20,8 +20,8 @@ from headscope.report.blocks import (
     Term,
     TextBlock,
 )
-from headscope.report.effect_cards import effects_card
-from headscope.report.explorer_blocks import query_link
+from headscope.rendering.effect_cards import effects_card
+from headscope.rendering.explorer_blocks import query_link
 from headscope.results.result import Result
 from headscope.results.words import count_nouns, sentence
 from headscope.runs.aggregation import rows_at_longest_length

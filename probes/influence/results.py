@@ -11,7 +11,7 @@ from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
 from headscope.estimates import EXACT
-from headscope.report.text import head_mask
+from headscope.rendering.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run

@@ -1,6 +1,6 @@
 """Glossary of the probe `measure`."""
 
-from headscope.report.blocks import Term
+from headscope.rendering.blocks import Term
 
 GLOSSARY = (
     Term(

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 
 from headscope.heads import format_head
-from headscope.plots import heads as head_figures
+from headscope.plots import head_matrices as head_figures
 from headscope.plots import loss
 from headscope.plots.top_heads import fit_to_card, hide_long_legend, plot_unit_bars
-from headscope.report.blocks import Card, RenderContext
-from headscope.report.explorer_blocks import query_link
+from headscope.rendering.blocks import Card, RenderContext
+from headscope.rendering.explorer_blocks import query_link
 from headscope.results.words import answer, sentence
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask

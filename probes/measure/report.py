@@ -13,11 +13,11 @@ import plotly.graph_objects as go
 
 from headscope.heads import Head
 from headscope.plots import effective_length, layers, learned_frequencies, loss, role_emergence, rotary
-from headscope.plots import heads as head_figures
-from headscope.report.assembly import training_steps
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
-from headscope.report.statistic_charts import box_chart, comparison_chart
-from headscope.report.text import describe_extremes, head_mask
+from headscope.plots import head_matrices as head_figures
+from headscope.rendering.assembly import training_steps
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
+from headscope.rendering.statistic_charts import box_chart, comparison_chart
+from headscope.rendering.text import describe_extremes, head_mask
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run

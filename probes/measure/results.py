@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.heads import format_head
-from headscope.report.text import (
+from headscope.rendering.text import (
     WINDOWED,
     describe_sink_rows,
     head_mask,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.report.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
+    from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.arrow import Rows
@@ -57,12 +57,12 @@ class Needle(Probe):
         return TABLES
 
     def statistics(self) -> Mapping[str, Statistic]:
-        from probes.needle.heads import STATISTICS
+        from probes.needle.head_columns import STATISTICS
 
         return STATISTICS
 
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
-        from probes.needle.heads import head_statistics
+        from probes.needle.head_columns import head_statistics
 
         return head_statistics(tables)
 
@@ -72,7 +72,7 @@ class Needle(Probe):
         return model_statistics(tables)
 
     def roles(self) -> Mapping[str, Role]:
-        from probes.needle.heads import ROLES
+        from probes.needle.head_columns import ROLES
 
         return ROLES
 

@@ -13,7 +13,7 @@ from headscope.runs.aggregation import HEAD_KEYS, difference_interval, plain_typ
 from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.needle.heads import RETRIEVAL_THRESHOLD, head_statistics, retrieval_rows
+from probes.needle.head_columns import RETRIEVAL_THRESHOLD, head_statistics, retrieval_rows
 
 MODE_LABELS = {"strict": "needles", "indirect": "paraphrased needles", "wu": "needles, as Wu et al. count"}
 """Name of the needles of each mode in sentences, in display order."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord, stack_layers
+from headscope.decomposition.residual_decomposition import AttentionBranch, Norm, ResidualDecomposition
+from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.forward.capture import capturing
 from headscope.forward.prefix_cache import TokenIds
-from headscope.forward.residual_decomposition import AttentionBranch, Norm, ResidualDecomposition
-from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.measures.copying import TokenSpan
 from headscope.measures.logit_attribution import direct_logit_attribution, last_query_outputs
 from headscope.models.checkpoint import evaluating

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds
-from headscope.forward.residual_decomposition import ResidualDecomposition
 from headscope.measures.copying import AnswerKeysAccumulator, CopyScoreAccumulator, CopyScores
 from headscope.positions.model import Model
 from headscope.prompts import wu_prompts

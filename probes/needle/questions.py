@@ -1,8 +1,8 @@
 """Questions of the needle probe: success, the heads that retrieve, agreement of their scores, and their ablation."""
 
-from headscope.results.heads import role_questions
+from headscope.results.head_results import role_questions
 from headscope.results.questions import Question
-from probes.needle.heads import RETRIEVAL_THRESHOLD
+from probes.needle.head_columns import RETRIEVAL_THRESHOLD
 
 MAX_SUPPORTED_SIZE = 16
 """Largest number of ablated heads at which the claim of Wu et al. is judged [ours]."""

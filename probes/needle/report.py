@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from headscope.plots import head_matrices as head_figures
 from headscope.plots import head_scatter
-from headscope.plots import heads as head_figures
-from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
-from headscope.report.statistic_charts import top_heads_card
-from headscope.report.text import describe_extremes
+from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.statistic_charts import top_heads_card
+from headscope.rendering.text import describe_extremes
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
 from probes.needle.analysis import DETECTOR_PAIRS, scores_by_seed, seed_columns
-from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
+from probes.needle.head_columns import RETRIEVAL_THRESHOLD, retrieval_rows
 from probes.needle.results import retrieval_heads
 from probes.needle.trial_explorer import success_map_chart
 

@@ -12,9 +12,9 @@ import pandas as pd
 from headscope.effects.statistics import MIN_COMPARED
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
-from headscope.report.blocks import Overview
-from headscope.report.text import head_mask
-from headscope.results.heads import kept_role_results, role_results, top_head_result
+from headscope.rendering.blocks import Overview
+from headscope.rendering.text import head_mask
+from headscope.results.head_results import kept_role_results, role_results, top_head_result
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Bound, Result
 from headscope.results.samples import head_result, share_result
@@ -24,7 +24,7 @@ from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
 from probes.needle import analysis
 from probes.needle.analysis import MODE_LABELS, PUBLISHED_SHARES, VARIANTS
-from probes.needle.heads import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
+from probes.needle.head_columns import RETRIEVAL_THRESHOLD, attribution_rows, retrieval_rows
 from probes.needle.questions import MAX_SUPPORTED_SIZE
 
 

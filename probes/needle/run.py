@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.errors import BadInput
 from headscope.forward.interventions import Intervention
 from headscope.forward.prefix_cache import PrefixCachedGenerator
-from headscope.forward.residual_decomposition import ResidualDecomposition
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
@@ -29,7 +29,7 @@ from probes.needle import rows as rows_of
 from probes.needle.ablation import NEEDLE_HALVES, AblationWork, needle_half
 from probes.needle.attribution import decompose_residual
 from probes.needle.generation import answer_prompt, generate_answer, rouge1_recall
-from probes.needle.heads import rank_heads
+from probes.needle.head_columns import rank_heads
 from probes.needle.schema import NeedleOptions
 
 log = logging.getLogger("headscope")

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
-from headscope.report.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
-from headscope.report.explorer_blocks import (
+from headscope.rendering.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
+from headscope.rendering.explorer_blocks import (
     KeyLinks,
     LinkChoice,
     TextCell,
@@ -21,8 +21,8 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
-from headscope.report.text import format_percent, to_visible_line, to_visible_token
-from headscope.report.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
+from headscope.rendering.text import format_percent, to_visible_line, to_visible_token
+from headscope.rendering.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
 from headscope.runs.run import Run
 from probes.needle import PROBE, plots
 from probes.needle.analysis import MODE_LABELS, present_modes

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from headscope.forward.interventions import head_units
-from headscope.forward.patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PairTokens, PatchingReplay
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 

@@ -15,7 +15,7 @@ from headscope.plots import head_scatter, style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.plots.unit_matrix import plot_unit_matrix
-from headscope.report.text import to_visible_line
+from headscope.rendering.text import to_visible_line
 from headscope.results.words import count_nouns
 from probes.patching.labels import describe_methods, describe_sweep
 from probes.patching.questions import EFFECT

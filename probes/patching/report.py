@@ -11,11 +11,11 @@ from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
-from headscope.plots.heads import plot_small_matrices
-from headscope.report.blocks import Card, Chart, ChartGroup, RenderContext, Term
-from headscope.report.effect_cards import effects_card
-from headscope.report.explorer_blocks import query_link
-from headscope.report.text import head_mask
+from headscope.plots.head_matrices import plot_small_matrices
+from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.effect_cards import effects_card
+from headscope.rendering.explorer_blocks import query_link
+from headscope.rendering.text import head_mask
 from headscope.results.words import sentence
 from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import capitalise

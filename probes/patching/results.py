@@ -10,8 +10,8 @@ from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
 from headscope.prompts.pairs import METRIC_LABELS
-from headscope.report.blocks import Overview
-from headscope.report.text import head_mask
+from headscope.rendering.blocks import Overview
+from headscope.rendering.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.patching import PROBE

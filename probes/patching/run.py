@@ -12,7 +12,7 @@ from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
 from headscope.forward.interventions import Unit
-from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
+from headscope.patching.activation_patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import Haystack, decode_tokens

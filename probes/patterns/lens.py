@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from headscope.plots import axes, style
-from headscope.report import assembly
-from headscope.report.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
-from headscope.report.explorer_blocks import (
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
+from headscope.rendering.explorer_blocks import (
     KeyLinks,
     LinkChoice,
     Passage,
@@ -22,7 +22,7 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
-from headscope.report.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
+from headscope.rendering.token_spans import TokenizedText, context_spans, mark_token, shaded_tokens
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE

@@ -11,9 +11,9 @@ from plotly.colors import sample_colorscale
 from headscope.bins import map_blocks
 from headscope.plots import style
 from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
-from headscope.report.blocks import Chart
-from headscope.report.explorer_blocks import query_link
-from headscope.report.token_spans import to_display_line
+from headscope.rendering.blocks import Chart
+from headscope.rendering.explorer_blocks import query_link
+from headscope.rendering.token_spans import to_display_line
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 from probes.patterns import PROBE

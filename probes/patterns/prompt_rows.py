@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headscope.report.token_spans import text_with_weights, to_display_line
+from headscope.rendering.token_spans import text_with_weights, to_display_line
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.plots import heads as head_figures
+from headscope.plots import head_matrices as head_figures
 from headscope.plots import style
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
-from headscope.report.explorer_blocks import Passage
-from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import describe_extremes
-from headscope.report.token_spans import mark_token
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.explorer_blocks import Passage
+from headscope.rendering.statistic_charts import comparison_chart
+from headscope.rendering.text import describe_extremes
+from headscope.rendering.token_spans import mark_token
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.heads import format_head
-from headscope.report.blocks import Overview
-from headscope.report.text import head_mask, heads_by_model
-from headscope.report.token_spans import mark_token
+from headscope.rendering.blocks import Overview
+from headscope.rendering.text import head_mask, heads_by_model
+from headscope.rendering.token_spans import mark_token
 from headscope.results.result import Result
 from headscope.results.samples import extreme_head_result
 from headscope.runs.run import Run

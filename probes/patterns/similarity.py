@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.report.blocks import Link, Links, TextTable
-from headscope.report.similar_heads import head_link
+from headscope.rendering.blocks import Link, Links, TextTable
+from headscope.rendering.similar_heads import head_link
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run

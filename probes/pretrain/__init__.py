@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from headscope.positions.model import Model
-    from headscope.report.blocks import ChartGroup, RenderContext
+    from headscope.rendering.blocks import ChartGroup, RenderContext
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.run import Run

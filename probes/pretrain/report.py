@@ -7,8 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, TextTable
-from headscope.report.text import statistics_table
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, TextTable
+from headscope.rendering.text import statistics_table
 from headscope.runs.aggregation import confidence_interval, mean_losses
 from headscope.runs.run import Run
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table

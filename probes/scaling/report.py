@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from probes.scaling.results import mean_with_interval
 
 TITLE = "Scaling theorems"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from probes.window import PROBE, plots
 
 PROFILE_WIDTHS = (1, 32, 128, 512)

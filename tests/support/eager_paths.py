@@ -1,6 +1,6 @@
 """Path patching by hand: named modules, norms by their formulas, and eager attention with one activation replaced.
 
-Shares no code with `headscope.forward.path_patching`, nor with how headscope finds the modules.
+Shares no code with `headscope.patching.path_patching`, nor with how headscope finds the modules.
 """
 
 from contextlib import ExitStack
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.forward.patching import PairTokens
-from headscope.forward.path_patching import Path
+from headscope.patching.activation_patching import PairTokens
+from headscope.patching.path_patching import Path
 from headscope.positions.model import Model
 from support import eager_patching
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from headscope.plots import style
 from headscope.probe import Probe
-from headscope.report.blocks import Chart, ChartGroup, Overview, PageContent, RenderContext, Term, TextBlock
+from headscope.rendering.blocks import Chart, ChartGroup, Overview, PageContent, RenderContext, Term, TextBlock
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.run import Run

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.logit_attribution import attribute_logits
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, Unit, head_units, layer_output_edit
-from headscope.forward.logit_attribution import attribute_logits
-from headscope.forward.patching import PairTokens, PatchingReplay
 from headscope.forward.replay import Replay
+from headscope.patching.activation_patching import PairTokens, PatchingReplay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model

@@ -7,7 +7,7 @@ import pandas as pd
 from headscope.effects.agreement import compared_units
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
-from headscope.report.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term, TextTable
 from headscope.results.words import format_value, sentence
 from probes.patching.labels import describe_path_sweep, path_name
 from probes.patching.paths import PROBE, plots

@@ -9,7 +9,7 @@ from headscope.effects.ranking import chosen_unit
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_result
-from headscope.report.blocks import Overview
+from headscope.rendering.blocks import Overview
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.patching.labels import path_name

@@ -10,9 +10,9 @@ from torch import Tensor
 from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
-from headscope.forward.patching import Direction, PairTokens, PatchingReplay
-from headscope.forward.path_patching import LayerIndexHead, Path, PathModel, PathPatching, inspect_paths
 from headscope.heads import format_head
+from headscope.patching.activation_patching import Direction, PairTokens, PatchingReplay
+from headscope.patching.path_patching import LayerIndexHead, Path, PathModel, PathPatching, inspect_paths
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet, check_set_names
 from headscope.runs.arrow import Rows

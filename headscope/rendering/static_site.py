@@ -14,8 +14,8 @@ from plotly.offline import get_plotlyjs
 
 from headscope.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
-from headscope.report.blocks import Block, Chart, Link, PageContent, TextTable
-from headscope.report.html_page import gzip_base64, template_environment, to_json_values, to_script_json
+from headscope.rendering.blocks import Block, Chart, Link, PageContent, TextTable
+from headscope.rendering.html_page import gzip_base64, template_environment, to_json_values, to_script_json
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headscope.report import assembly
-from headscope.report.blocks import Block, ChartGroup, RenderContext
-from headscope.report.run_results import sentences_by_topic
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Block, ChartGroup, RenderContext
+from headscope.rendering.run_results import sentences_by_topic
 from headscope.results.collection import results_by_probe
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from headscope.report import assembly, run_results
-from headscope.report.console import bold, print_line, print_table
-from headscope.report.text import explain_columns, statistics_table, value_columns
+from headscope.rendering import assembly, run_results
+from headscope.rendering.console import bold, print_line, print_table
+from headscope.rendering.text import explain_columns, statistics_table, value_columns
 from headscope.results.collection import all_results
 from headscope.results.table import results_table
 from headscope.results.words import count_nouns, sentence

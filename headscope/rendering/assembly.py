@@ -16,7 +16,7 @@ from headscope.errors import BrokenProbe
 from headscope.heads import Head
 from headscope.plugins import Arguments
 from headscope.probe import Probe
-from headscope.report.blocks import (
+from headscope.rendering.blocks import (
     Block,
     Chart,
     ChartGroup,
@@ -196,7 +196,7 @@ def is_about(group: ChartGroup, topic: str) -> bool:
 def overview_blocks(context: RenderContext) -> Iterator[Block]:
     """The overview of a run: a small matrix of every model, and the charts of the probes for the app's first page."""
     if name := longest_ess_column(context.heads):
-        from headscope.plots.heads import plot_small_matrices
+        from headscope.plots.head_matrices import plot_small_matrices
 
         yield Chart(
             plot_small_matrices(context.heads, name, context.scale_heads),

@@ -24,12 +24,12 @@ from plotly.offline import get_plotlyjs
 
 from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report import assembly, run_results
-from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.chapters import Chapter, collect_chapters
-from headscope.report.comparison import comparison_tables
-from headscope.report.run_description import declared_tables, describe_run, document_sets, title
-from headscope.report.text import explain_columns, head_mask, statistics_table
+from headscope.rendering import assembly, run_results
+from headscope.rendering.blocks import Block, Chart, RenderContext, TextTable
+from headscope.rendering.chapters import Chapter, collect_chapters
+from headscope.rendering.comparison import comparison_tables
+from headscope.rendering.run_description import declared_tables, describe_run, document_sets, title
+from headscope.rendering.text import explain_columns, head_mask, statistics_table
 from headscope.results import model_notes
 from headscope.results.collection import all_results
 from headscope.results.comparison import compare, in_order_of_time
@@ -260,7 +260,7 @@ def _packed_plotly() -> str:
 def template_environment() -> jinja2.Environment:
     """The jinja environment of all report templates."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("headscope.report", "."),
+        loader=jinja2.PackageLoader("headscope.rendering", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

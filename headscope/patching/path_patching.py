@@ -20,15 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
+from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError, Norm
+from headscope.decomposition.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream, input_norms
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
-from headscope.forward.module_calls import ModuleCall, consumes_output, recording_calls
-from headscope.forward.patching import Direction, PatchingReplay
-from headscope.forward.replay import ResidualStreamStore, attention_layer_indices, separately_runnable_layers
-from headscope.forward.residual_decomposition import AttentionBranch, DecompositionError, Norm
-from headscope.forward.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream
+from headscope.forward.replay import ResidualStreamStore, separately_runnable_layers
+from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
@@ -95,34 +94,6 @@ def _unsupported(model: Model, reason: str) -> UnsupportedModel:
         f"path patching is not possible for {model.name}: {reason}. Use activation patching (headscope patch), or "
         "another model"
     )
-
-
-def input_norms(model: Model, layers: Sequence[nn.Module], ids: Tensor) -> Iterator[Norm | None]:
-    """The norm between the residual stream and the attention of each attention layer."""
-    with recording_calls([module for layer in layers for module in (layer, *layer.children())]) as calls:
-        model.module(ids, use_cache=False)
-    for layer, index in zip(layers, attention_layer_indices(model, layers), strict=True):
-        if index is None:
-            continue
-        children = {*layer.children()}
-        stream = next(call for call in calls if call.module is layer).inputs[0]
-        readers = [call for call in calls if call.module in children]
-        attention = next(call for call in readers if model.attention_modules[index] in {*call.module.modules()})
-        reads_stream = _receives(attention, stream)
-        norm_calls = [call for call in readers if consumes_output(attention, call) and _receives(call, stream)]
-        if reads_stream == bool(norm_calls):
-            raise DecompositionError(f"the attention of {type(layer).__name__} does not read one norm of its input")
-        if reads_stream:
-            yield None
-            continue
-        norm = Norm.from_module(norm_calls[0].module, norm_calls[0].output)
-        norm.scales(norm_calls[0].inputs[0][0], norm_calls[0].output[0])
-        yield norm
-
-
-def _receives(call: ModuleCall, stream: Tensor) -> bool:
-    """Whether a call received this residual stream, possibly copied to another device."""
-    return any(t.shape == stream.shape and torch.equal(t, stream.to(t.device)) for t in call.inputs)
 
 
 class PathPatching:

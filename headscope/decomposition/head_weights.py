@@ -16,19 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord
-from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import decoder_layers
-from headscope.forward.capture import capturing
-from headscope.forward.path_patching import input_norms
-from headscope.forward.replay import separately_runnable_layers
-from headscope.forward.residual_decomposition import (
+from headscope.decomposition.residual_decomposition import (
     AttentionBranch,
     DecompositionError,
     Norm,
     ResidualDecomposition,
     is_close,
 )
-from headscope.forward.residual_inspection import decompose_residual_stream, weight_matrix
+from headscope.decomposition.residual_inspection import decompose_residual_stream, input_norms, weight_matrix
+from headscope.errors import UnsupportedModel
+from headscope.forward.backbone import decoder_layers
+from headscope.forward.capture import capturing
+from headscope.forward.replay import separately_runnable_layers
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

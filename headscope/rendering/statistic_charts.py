@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Iterator
 import pandas as pd
 
 from headscope.heads import Head
+from headscope.plots import head_matrices as head_figures
 from headscope.plots import head_scatter, rank_shift
-from headscope.plots import heads as head_figures
 from headscope.plots.top_heads import plot_top_heads
-from headscope.report.blocks import Card, Chart, RenderContext
-from headscope.report.explorer_blocks import query_link
-from headscope.results.heads import TOP_HEADS
+from headscope.rendering.blocks import Card, Chart, RenderContext
+from headscope.rendering.explorer_blocks import query_link
+from headscope.results.head_results import TOP_HEADS
 from headscope.results.result import Result
 from headscope.results.words import answers
 from headscope.runs.column_metadata import exceeds, format_number, parse_column

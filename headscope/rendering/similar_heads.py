@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 from headscope.heads import Head
 from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE
-from headscope.report.blocks import Block, Chart, Link, Links, TextTable
-from headscope.report.explorer_blocks import query_link
+from headscope.rendering.blocks import Block, Chart, Link, Links, TextTable
+from headscope.rendering.explorer_blocks import query_link
 from headscope.results.words import join_words
 from headscope.runs.column_metadata import roles, statistic
 from headscope.runs.head_profiles import (

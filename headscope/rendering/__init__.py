@@ -6,14 +6,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headscope.report.html_page import render_report, write_report
+    from headscope.rendering.html_page import render_report, write_report
 
 __all__ = ["render_report", "write_report"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # lazy: the blocks that probes import need neither jinja nor plotly.js
-        from headscope.report import html_page
+        from headscope.rendering import html_page
 
         return getattr(html_page, name)
-    raise AttributeError(f"module 'headscope.report' has no attribute '{name}'")
+    raise AttributeError(f"module 'headscope.rendering' has no attribute '{name}'")

@@ -3,7 +3,7 @@
 from headscope.effects.sweep import UNIT_KEYS, Effects
 from headscope.effects.units import unit_name
 from headscope.plots.top_heads import plot_unit_bars
-from headscope.report.blocks import Card
+from headscope.rendering.blocks import Card
 from headscope.results.result import Result
 from headscope.results.words import sentence
 

@@ -6,7 +6,7 @@ matrix; norms must divide by one number per token; logits must be linear in the 
 cap. Other architectures are refused with the reason.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,16 +15,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
 from headscope.compat.transformer_lens import wrapped_module
-from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
-from headscope.forward.capture import CapturedLayers
-from headscope.forward.module_calls import (
-    ModuleCall,
-    consumes_output,
-    is_same_tensor,
-    recording_calls,
-)
-from headscope.forward.residual_decomposition import (
+from headscope.decomposition.residual_decomposition import (
     AttentionBranch,
     DecoderLayer,
     DecompositionError,
@@ -34,6 +25,16 @@ from headscope.forward.residual_decomposition import (
     is_close,
     relative_tolerance,
 )
+from headscope.errors import UnsupportedModel
+from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
+from headscope.forward.capture import CapturedLayers
+from headscope.forward.module_calls import (
+    ModuleCall,
+    consumes_output,
+    is_same_tensor,
+    recording_calls,
+)
+from headscope.forward.replay import attention_layer_indices
 from headscope.positions.model import Model
 
 MAX_INSPECTED_TOKENS = 16
@@ -312,3 +313,31 @@ def weight_matrix(module: nn.Module) -> Tensor | None:
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
         return None
     return weight.detach().T if type(module).__name__ == "Conv1D" else weight.detach()
+
+
+def input_norms(model: Model, layers: Sequence[nn.Module], ids: Tensor) -> Iterator[Norm | None]:
+    """The norm between the residual stream and the attention of each attention layer."""
+    with recording_calls([module for layer in layers for module in (layer, *layer.children())]) as calls:
+        model.module(ids, use_cache=False)
+    for layer, index in zip(layers, attention_layer_indices(model, layers), strict=True):
+        if index is None:
+            continue
+        children = {*layer.children()}
+        stream = next(call for call in calls if call.module is layer).inputs[0]
+        readers = [call for call in calls if call.module in children]
+        attention = next(call for call in readers if model.attention_modules[index] in {*call.module.modules()})
+        reads_stream = _receives(attention, stream)
+        norm_calls = [call for call in readers if consumes_output(attention, call) and _receives(call, stream)]
+        if reads_stream == bool(norm_calls):
+            raise DecompositionError(f"the attention of {type(layer).__name__} does not read one norm of its input")
+        if reads_stream:
+            yield None
+            continue
+        norm = Norm.from_module(norm_calls[0].module, norm_calls[0].output)
+        norm.scales(norm_calls[0].inputs[0][0], norm_calls[0].output[0])
+        yield norm
+
+
+def _receives(call: ModuleCall, stream: Tensor) -> bool:
+    """Whether a call received this residual stream, possibly copied to another device."""
+    return any(t.shape == stream.shape and torch.equal(t, stream.to(t.device)) for t in call.inputs)

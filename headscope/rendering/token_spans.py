@@ -8,8 +8,8 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
-from headscope.report.explorer_blocks import Token
-from headscope.report.text import to_visible_line, to_visible_token
+from headscope.rendering.explorer_blocks import Token
+from headscope.rendering.text import to_visible_line, to_visible_token
 from headscope.runs.column_metadata import format_number
 
 CONTEXT_TOKENS = 6

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord, Geometry
+from headscope.decomposition.head_weights import HeadProjection, LayerWeights, ModelWeights, inspect_head_weights
+from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError
+from headscope.decomposition.token_pairs import refuse_distance_bias, rotation_phases
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.head_weights import HeadProjection, LayerWeights, ModelWeights, inspect_head_weights
 from headscope.forward.logits import finite_hidden_states
 from headscope.forward.module_calls import extract_hidden_states
 from headscope.forward.replay import attention_layer_indices
-from headscope.forward.residual_decomposition import AttentionBranch, DecompositionError
-from headscope.forward.token_pairs import refuse_distance_bias, rotation_phases
 from headscope.heads import format_head
 from headscope.measures.rotary_pairs import pair_coordinates
 from headscope.measures.top_keys import MIN_FAR_DISTANCE, find_top_keys

@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 from headscope.errors import CannotWrite
-from headscope.report.comparison import outcome_name, outcome_text
+from headscope.rendering.comparison import outcome_name, outcome_text
 from headscope.results.checks import CheckResult
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import get_args
 
 from headscope.estimates import ESTIMATE_MARK
-from headscope.report import assembly
-from headscope.report.blocks import Claim, ClaimTable, TextBlock
+from headscope.rendering import assembly
+from headscope.rendering.blocks import Claim, ClaimTable, TextBlock
 from headscope.results import ranking, words
 from headscope.results.collection import all_results, results_by_probe
 from headscope.results.questions import questions

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
+from headscope.decomposition.head_weights import LayerWeights, ModelWeights
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.capture import capturing
-from headscope.forward.head_weights import LayerWeights, ModelWeights
 from headscope.measures.circuits import copying_scores, product_norms
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached

@@ -10,8 +10,8 @@ import pandas as pd
 from rich.text import Text
 
 from headscope.heads import format_head
-from headscope.report.blocks import TextTable
-from headscope.report.console import bold, print_line, print_table
+from headscope.rendering.blocks import TextTable
+from headscope.rendering.console import bold, print_line, print_table
 from headscope.results.checks import CheckResult
 from headscope.results.comparison import Change, Comparison, RoleChange
 from headscope.results.questions import questions

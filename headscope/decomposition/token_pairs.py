@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headscope.decomposition.head_circuits import TokenEmbeddings
+from headscope.decomposition.head_weights import inspect_head_weights
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.head_circuits import TokenEmbeddings
-from headscope.forward.head_weights import inspect_head_weights
 from headscope.measures.rotary_pairs import planes_by_head, rotary_planes
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule

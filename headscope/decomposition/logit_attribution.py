@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headscope.decomposition.residual_decomposition import AttentionBranch, ResidualDecomposition
+from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.logits import last_hidden_states, predicting_position_slices
 from headscope.forward.module_calls import extract_hidden_states
 from headscope.forward.observe import FinishedPass, observe
-from headscope.forward.residual_decomposition import AttentionBranch, ResidualDecomposition
-from headscope.forward.residual_inspection import decompose_residual_stream
 from headscope.measures.logit_attribution import direct_logit_attribution
 from headscope.positions.model import Model
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from headscope.report.blocks import Links, TextTable
+from headscope.rendering.blocks import Links, TextTable
 
 
 def query_link(path: str = "", **changes: object) -> str:

@@ -16,11 +16,11 @@ from plotly.io.base_renderers import PlotlyRenderer
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report import assembly, html_page, run_results
-from headscope.report.blocks import Block, Chart, ChartGroup, Links, TextBlock
-from headscope.report.figure_files import save_chart
-from headscope.report.run_description import describe_run
-from headscope.report.text import head_mask, statistics_table
+from headscope.rendering import assembly, html_page, run_results
+from headscope.rendering.blocks import Block, Chart, ChartGroup, Links, TextBlock
+from headscope.rendering.figure_files import save_chart
+from headscope.rendering.run_description import describe_run
+from headscope.rendering.text import head_mask, statistics_table
 from headscope.results.collection import all_results
 from headscope.results.table import results_table
 from headscope.runs import summary
@@ -84,7 +84,7 @@ class NotebookChart(Chart):
 
     def save(self, path: Path | str, width: str | float | None = None) -> Path:
         """Write the figure to an HTML, PDF, SVG, PNG, WebP or JPEG file, at the `width` of a paper's column if given:
-        see `headscope.report.figure_files.save_chart`."""
+        see `headscope.rendering.figure_files.save_chart`."""
         return save_chart(self, path, width)
 
     def _page(self) -> Page:

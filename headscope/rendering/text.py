@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of
-from headscope.report.blocks import TextTable
+from headscope.rendering.blocks import TextTable
 from headscope.results.ranks import head_ranks
 from headscope.results.words import count_nouns, headline, percent
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report.blocks import Chart
+from headscope.rendering.blocks import Chart
 
 IMAGE_FORMATS = ("pdf", "svg", "png", "webp", "jpg")
 COLUMN_INCHES = {

@@ -1,0 +1,1 @@
+"""Activation patching and path patching: what one activation of another prompt changes."""
