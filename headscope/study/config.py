@@ -102,6 +102,11 @@ class PromptOptions(MultilineOptions):
     prompt_file: str | None = Field(None, description="file to read the prompt from")
     template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
 
+    @classmethod
+    def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
+        """What takes the place of documents under these values of the options; "" if the probe reads documents."""
+        return "a prompt" if values.get("prompt") or values.get("prompt_file") else ""
+
     @model_validator(mode="after")
     def _check_prompt_alone(self) -> "PromptOptions":
         prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
@@ -118,11 +123,9 @@ class PromptOptions(MultilineOptions):
 
 
 def refuse_texts_beside_prompt(options: type, values: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """Raise BadInput if `values` of a probe's options hold a prompt and `texts` name settings of documents as well."""
-    if issubclass(options, PromptOptions) and texts and (values.get("prompt") or values.get("prompt_file")):
-        raise BadInput(
-            f"'{texts[0]}' has no effect with a prompt, which takes the place of documents. Remove one of them"
-        )
+    """Raise BadInput if `values` of a probe's options replace documents and `texts` name settings of these as well."""
+    if issubclass(options, PromptOptions) and texts and (replacement := options.replacement_of_texts(values)):
+        raise BadInput(f"'{texts[0]}' has no effect with {replacement} in place of documents. Remove one of them")
 
 
 def check_prompt(text: str) -> str:
@@ -268,7 +271,7 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
 def _warn_of_unused_texts(study: Study, source_name: str) -> None:
     """Warn if each probe that could read the documents of a study file has a prompt instead."""
     readers = {name: o for name, o in study.probe_options.items() if "text" in plugins.requestable_probes()[name].takes}
-    if readers and all(isinstance(o, PromptOptions) and (o.prompt or o.prompt_file) for o in readers.values()):
+    if readers and all(isinstance(o, PromptOptions) and o.replacement_of_texts(vars(o)) for o in readers.values()):
         log.warning(
             "%s: 'texts' has no effect: every probe that could read it has a prompt (%s). Remove 'texts', or prompts",
             source_name,

@@ -32,7 +32,8 @@ class Attribution(Probe):
     title = "Direct logit attribution"
     tab = "Attribution"
     summary = (
-        "Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token."
+        "Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token or of "
+        "an answer."
     )
     group = "Causes"
     order = 28
@@ -59,7 +60,7 @@ class Attribution(Probe):
         return STATISTICS
 
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
-        from probes.attribution.schema import head_statistics
+        from probes.attribution.analysis import head_statistics
 
         return head_statistics(tables)
 

@@ -3,29 +3,102 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from headscope import user_input
 from headscope.bins import position_bin_edges
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
+from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.arrow import Rows
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
-from headscope.runs.run_tables import RunTables
 from headscope.runs.synthetic import Sizes
-from headscope.study.config import Lengths, PromptOptions
+from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
+from probes.attribution.answers import schema as answers
+
+
+DEFAULT_PROMPT_LENGTH = 128
+"""Tokens of a prompt of the sets induction and needle."""
 
 
 class AttributionOptions(PromptOptions):
-    """What each head adds directly to the logit of the next token."""
+    """What each part adds directly to the logit of the next token, or of an answer."""
 
-    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
+    lengths: Lengths = Field(
+        default=[2048],
+        description="context lengths in tokens; with pairs one length, of a prompt of the sets induction and needle, "
+        f"by default {DEFAULT_PROMPT_LENGTH}",
+    )
+    answer: str | None = Field(
+        None,
+        min_length=1,
+        description="token after the prompt whose logit is attributed in every row, with its leading space; default: "
+        "the next token of each row",
+    )
+    wrong: str | None = Field(
+        None,
+        min_length=1,
+        description="wrong answer, whose logit is subtracted; default: the mean logit of the vocabulary",
+    )
+    pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None,
+        min_length=1,
+        description="instead of a prompt, sets of prompt pairs whose clean prompts and answers are used: ioi, "
+        "greater-than, induction, needle, or a JSON lines file",
+    )
+    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
+
+    @classmethod
+    def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
+        pairs = values.get("pairs") or []
+        is_replaced = pairs and "needle" not in pairs  # needles are hidden in the documents
+        return "prompt pairs" if is_replaced else super().replacement_of_texts(values)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the logits of answers are attributed, not those of the next tokens."""
+        return self.answer is not None or self.pairs is not None
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of a prompt of the sets induction and needle."""
+        return self.lengths[0] if "lengths" in self.model_fields_set else DEFAULT_PROMPT_LENGTH
+
+    @model_validator(mode="after")
+    def _check_answers(self) -> Self:
+        has_prompt = self.prompt is not None or self.prompt_file is not None
+        if self.pairs is not None and (given := {"prompt", "prompt_file", "answer", "wrong"} & self._given):
+            raise ValueError(f"'{min(given)}' cannot be combined with 'pairs', which hold prompts and answers")
+        if self.answer is not None and not has_prompt:
+            raise ValueError("'answer' needs a prompt that it follows. Add 'prompt', or use 'pairs'")
+        if self.wrong is not None and self.answer is None:
+            raise ValueError("'wrong' needs the right answer. Add 'answer'")
+        if self.answer is not None and self.answer == self.wrong:
+            raise ValueError(f"answer and wrong answer are both {user_input.quote(self.answer)}. Change one")
+        if self.pairs is None:
+            unused = {"count": "it is for pairs"}
+        else:
+            reasons = unused_pair_options(self.pairs)
+            unused = {"lengths" if name == "length" else name: reason for name, reason in reasons.items()}
+        for name, reason in unused.items():
+            if name in self.model_fields_set and not (name == "lengths" and self.pairs is None):
+                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+        if self.pairs is not None and (len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS):
+            raise ValueError(
+                f"with pairs 'lengths' is one length of at most {MAX_PROMPT_TOKENS} tokens, not "
+                f"{','.join(map(str, self.lengths))}. Give one"
+            )
+        return self
+
+    @property
+    def _given(self) -> set[str]:
+        return {name for name in self.model_fields_set if getattr(self, name) is not None}
 
 
-POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions")
+POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions; of a prompt every token")
 CONTRIBUTION_MEANING = (
     "minus the mean over the vocabulary, which changes no probability; norms are frozen at their observed scale, and a "
     "final soft cap is linearised at the observed logits"
@@ -76,7 +149,7 @@ ATTRIBUTION_PARTS = Table(
     ),
 )
 
-TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS)
+TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS, *answers.TABLES)
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
@@ -96,6 +169,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         logit = terms.groupby(["position", "tokens"], as_index=False)["contribution"].sum()
         rows = pd.concat([terms, logit.assign(part="logit", layer=0)], ignore_index=True).assign(**keys)
         yield f"{length}/{doc}", {"attribution": heads.drop(columns="growth"), "attribution_parts": rows}
+    yield from answers.synthetic_cells(sizes, model, model_index)
 
 
 STATISTIC_NAME = "next_token_attribution"
@@ -109,17 +183,10 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "over positions at the longest length; negative if the head lowers the logit",
             formula="(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
             number_format="+.3f",
-        )
+        ),
+        **answers.STATISTICS,
     }
 )
-
-
-def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """`next_token_attribution` by (model, layer, head, kv_group) at the longest length, with its interval."""
-    if "attribution" not in run.tables:
-        return None
-    rows = rows_at_longest_length(plain_types(run.table("attribution")))
-    return mean_with_interval(mean_over_positions(rows, *HEAD_KEYS, "doc"), STATISTIC_NAME)
 
 
 def mean_over_positions(rows: pd.DataFrame, *group_columns: str) -> pd.Series:
