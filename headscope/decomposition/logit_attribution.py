@@ -163,7 +163,9 @@ class LogitAttribution:
         def record_part(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state = extract_hidden_states(output)
             assert state is not None
-            term = factor * torch.linalg.vecdot(state[0, : self.rows].float(), self.pre_norm_directions.to(state.device))
+            term = factor * torch.linalg.vecdot(
+                state[0, : self.rows].float(), self.pre_norm_directions.to(state.device)
+            )
             self.part_terms["other", layer] = self.part_terms.get(("other", layer), 0) + term.to(self.ids.device)
 
         return record_part
@@ -174,7 +176,9 @@ class LogitAttribution:
         self.part_terms["embedding", 0] = self.decomposition.input_factor * term.to(self.ids.device)
 
     def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, : self.rows], output[0, : self.rows]).to(self.ids.device)
+        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, : self.rows], output[0, : self.rows]).to(
+            self.ids.device
+        )
 
 
 def attribute_logits(

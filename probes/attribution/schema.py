@@ -19,7 +19,6 @@ from headscope.runs.synthetic import Sizes
 from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
 from probes.attribution.answers import schema as answers
 
-
 DEFAULT_PROMPT_LENGTH = 128
 """Tokens of a prompt of the sets induction and needle."""
 

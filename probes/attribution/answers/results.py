@@ -14,7 +14,15 @@ from headscope.results.samples import allow_for_choice, extreme_head_result, mea
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.attribution.answers.analysis import END, START, by_stage, heads_at_answer, parts_at_answer, sets_of, stage_name
+from probes.attribution.answers.analysis import (
+    END,
+    START,
+    by_stage,
+    heads_at_answer,
+    parts_at_answer,
+    sets_of,
+    stage_name,
+)
 from probes.attribution.answers.schema import ANSWER_PARTS, ANSWER_STATISTIC, ANSWER_TOKENS
 
 NO_LIMITS = (-math.inf, math.inf)
@@ -58,7 +66,7 @@ def _logit_results(parts: pd.DataFrame, has_wrong: bool, place: dict[str, Any]) 
 def _layer_result(parts: pd.DataFrame, place: dict[str, Any]) -> Result:
     """The attention or MLP of a layer that adds most."""
     table = by_stage(parts).drop(index=[START, END], errors="ignore")
-    stage = int(table.mean(axis=1).idxmax())
+    stage = int(table.index[int(table.mean(axis=1).to_numpy().argmax())])
     details = {"component": stage_name(stage).replace(" ", " of layer ")}
     result = mean_result("attribution.answer_layer", table.loc[stage], details=details, **place)
     return allow_for_choice(result, len(table), NO_LIMITS)

@@ -84,7 +84,7 @@ class AnswerRunner:
             pairs = self._open_pair_set(label, source)
             if source not in GENERATED_SETS:
                 for index in range(len(pairs)):
-                    _check_pair(pairs.build(index), needs_wrong=source != PROMPT_SET)
+                    _check_pair(pairs.build(index), self.context.tokenizer(label), needs_wrong=source != PROMPT_SET)
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
@@ -161,13 +161,18 @@ def _token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:
     return frame.assign(answer=texts(pair.answer)[0], wrong="".join(texts(pair.wrong)))
 
 
-def _check_pair(pair: TokenPair, needs_wrong: bool) -> None:
-    """Raise BadInput for a prompt that is too long, or that lacks the wrong answer of a file of pairs."""
+def _check_pair(pair: TokenPair, tokenizer: Any, needs_wrong: bool) -> None:
+    """Raise BadInput for a prompt that is too long, for equal answers, or without the wrong answer of a file of pairs."""
     location = pair.location or "the prompt"
     if len(pair.clean) > MAX_PROMPT_TOKENS:
         raise BadInput(
             f"{location}: the prompt has {len(pair.clean):,} tokens, and every row of it is stored. Use at most "
             f"{MAX_PROMPT_TOKENS:,} tokens"
+        )
+    if np.array_equal(pair.answer, pair.wrong):
+        raise BadInput(
+            f"{location}: answer and wrong answer are the same token '{decode_tokens(tokenizer, pair.answer)}'. Change "
+            "one"
         )
     if needs_wrong and not len(pair.wrong):
         raise BadInput(f"{location}: it has no wrong answer, which attribution compares with. Add 'wrong'")
