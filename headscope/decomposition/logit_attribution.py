@@ -28,8 +28,8 @@ round at every step."""
 class LogitAttribution:
     """The terms of one logit per row for ids [1, L], in logits.
 
-    Without an `answer` it is the logit of the next token, minus the mean over the vocabulary, for L - 1 rows. With it, it
-    is the logit of that token in all L rows, minus that of the token `wrong`, or minus the mean if there is none.
+    Without an `answer` it is the logit of the next token, minus the mean over the vocabulary, for L - 1 rows. With it,
+    it is the logit of that token in all L rows, minus that of another token, `wrong`, or minus the mean without one.
 
     After the pass `head_terms` is [layers, H, rows], 0 for heads that a layer does not have, and `part_terms` holds
     [rows] by (part, layer), the heads of a layer summed; the part "logit" is the sum of all others. `layer_biases`

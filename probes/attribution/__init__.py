@@ -32,8 +32,8 @@ class Attribution(Probe):
     title = "Direct logit attribution"
     tab = "Attribution"
     summary = (
-        "Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token or of "
-        "an answer."
+        "Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token or "
+        "of an answer."
     )
     group = "Causes"
     order = 28

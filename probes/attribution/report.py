@@ -18,8 +18,8 @@ GLOSSARY = (
         "Direct logit attribution (DLA)",
         "The logit of a token is a sum: the embedding, every head and every MLP add a term. The direct logit "
         "attribution of a head is the term of its own output; effects through later layers are not counted. The mean "
-        "over the vocabulary is subtracted, because a constant makes no token more likely; for an answer, the logit of a "
-        "wrong answer. Norms are frozen at their observed scale.",
+        "over the vocabulary is subtracted, because a constant makes no token more likely; for an answer, the logit of "
+        "a wrong answer. Norms are frozen at their observed scale.",
         "(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
         ("attribution",),
     ),

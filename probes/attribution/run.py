@@ -59,7 +59,7 @@ class AttributionRunner:
 
 
 class AttributionObserver(LogitAttribution):
-    """The terms of the next token's logit as means over bins of positions, or by token; `keys` are the first columns."""
+    """The terms of the next token's logit, means over bins of positions or by token; `keys` are the first columns."""
 
     def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any], by_token: bool = False):
         super().__init__(model, ids)

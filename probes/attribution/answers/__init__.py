@@ -1,1 +1,1 @@
-"""Direct logit attribution of an answer: what each part adds to its logit, minus that of a wrong answer, in every row."""
+"""Direct logit attribution of an answer, minus that of a wrong answer: every part in every row of a prompt."""

@@ -30,9 +30,9 @@ def parts_at_answer(run: RunTables) -> pd.DataFrame:
 
 
 def add_stages(parts: pd.DataFrame) -> pd.DataFrame:
-    """Rows of parts with the stage of the residual stream that adds each: attention of layer l has 2 l, its MLP 2 l + 1.
+    """Rows of parts with the stage of the residual stream that adds each.
 
-    The embedding has START; biases at the end and a soft cap have END.
+    The attention of layer l has 2 l, its MLP 2 l + 1. The embedding has START; biases at the end and a soft cap have END.
     """
     stage = 2 * parts["layer"].astype(int) + (parts["part"] == "other")
     stage = stage.mask(parts["part"] == "embedding", START).mask(parts["part"].isin(["bias", "cap"]), END)

@@ -16,9 +16,9 @@ from probes.attribution.answers.analysis import add_stages, parts_at_answer, set
 from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_STATISTIC, ANSWER_TOKENS
 
 STREAM_CAPTION = (
-    "What the residual stream gives to the answer after each stage, if the final norm is frozen at its scale at the end: "
-    "the terms so far, in the last row of the prompt, mean over pairs. Band: 95 % confidence interval over pairs, from "
-    "three pairs on."
+    "What the residual stream gives to the answer after each stage, with the final norm frozen at its scale at the "
+    "end: the sum of the terms so far, in the last row of the prompt, mean over pairs. Band: 95 % confidence interval "
+    "over pairs, from three pairs on."
 )
 COMPONENT_CAPTION = (
     "Mean over pairs, in the last row of the prompt. All bars add up to the logit difference. Error bars: 95 % "

@@ -162,7 +162,7 @@ def _token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:
 
 
 def _check_pair(pair: TokenPair, tokenizer: Any, needs_wrong: bool) -> None:
-    """Raise BadInput for a prompt that is too long, for equal answers, or without the wrong answer of a file of pairs."""
+    """Raise BadInput for a prompt that is too long, equal answers, or a pair of a file without a wrong answer."""
     location = pair.location or "the prompt"
     if len(pair.clean) > MAX_PROMPT_TOKENS:
         raise BadInput(
