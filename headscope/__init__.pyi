@@ -203,8 +203,13 @@ def attribution(
     prompt_file: str | None = None,
     template: bool = False,
     lengths: Sequence[int] = ...,
+    answer: str | None = None,
+    wrong: str | None = None,
+    pairs: Sequence[str] | None = None,
+    count: int = 32,
 ) -> Run:
-    """Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token."""
+    """Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token or of
+    an answer."""
 
 def needle(
     model: ModelSource | Mapping[str, ModelSource],

@@ -216,7 +216,7 @@ def test_charts_show_the_sum_at_the_end(pair_run: Run) -> None:
     answer = next(r for r in results.results(pair_run) if r.question == "attribution.answer")
     line = next(trace for trace in stream.data if trace.name == "base")
     assert line.y[-1] == pytest.approx(answer.value, abs=1e-5)
-    assert len(line.y) == 2 * families.LAYERS + 2
+    assert len(line.y) == 2 * families.LAYERS + 1
     assert sum(float(np.sum(trace.y)) for trace in components.data) == pytest.approx(answer.value, abs=1e-5)
     first = next(iter(answer.by_sample.values()))
     assert np.asarray(rows.data[0].z)[-1, -1] == pytest.approx(first, abs=1e-5)

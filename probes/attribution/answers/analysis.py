@@ -32,7 +32,8 @@ def parts_at_answer(run: RunTables) -> pd.DataFrame:
 def add_stages(parts: pd.DataFrame) -> pd.DataFrame:
     """Rows of parts with the stage of the residual stream that adds each.
 
-    The attention of layer l has 2 l, its MLP 2 l + 1. The embedding has START; biases at the end and a soft cap have END.
+    The attention of layer l has 2 l, its MLP 2 l + 1. The embedding has START, and biases at the end and a soft cap
+    have END.
     """
     stage = 2 * parts["layer"].astype(int) + (parts["part"] == "other")
     stage = stage.mask(parts["part"] == "embedding", START).mask(parts["part"].isin(["bias", "cap"]), END)
@@ -56,9 +57,12 @@ def sets_of(parts: pd.DataFrame, models: list[str]) -> Iterator[tuple[str, str, 
 
 
 def by_stage(parts: pd.DataFrame, column: str = "pair") -> pd.DataFrame:
-    """What each stage (index, in the order of the residual stream) adds, by pair or another column, in logits."""
-    terms = parts[parts["part"] != "logit"]
-    return terms.groupby(["stage", column])["contribution"].sum().unstack(column)
+    """What each stage (index, in the order of the residual stream) adds, by pair or another column, in logits.
+
+    Without biases at the end there is no END.
+    """
+    terms = parts[(parts["part"] != "logit") & ((parts["stage"] != END) | (parts["contribution"] != 0))]
+    return terms.groupby(["stage", column])["contribution"].sum().unstack(column).fillna(0.0)
 
 
 def accumulated(parts: pd.DataFrame, column: str = "pair") -> pd.DataFrame:

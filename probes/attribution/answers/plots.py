@@ -26,7 +26,7 @@ def plot_accumulated(parts: Mapping[str, pd.DataFrame], prompts: str) -> go.Figu
         table = accumulated(parts[label])
         figure_rows = _means(table).set_axis([stage_name(stage) for stage in table.index])
         style.add_line_with_band(figure, figure_rows, model_style, "after %{x}: %{y:+.3f} logits")
-    figure.update_xaxes(title_text="stage of the residual stream", type="category", nticks=16)
+    figure.update_xaxes(title_text="stage of the residual stream", type="category", nticks=16, tickangle=-45)
     figure.update_yaxes(title_text=LOGIT_AXIS)
     return style.fit_legend(figure)
 
@@ -52,7 +52,8 @@ def plot_components(parts: pd.DataFrame, model: str, prompts: str) -> go.Figure:
             hovertemplate=hover,
         )
     order = list(dict.fromkeys(names))
-    figure.update_xaxes(title_text="layer", type="category", categoryorder="array", categoryarray=order, nticks=20)
+    axis = {"type": "category", "categoryorder": "array", "categoryarray": order, "nticks": 20, "tickangle": -45}
+    figure.update_xaxes(title_text="layer", **axis)
     figure.update_yaxes(title_text="contribution (logits)")
     return style.fit_legend(figure.update_layout(barmode="group"))
 

@@ -68,7 +68,7 @@ def _layer_result(parts: pd.DataFrame, place: dict[str, Any]) -> Result:
     table = by_stage(parts).drop(index=[START, END], errors="ignore")
     stage = int(table.index[int(table.mean(axis=1).to_numpy().argmax())])
     details = {"component": stage_name(stage).replace(" ", " of layer ")}
-    result = mean_result("attribution.answer_layer", table.loc[stage], details=details, **place)
+    result = mean_result("attribution.answer_layer", pd.Series(table.loc[stage]), details=details, **place)
     return allow_for_choice(result, len(table), NO_LIMITS)
 
 
