@@ -48,7 +48,7 @@ PICTURES: dict[str, tuple[str, str, list[Place]]] = {
     "answer": (
         ANSWER,
         "' Mary' − ' John' by layer and row",
-        [(0.965, 0.6), (0.965, 0.77), (0.75, 0.985), (0.035, 0.62)],
+        [(0.965, 0.6), (0.965, 0.79), (0.75, 0.985), (0.035, 0.62)],
     ),
     "training": (
         "from-scratch",

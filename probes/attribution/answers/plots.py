@@ -70,14 +70,15 @@ def plot_rows(parts: pd.DataFrame, tokens: pd.DataFrame, title: str) -> go.Figur
     figure = style.new_figure(title, int(np.clip(170 + 16 * len(grid), 300, 760)))
     figure.add_heatmap(
         x=list(range(grid.shape[1])),
-        y=[*last_stages],
+        y=list(range(len(grid))),
         z=grid,
         zmin=-limit,
         zmax=limit,
         zmid=0,
         colorscale=style.DIVERGING_SCALE,
         colorbar={"title": {"text": "logits"}} | symmetric_colorbar(grid, limit),
-        hovertemplate="after layer %{y}, position %{x}<br>%{z:+.3f} logits<extra></extra>",
+        customdata=[[name] * grid.shape[1] for name in last_stages],
+        hovertemplate="after layer %{customdata}, position %{x}<br>%{z:+.3f} logits<extra></extra>",
         xgap=1,
         ygap=1,
     )
@@ -85,7 +86,13 @@ def plot_rows(parts: pd.DataFrame, tokens: pd.DataFrame, title: str) -> go.Figur
     figure.update_xaxes(
         tickvals=list(range(grid.shape[1])), ticktext=_token_labels(tokens), tickangle=-60, showgrid=False
     )
-    figure.update_yaxes(title_text="layer", type="category", nticks=16, showgrid=False)
+    step = max(1, len(grid) // 16)
+    figure.update_yaxes(
+        title_text="layer",
+        tickvals=list(range(0, len(grid), step)),
+        ticktext=[*last_stages][::step],
+        showgrid=False,
+    )
     return style.set_metadata(style.set_top_margin(figure), value="logits", x="position")
 
 
