@@ -1,0 +1,49 @@
+"""Runs with plausible numbers in every table of the built-in probes."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headscope import plugins
+from headscope.bench.synthetic_run import Sizes, measure_rows, position_rows, synthetic_manifest
+from headscope.runs.run import Run
+from headscope.runs.writer import RunWriter
+from support.synthetic_rows import ROWS
+
+
+def synthetic_run(
+    out: Path,
+    models: Sequence[str] = ("base", "yarn"),
+    *,
+    probes: Collection[str] = (),
+    lengths: Sequence[int] = (256, 1024),
+    **sizes: int,
+) -> Run:
+    """Write a run under `out` with the tables of these probes, by default of all; `sizes` are fields of Sizes."""
+    size = Sizes(**sizes, lengths=tuple(lengths))
+    config: dict[str, Any] = {"models": [*models], **asdict(size), "probes": [*probes]}
+    names = tuple(name for name in plugins.probes() if not probes or name in probes)
+    with RunWriter.open(out, "synthetic", config) as writer:  # one job, since each costs several writes to the disk
+        writer.add("all", _tables(size, tuple(models), names))
+        return writer.commit(["all"], synthetic_manifest(models, size.layers, size.heads, size.groups))
+
+
+@lru_cache(maxsize=32)
+def _tables(sizes: Sizes, models: tuple[str, ...], probes: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+    """Tests often write a run of the same tables, each to a folder of its own."""
+    blocks: dict[str, list[pd.DataFrame]] = {}
+    for number, model in enumerate(models):
+        cells = [position_rows(sizes, model, number)]
+        for probe in probes:
+            if probe == "measure":
+                cells += measure_rows(sizes, model, number)
+            elif probe in ROWS:
+                cells += [tables for _, tables in ROWS[probe](sizes, model, number)]
+        for tables in cells:
+            for name, columns in tables.items():
+                blocks.setdefault(name, []).append(pd.DataFrame(columns))
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in blocks.items()}
