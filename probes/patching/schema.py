@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
-from headscope.study.config import Options
+from headscope.study.config import Options, refuse_unused
 
 MIN_DIFFERENCE = 0.5
 """Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits or nats [ours]."""
@@ -78,9 +78,7 @@ class PairOptions(Options):
             unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
         if {*self.pairs} <= {*GENERATED_SETS}:
             unused["align"] = "it is for files of pairs"
-        for name, reason in unused.items():
-            if name in self.model_fields_set:
-                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+        refuse_unused(self, unused)
         return self
 
 
