@@ -208,8 +208,9 @@ def _measured_run(size: int, folder: Path) -> Run:
     """A run of `size` models with the tables of the probe `measure`, written by another process, whose memory does not
     count."""
     out, models = folder / f"measured {size}", [f"model {number}" for number in range(size)]
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(synthetic_run, out, models, LAYERS, HEADS, GROUPS, PAIRS, probes=("measure",)).result()
+    if not out.exists():  # two steps read the same run
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            pool.submit(synthetic_run, out, models, LAYERS, HEADS, GROUPS, PAIRS, probes=("measure",)).result()
     (path,) = out.glob("[!.]*")
     return Run.open(path)
 
