@@ -22,6 +22,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "model_identity": {"errors"},
     "bins": set(),
     "streaming": set(),
+    "process_memory": set(),
     "user_input": {"errors"},
     "probe": set(),
     "lazy_names": set(),
@@ -90,6 +91,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "study": {
         "compat",
+        "process_memory",
         "errors",
         "kernels",
         "user_input",

@@ -4,7 +4,6 @@ Each step runs in a process of its own, on synthetic rows: `python -m headscope.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from headscope import process_memory
 from headscope.bench.synthetic_run import Sizes, rope_frequencies, synthetic_manifest, synthetic_run
 from headscope.runs.run import Run, combine_runs
 
@@ -54,27 +54,24 @@ def compare_growth() -> Iterator[list[dict[str, Any]]]:
 def _run_step(step: str, size: int, folder: Path) -> dict[str, float]:
     """Seconds of processor time and megabytes of a step, in a process of its own."""
     command = [sys.executable, "-m", "headscope.bench.scale", step, str(size), str(folder)]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    measured: dict[str, float] = json.loads(answer.splitlines()[-1])
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)  # errors are shown as they come
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
 
 class Clock:
-    """Processor time and growth of the peak memory of a block of code."""
+    """Processor time and peak memory, above that before it, of a block of code."""
 
     def __init__(self) -> None:
         self.measured: Mapping[str, float] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        peak, start = _peak_megabytes(), time.process_time()
+        process_memory.reset_peak()
+        before, start = process_memory.peak_bytes(), time.process_time()
         yield
-        self.measured = {"seconds": time.process_time() - start, "megabytes": _peak_megabytes() - peak}
-
-
-def _peak_megabytes() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+        megabytes = (process_memory.peak_bytes() - before) / 1e6
+        self.measured = {"seconds": time.process_time() - start, "megabytes": megabytes}
 
 
 def _commit(size: int, folder: Path, clock: Clock) -> None:
@@ -211,8 +208,9 @@ def _measured_run(size: int, folder: Path) -> Run:
     """A run of `size` models with the tables of the probe `measure`, written by another process, whose memory does not
     count."""
     out, models = folder / f"measured {size}", [f"model {number}" for number in range(size)]
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(synthetic_run, out, models, Sizes(LAYERS, HEADS, GROUPS, PAIRS)).result()
+    if not out.exists():  # two steps read the same run
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            pool.submit(synthetic_run, out, models, Sizes(LAYERS, HEADS, GROUPS, PAIRS)).result()
     (path,) = out.glob("[!.]*")
     return Run.open(path)
 
