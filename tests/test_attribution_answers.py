@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import families
 from support.naive_answers import AnswerReference
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, save_checkpoint
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
@@ -26,7 +27,6 @@ from headscope.positions.model import Model
 from headscope.rendering import assembly
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from probes.attribution import report, results
 from probes.attribution.answers.run import answer_parts
 
@@ -246,7 +246,7 @@ PROMPT: dict[str, Any] = {"prompt": "w1 w2"}
     [
         ({**PROMPT, "answer": " w5 w6"}, r"answer ' w5 w6' is 2 tokens, 'w5' \+ 'w6'"),
         ({**PROMPT, "answer": " w5", "wrong": " w6 w7"}, r"answer ' w6 w7' is 2 tokens"),
-        ({**PROMPT, "answer": " w5", "wrong": " w5"}, "answer and wrong answer are both ' w5'"),
+        ({**PROMPT, "answer": " w5", "wrong": " w5"}, "'answer' and 'wrong' are both ' w5'"),
         ({**PROMPT, "answer": " w777", "wrong": " w888"}, "are the same token '<unk>'"),
         ({"answer": " w5"}, "'answer' needs a prompt"),
         ({**PROMPT, "wrong": " w5"}, "'wrong' needs the right answer"),

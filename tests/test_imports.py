@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
+from support.synthetic_runs import synthetic_run
 
 from headscope import plugins
-from headscope.runs.synthetic import synthetic_run
 
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),

@@ -1,22 +1,17 @@
-"""Options, stored tables, per-head statistic and synthetic rows of the attribution probe."""
+"""Options, stored tables and per-head statistic of the attribution probe."""
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
-import numpy as np
 import pandas as pd
 from pydantic import Field, model_validator
 
-from headscope import user_input
-from headscope.bins import position_bin_edges
+from headscope.errors import OptionError, OptionName
 from headscope.prompts.pair_sets import unused_pair_options
-from headscope.runs.arrow import Rows
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
-from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
+from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions, refuse_unused
 from probes.attribution.answers import schema as answers
 
 DEFAULT_PROMPT_LENGTH = 128
@@ -70,25 +65,26 @@ class AttributionOptions(PromptOptions):
     def _check_answers(self) -> Self:
         has_prompt = self.prompt is not None or self.prompt_file is not None
         if self.pairs is not None and (given := {"prompt", "prompt_file", "answer", "wrong"} & self._given):
-            raise ValueError(f"'{min(given)}' cannot be combined with 'pairs', which hold prompts and answers")
+            raise OptionError(
+                "{option} cannot be combined with {pairs}, which hold prompts and answers",
+                option=OptionName(min(given)),
+            )
         if self.answer is not None and not has_prompt:
-            raise ValueError("'answer' needs a prompt that it follows. Add 'prompt', or use 'pairs'")
+            raise OptionError("{answer} needs a prompt that it follows. Add {prompt}, or use {pairs}")
         if self.wrong is not None and self.answer is None:
-            raise ValueError("'wrong' needs the right answer. Add 'answer'")
+            raise OptionError("{wrong} needs the right answer. Add {answer}")
         if self.answer is not None and self.answer == self.wrong:
-            raise ValueError(f"answer and wrong answer are both {user_input.quote(self.answer)}. Change one")
+            raise OptionError("{answer} and {wrong} are both '{text}'. Change one", text=self.answer)
         if self.pairs is None:
-            unused = {"count": "it is for pairs"}
-        else:
-            reasons = unused_pair_options(self.pairs)
-            unused = {"lengths" if name == "length" else name: reason for name, reason in reasons.items()}
-        for name, reason in unused.items():
-            if name in self.model_fields_set and not (name == "lengths" and self.pairs is None):
-                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
-        if self.pairs is not None and (len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS):
-            raise ValueError(
-                f"with pairs 'lengths' is one length of at most {MAX_PROMPT_TOKENS} tokens, not "
-                f"{','.join(map(str, self.lengths))}. Give one"
+            refuse_unused(self, {"count": "it is for pairs"})
+            return self
+        reasons = unused_pair_options(self.pairs)
+        refuse_unused(self, {"lengths" if name == "length" else name: reason for name, reason in reasons.items()})
+        if len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS:
+            raise OptionError(
+                "with pairs {lengths} is one length of at most {most} tokens, not {given}. Give one",
+                most=MAX_PROMPT_TOKENS,
+                given=",".join(map(str, self.lengths)),
             )
         return self
 
@@ -149,27 +145,6 @@ ATTRIBUTION_PARTS = Table(
 )
 
 TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS, *answers.TABLES)
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """Synthetic rows of each length and document: late heads of low growth contribute most."""
-    for length, doc in product(sizes.lengths, range(sizes.docs)):
-        rng = np.random.default_rng([sizes.seed, model_index, length, doc])
-        keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
-        edges = position_bin_edges(length)
-        bins = pd.DataFrame({"position": edges, "tokens": np.diff(edges, prepend=0)})
-        heads = sizes.heads.merge(bins, how="cross").assign(**keys)
-        heads["contribution"] = 0.1 * (0.5 - heads["growth"]) * (1 + heads["layer"]) + rng.normal(0, 0.01, len(heads))
-        by_layer = heads.groupby(["layer", "position", "tokens"], as_index=False)["contribution"].sum()
-        parts = [by_layer.assign(part="heads"), by_layer.assign(part="other", contribution=0.3)]
-        for part, contribution in (("embedding", 0.2), ("bias", 0.0)):
-            parts.append(bins.assign(part=part, layer=0, contribution=contribution))
-        terms = pd.concat(parts, ignore_index=True)
-        logit = terms.groupby(["position", "tokens"], as_index=False)["contribution"].sum()
-        rows = pd.concat([terms, logit.assign(part="logit", layer=0)], ignore_index=True).assign(**keys)
-        yield f"{length}/{doc}", {"attribution": heads.drop(columns="growth"), "attribution_parts": rows}
-    yield from answers.synthetic_cells(sizes, model, model_index)
-
 
 STATISTIC_NAME = "next_token_attribution"
 

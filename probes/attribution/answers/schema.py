@@ -1,15 +1,9 @@
-"""Stored tables, per-head statistic and synthetic rows of the attribution of answers."""
+"""Stored tables and per-head statistic of the attribution of answers."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
-import pandas as pd
-
-from headscope.runs.arrow import Rows
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
 
 PROMPTS = key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None)
 PAIR_NAME = key("pair", "label", "", "name of the prompt within its set", None)
@@ -82,31 +76,3 @@ STATISTICS: Mapping[str, Statistic] = {
         number_format="+.3f",
     )
 }
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """Synthetic rows of one cell per prompt, three tokens each: late heads of low growth favour the answer."""
-    for number in range(sizes.docs):
-        rng = np.random.default_rng([sizes.seed, model_index, number, 1])
-        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}"}
-        tokens = pd.DataFrame({"position": range(3), "token": ["When", " Mary", " to"]})
-        heads = sizes.heads.merge(tokens[["position"]], how="cross").assign(**keys)
-        heads["contribution"] = (0.2 * heads["position"] * (0.5 - heads["growth"]) * (1 + heads["layer"])) + rng.normal(
-            0, 0.01, len(heads)
-        )
-        by_layer = heads.groupby(["layer", "position"], as_index=False)["contribution"].sum()
-        parts = [by_layer.assign(part="heads"), by_layer.assign(part="other", contribution=0.1)]
-        parts += [
-            tokens[["position"]].assign(part=part, layer=0, contribution=value)
-            for part, value in (("embedding", 0.2), ("bias", 0.0))
-        ]
-        terms = pd.concat(parts, ignore_index=True)
-        logit = terms.groupby("position", as_index=False)["contribution"].sum().assign(part="logit", layer=0)
-        yield (
-            f"ioi {number}",
-            {
-                ANSWER_HEADS.name: heads.drop(columns="growth"),
-                ANSWER_PARTS.name: pd.concat([terms, logit], ignore_index=True).assign(**keys),
-                ANSWER_TOKENS.name: tokens.assign(answer=" Mary", wrong=" John", **keys),
-            },
-        )
