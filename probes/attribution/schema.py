@@ -93,7 +93,7 @@ class AttributionOptions(PromptOptions):
         return {name for name in self.model_fields_set if getattr(self, name) is not None}
 
 
-POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions; of a prompt every token")
+POSITION = key("position", "index32", "tokens", "last predicted token of the bin; of a prompt every token")
 CONTRIBUTION_MEANING = (
     "minus the mean over the vocabulary, which changes no probability; norms are frozen at their observed scale, and a "
     "final soft cap is linearised at the observed logits"
