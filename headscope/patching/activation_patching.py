@@ -195,19 +195,19 @@ class PatchingReplay:
 
             for activation, estimate in estimates.items():
                 if activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
-                    by_span = [products(activation, _as_slice(span)).sum(-1) for span in spans]
+                    by_span = [products(activation, span_slice(span)).sum(-1) for span in spans]
                     changes = torch.stack(by_span, -1)
                     changes = changes.view(len(changes), geometry.layer_kv_groups[layer], -1, len(spans)).sum(2)
                 else:
                     by_position = products(activation, slice(None))[..., positions.start : positions.stop]
-                    changes = torch.stack([by_position[..., _as_slice(span)].sum(-1) for span in spans], -1)
+                    changes = torch.stack([by_position[..., span_slice(span)].sum(-1) for span in spans], -1)
                 estimate[layer, : changes.shape[1]] = combine(changes).cpu()
 
-        objectives, combine = self._expansion(direction)
+        objectives, combine = self.expansion(direction)
         run.backpropagate(objectives, add_layer)
         return estimates
 
-    def _expansion(self, direction: Direction) -> tuple[list[Objective], Callable[[Tensor], Tensor]]:
+    def expansion(self, direction: Direction) -> tuple[list[Objective], Callable[[Tensor], Tensor]]:
         """Objectives to differentiate, and the estimate from their derivatives [objectives, ...].
 
         First order is the derivative of the metric. The KL divergence from the clean run has none in the clean run, so
@@ -241,7 +241,7 @@ class PatchingReplay:
             run_attention, source_attention = (LayerAttention(*replay.attention(layer)) for replay in (run, source))
             layer_units = [unit for unit in units if unit.layer == layer]
             for span in spans:
-                indices = _as_slice(span)
+                indices = span_slice(span)
                 outputs = patched_outputs(
                     activation, run_attention, source_attention, positions[indices], source_positions[indices]
                 )
@@ -276,7 +276,7 @@ def finite_metric(model: Model, metric: Objective, logits: Tensor, answer: Tenso
     return value
 
 
-def _as_slice(span: range | None) -> slice:
+def span_slice(span: range | None) -> slice:
     """The span as a slice; None is all positions."""
     return slice(None) if span is None else slice(span.start, span.stop)
 
