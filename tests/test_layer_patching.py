@@ -1,4 +1,7 @@
-"""Patching of layers equals hooks written by hand in every kind of model; TransformerLens: test_patching_transformer_lens."""
+"""Patching of layers equals hooks written by hand in every kind of model.
+
+The comparison with TransformerLens is in test_patching_transformer_lens.
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -131,14 +134,13 @@ def test_estimates_are_the_gradient_times_the_change_of_the_activation(
             continue
         new: list[Tensor] = []
         old: list[Tensor] = []
-        offset = torch.zeros((), requires_grad=True)
+        offsets: list[Tensor] = []
 
-        def add_offset(hidden: Tensor, old: list[Tensor] = old) -> Tensor:
+        def add_offset(hidden: Tensor, old: list[Tensor] = old, offsets: list[Tensor] = offsets) -> Tensor:
             old.append(hidden.detach().clone())
             offsets.append(torch.zeros_like(hidden, requires_grad=True))
             return hidden + offsets[0]
 
-        offsets: list[Tensor] = []
         with torch.no_grad():
             run_with_hook(
                 model, clean, module, lambda t, new=new: new.append(t.clone()) or t, activation == "resid_pre"

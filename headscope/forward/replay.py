@@ -28,6 +28,7 @@ from headscope.forward.carried_state import (
     expand_batch,
     shares_keys_across_layers,
 )
+from headscope.forward.layer_parts import collecting_parts, residual_stream
 from headscope.forward.logits import (
     logits_and_targets,
     predicting_position_slices,
@@ -35,7 +36,6 @@ from headscope.forward.logits import (
     replacing_forward,
     token_losses,
 )
-from headscope.forward.layer_parts import collecting_parts, residual_stream
 from headscope.forward.replay_check import check_once
 from headscope.models import quantization
 from headscope.models.checkpoint import LoadedModel, evaluating

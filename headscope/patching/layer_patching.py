@@ -3,8 +3,8 @@
 - resid_pre: the residual stream before a decoder layer.
 - attn_out, mlp_out: what the layer's attention, or its MLP, adds to the residual stream, after a norm that follows it.
 
-The names and effects are those of TransformerLens (`get_act_patch_block_every`). An exact patch resumes the forward pass
-at the layer, with as many spans of positions as fit in one batch. An estimate is attribution patching (Nanda 2023):
+The names and effects are those of TransformerLens (`get_act_patch_block_every`). An exact patch resumes the pass at the
+layer, with as many spans of positions as fit in one batch. An estimate is attribution patching (Nanda 2023):
 <dm/da, a' - a>, summed over positions.
 """
 
@@ -113,7 +113,8 @@ class LayerPatching:
             if "resid_pre" in estimates:
                 add(layer, run.residual_stream_before(layer), "resid_pre", gradients)
 
-        wanted = [{name: part for name, part in modules.items() if name in estimates} for modules in self.parts]
+        wanted: list[dict[str, nn.Module]]
+        wanted = [{name: part for name, part in modules.items() if name in activations} for modules in self.parts]
         run.backpropagate_streams(objectives, wanted, add_stream, add)
         return estimates
 

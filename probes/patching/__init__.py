@@ -104,7 +104,7 @@ class Patching(Probe):
         return head_charts(run, model, layer, head)
 
     def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.patching.schema import synthetic_cells
+        from probes.patching.synthetic import synthetic_cells
 
         return synthetic_cells(sizes, model, number)
 

@@ -1,17 +1,14 @@
 """Options, stored tables and synthetic rows of the patching probe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
-from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
 from headscope.study.config import Options
 
 MIN_DIFFERENCE = 0.5
@@ -19,14 +16,22 @@ MIN_DIFFERENCE = 0.5
 MAX_UNITS = 1_000_000
 """More units than any model has."""
 
-Activation = Literal["z", "q", "k", "v", "pattern"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+HeadActivation = Literal["z", "q", "k", "v", "pattern"]
+LayerActivation = Literal["resid_pre", "attn_out", "mlp_out"]
+ACTIVATIONS: tuple[HeadActivation, ...] = get_args(HeadActivation)
+LAYER_ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
 ACTIVATION_LABELS: Mapping[str, str] = {
     "z": "head output z",
     "q": "queries",
     "k": "keys",
     "v": "values",
     "pattern": "attention pattern",
+}
+"""Activations of heads, or of KV groups."""
+LAYER_ACTIVATION_LABELS: Mapping[str, str] = {
+    "resid_pre": "residual stream before the layer",
+    "attn_out": "output of the attention layer",
+    "mlp_out": "output of the MLP",
 }
 ALL_POSITIONS = -1
 """Value of `position` for a patch of all positions."""
@@ -90,10 +95,11 @@ class PairOptions(Options):
 class PatchingOptions(PairOptions):
     """Activation patching: run one prompt of a pair with an activation of the other run."""
 
-    activations: list[Activation] = Field(
+    activations: list[HeadActivation | LayerActivation] = Field(
         ["z"],
         min_length=1,
-        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights)",
+        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights); of "
+        "whole layers: resid_pre (residual stream before the layer), attn_out, mlp_out (what attention or MLP adds)",
     )
     positions: list[Annotated[str, Field(min_length=1)]] = Field(
         ["all"],
@@ -103,8 +109,8 @@ class PatchingOptions(PairOptions):
     )
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
-        description="exact: patch every head or KV group; estimate: attribution patching (one backward pass); "
-        "verify: estimate all, patch those of --verify-top and --verify-random",
+        description="exact: patch every head, KV group or layer; estimate: attribution patching (one backward pass); "
+        "verify: estimate all, patch those of --verify-top and --verify-random, and every layer",
     )
     verify_top: int = Field(
         10,
@@ -126,6 +132,15 @@ class PatchingOptions(PairOptions):
     @classmethod
     def _accept_one_name(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _refuse_the_whole_residual_stream(self) -> Self:
+        if "resid_pre" in self.activations and {*self.positions} == {"all"} and self.align == "equal":
+            raise ValueError(
+                "'resid_pre' at all positions is the other run itself: its effect is 1 in every layer. Add the "
+                "positions 'each', 'last' or a named span"
+            )
+        return self
 
     @property
     def by_position(self) -> bool:
@@ -241,7 +256,28 @@ PATCHING_SPANS = Table(
         *VALUES,
     ),
 )
-TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS)
+PATCHING_LAYERS = Table(
+    "patching_layers",
+    "metric of one prompt of a pair when the residual stream before a decoder layer, or what its attention or MLP adds "
+    "to it, comes from the run of the other prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        LAYER,
+        key("activation", "label", "", "patched activation: resid_pre, attn_out or mlp_out", None),
+        key("position", "index32", "tokens", "first patched position of the clean prompt; -1: all", ALL_POSITIONS),
+        key("span", "label", "", "name of the patched span; empty for all positions or a single one", None),
+        DIRECTION,
+        METRIC,
+        key(
+            "method", "label", "", "exact: the run was patched; estimate: first order, for kl and noising second", None
+        ),
+        Column("last", "index32", "tokens", "last patched position of the clean prompt; -1: all", ALL_POSITIONS),
+        *VALUES,
+    ),
+)
+TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS)
 
 
 MAX_SUBSETS = 12
@@ -272,41 +308,3 @@ def effect_columns(patched: Any, clean: float, corrupted: float, direction: str)
         "is_counted": is_normalised,
         "effect": effect,
     }
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell per pair; heads with growth near 0 have the largest effects, and estimates are a little off."""
-    for number in range(sizes.docs):
-        rng = np.random.default_rng([sizes.seed, model_index, number])
-        prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
-        keys = {"model": model, "prompts": prompts, "pair": pair}
-        blocks = [_synthetic_activation(sizes.heads, activation, rng) for activation in ACTIVATIONS]
-        tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
-        rows = pd.concat(blocks, ignore_index=True).assign(**keys)
-        spans = rows[(rows["activation"] == "z") & (rows["position"] > 0)].assign(first=lambda f: f["position"])
-        spans = spans.assign(last=spans["first"], span=np.where(spans["first"] == 2, "last", "subject"))
-        yield (
-            f"{prompts} {pair}",
-            {
-                "patching": rows,
-                "patching_tokens": tokens.assign(**keys),
-                "patching_spans": spans.drop(columns="position"),
-            },
-        )
-
-
-def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:
-    """Exact and estimated rows of one activation; those of z also at three positions."""
-    units = heads
-    if activation in ("k", "v"):
-        units = heads.groupby(["layer", "kv_group"], as_index=False)["growth"].min().assign(head=WHOLE_GROUP)
-    positions = [ALL_POSITIONS, 0, 1, 2] if activation == "z" else [ALL_POSITIONS]
-    rows = pd.concat([units.assign(position=at) for at in positions], ignore_index=True)
-    true_effect = np.exp(-12 * rows["growth"]) / np.where(rows["position"] < 0, 1, 3)
-    blocks = []
-    for method, noise in (("exact", 0.0), ("estimate", 0.02)):
-        patched = -1 + 3 * (true_effect + rng.normal(0, 0.01 + noise, len(rows)))
-        keys = {"activation": activation, "direction": "denoising", "metric": "logit_diff", "method": method}
-        columns = effect_columns(patched, 2.0, -1.0, "denoising")
-        blocks.append(rows.drop(columns="growth").assign(group="", **keys, **columns))
-    return pd.concat(blocks, ignore_index=True)
