@@ -235,10 +235,11 @@ def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Pa
 def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() -> None:
     model = hs.load(families.build("llama", {"vocab_size": 49152}), tokenizer=load_tokenizer("smollm2-135m"))
     rows = time_calls(24, bench.benchmark_variants(model, 24), 1, model.device, warm_up=False)
-    plain, estimate, exact = (row["what"] for row in rows)
+    plain, estimate, exact, layers = (row["what"] for row in rows)
     assert plain == "plain forward with logits"
     assert estimate.endswith("all heads estimated (bound: 5)")
     assert exact.endswith("12 heads patched exactly, 3 evenly spaced layers (bound: 7.2)")
+    assert layers.endswith("3 layers, resid_pre, attn_out, mlp_out patched exactly (bound: 9)")
     assert all(row["ratio"] > 0 for row in rows)
 
 

@@ -75,7 +75,7 @@ class LayerPatching:
         run, source = self.replay.run_and_source(direction)
         batch_size = runs_per_batch(self.replay.model, run.ids.shape[1])
         for layer in layers:
-            new = self._values(source, layer)[activation]
+            new = self._value(source, layer, activation)
             for first in range(0, len(spans), batch_size):
                 batch = spans[first : first + batch_size]
                 if activation == "resid_pre":
@@ -100,7 +100,7 @@ class LayerPatching:
         length = run.ids.shape[1]
 
         def add(layer: int, old: Tensor, name: Any, gradients: list[Tensor]) -> None:
-            new = self._values(source, layer)[name]
+            new = self._value(source, layer, name)
             old, *gradients = (_by_position(t, length)[..., rows, :].float() for t in (old, *gradients))
             change = _by_position(new, source.ids.shape[1])[..., source_rows, :].float() - old
             products = torch.stack(
@@ -118,15 +118,15 @@ class LayerPatching:
         run.backpropagate_streams(objectives, wanted, add_stream, add)
         return estimates
 
-    def _values(self, replay: Replay, layer: int) -> dict[str, Tensor]:
-        """Every activation of a layer in an unchanged run."""
+    def _value(self, replay: Replay, layer: int, activation: str) -> Tensor:
+        """An activation of a layer in an unchanged run."""
         stream = replay.residual_stream_before(layer)
-        values = {"resid_pre": stream}
-        if self.parts[layer]:
-            with torch.no_grad(), collecting_parts(self.parts[layer]) as collected:
-                replay.run_layer(layer, stream)
-            values |= {name: tensor for tensor, name in collected}
-        return values
+        if activation == "resid_pre":
+            return stream
+        with torch.no_grad(), collecting_parts({activation: self.parts[layer][activation]}) as collected:
+            replay.run_layer(layer, stream)
+        ((value, _),) = collected
+        return value
 
     def _logits_with_part(
         self, module: nn.Module, layer: int, new: Tensor, spans: Sequence[range | None], direction: Direction

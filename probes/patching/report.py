@@ -186,9 +186,7 @@ def _layer_charts(context: RenderContext) -> Iterator[Chart]:
             tokens = plain_types(context.run.table(PATCHING_TOKENS.name))
             key = {name: first[name] for name in ("model", "prompts", "pair")}
             yield Chart(
-                plot_layer_positions(
-                    rows, rows_of_sweep(tokens, {name: first[name] for name in ("model", "prompts", "pair")})
-                ),
+                plot_layer_positions(rows, rows_of_sweep(tokens, key)),
                 LAYER_POSITION_CAPTION,
             )
     for effects in context.run.derived(layer_sweeps):

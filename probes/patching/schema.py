@@ -47,7 +47,8 @@ class PairOptions(Options):
     pairs: list[Annotated[str, Field(min_length=1)]] = Field(
         ["ioi"],
         min_length=1,
-        description="sets of prompt pairs: ioi, greater-than, induction, needle, or a JSON lines file with the keys "
+        description="sets of prompt pairs: ioi (with one corruption: ioi:other, ioi:swap, ioi:abc), greater-than, "
+        "induction, needle, or a JSON lines file with the keys "
         "name, clean, corrupted, answer, wrong, group, spans",
     )
     metric: Literal["logit_diff", "logprob", "kl", "nll"] = Field(
