@@ -252,6 +252,35 @@ class PatchingReplay:
                     for unit, logits in zip(batch, run.target_logits_of(layer, variants), strict=True):
                         yield unit, span, self.value(logits)
 
+    def patch_together(
+        self, activation: Activation, direction: Direction, units: Sequence[Unit], spans: Sequence[range | None]
+    ) -> Iterator[tuple[range | None, float]]:
+        """The metric with all units patched at once, at each span of aligned prompt positions.
+
+        Every activation is that of the unchanged source run, in later layers as well, whose inputs the patches of
+        earlier layers change. Memory holds the attention activations of all patched layers of the source.
+        """
+        run, source = self.run_and_source(direction)
+        positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
+        layers = sorted({unit.layer for unit in units})
+        sources = {layer: LayerAttention(*source.attention(layer)) for layer in layers}
+
+        def edit(layer: int, indices: slice) -> backend.OutputEdit:
+            heads = [unit.head_slice(self.model.geometry) for unit in units if unit.layer == layer]
+
+            def patch(z: Tensor, call: backend.AttentionCall) -> Tensor:
+                outputs = patched_outputs(
+                    activation, LayerAttention(z, call), sources[layer], positions[indices], source_positions[indices]
+                )
+                for chosen in heads:
+                    z = _with_heads(z, outputs, chosen)
+                return z
+
+            return patch
+
+        for span in spans:
+            yield span, self.value(run.target_logits({layer: edit(layer, span_slice(span)) for layer in layers}))
+
     def unpatched_value(self, direction: Direction) -> float:
         """The metric of the run that is patched."""
         return self.corrupted_value if direction == "denoising" else self.clean_value

@@ -22,6 +22,7 @@ from probes.patching.schema import (
     ALL_POSITIONS,
     PATCHING,
     PATCHING_LAYERS,
+    PATCHING_SETS,
     PATCHING_SPANS,
     subset_names,
 )
@@ -40,6 +41,9 @@ PAIR_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "subset"))
 
 LAYER_SWEEP = replace(SPAN_SWEEP, units=("layer",))
 """Patches of one layer at all positions, whose span is "", or at those of a named span."""
+
+SET_SWEEP = replace(SPAN_SWEEP, units=("size",), methods=("exact",))
+"""Patches of all named heads together, as one unit."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -110,6 +114,13 @@ def layer_sweeps(run: RunTables) -> list[Effects]:
     rows = run.table(PATCHING_LAYERS.name)
     is_whole = (rows["position"] == ALL_POSITIONS) | (rows["span"] != "")
     return sweep_effects(_counted_rows(run, rows[is_whole]), LAYER_SWEEP, run.models)
+
+
+def set_sweeps(run: RunTables) -> list[Effects]:
+    """The sweeps of the named heads together, over all positions and over named spans."""
+    if PATCHING_SETS.name not in run.tables:
+        return []
+    return sweep_effects(_counted_rows(run, run.table(PATCHING_SETS.name)), SET_SWEEP, run.models)
 
 
 def layer_position_effects(run: RunTables) -> Iterator[pd.DataFrame]:

@@ -50,6 +50,15 @@ QUESTIONS = (
         **_EFFECT,
     ),
     EFFECT,
+    Question(
+        name="patching.set",
+        sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: with all {{size:,}} named {{nouns}} patched "
+        "together, the effect is {value}",
+        headline="{direction:capital} of {intervention}, {prompts}[, at {span}], {size:,} named {nouns} together: "
+        "{value}",
+        level="headline",
+        **_EFFECT,
+    ),
     LAYER_EFFECT,
     *sweep_questions(
         "patching_layers",

@@ -15,7 +15,7 @@ from headscope.rendering.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.patching import PROBE
-from probes.patching.analysis import layer_sweeps, pair_sweeps, span_sweeps, sweeps
+from probes.patching.analysis import layer_sweeps, pair_sweeps, set_sweeps, span_sweeps, sweeps
 from probes.patching.layer_results import layer_results
 from probes.patching.model_changes import model_results
 from probes.patching.pairs import pair_metrics, pair_results, pairs_usable_in_all_models, patch_tables
@@ -39,6 +39,8 @@ def results(run: Run) -> Iterator[Result]:
     for effects in run.derived(span_sweeps):
         largest = largest_unit(effects, by_size=True)
         yield unit_result(effects, largest, "patching.span", details=sweep_details(effects))
+    for effects in run.derived(set_sweeps):
+        yield _set_result(effects)
     yield from layer_results(run)
     yield from model_results(run)
 
@@ -46,6 +48,14 @@ def results(run: Run) -> Iterator[Result]:
 def unit_results(effects: Effects) -> Iterator[Result]:
     """Results about the units of one sweep."""
     yield from sweep_results(effects, "patching", unit_nouns(effects.units), sweep_details(effects))
+
+
+def _set_result(effects: Effects) -> Result:
+    """The effect of all named heads, or their KV groups, patched together."""
+    unit = effects.units.iloc[0]
+    nouns = "KV groups" if effects.key["intervention"] in ("k", "v") else "heads"
+    details = sweep_details(effects) | {"size": int(unit["size"]), "nouns": nouns}
+    return unit_result(effects, unit, "patching.set", details=details)
 
 
 def _pair_result(run: Run, effects: Effects) -> Result:

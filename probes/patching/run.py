@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
+from headscope.forward.ablation import heads_by_layer
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
@@ -32,6 +34,7 @@ from probes.patching.schema import (
     LAYER_ACTIVATIONS,
     PATCHING,
     PATCHING_LAYERS,
+    PATCHING_SETS,
     PATCHING_SPANS,
     PATCHING_TOKENS,
     PairOptions,
@@ -99,7 +102,7 @@ class PatchingRunner:
             check_set_names([self._pair_set(label, source) for source in self.options.pairs])
         for label in self.context.labels:
             model = self.context.model(label)
-            units = sum(len(patched_units(model, activation)) for activation in self._activations)
+            units = sum(len(self._units(model, activation)) for activation in self._activations)
             layers = len(self._layer_activations) * len(decoder_layers(model))
             for source in self.options.pairs:
                 cells += self._set_cells(label, source, units, layers)
@@ -138,11 +141,34 @@ class PatchingRunner:
                 table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
             else:
                 table = pd.DataFrame(self._exact_patches(replay, model, cell, pair))
+            sets = pd.DataFrame(self._set_rows(replay, model, pair) if cell.work.step == "exact" else [])
         is_span = table["span"] != ""
         tables = {PATCHING.name: table[~is_span].drop(columns=["span", "first", "last"])}
         if self.options.span_names:
             tables[PATCHING_SPANS.name] = table[is_span].drop(columns="position")
+        if len(sets):
+            tables[PATCHING_SETS.name] = sets
         return tables
+
+    def _set_rows(self, replay: PatchingReplay, model: Model, pair: TokenPair) -> Iterator[dict[str, Any]]:
+        """Rows of the named heads patched together, at all positions and in named spans."""
+        if not self.options.are_heads_named:
+            return
+        spans = self._spans(pair, with_positions=False)
+        for direction, activation in product(self.options.directions, self._activations):
+            units = self._units(model, activation)
+            places = replay.patch_together(activation, direction, units, [span.positions for span in spans])
+            for span, (_, value) in zip(spans, places, strict=True):
+                columns = _result_columns(replay, activation, direction, value)
+                yield {**columns, "span": span.name, "size": len(units)}
+
+    def _units(self, model: Model, activation: Activation) -> list[Unit]:
+        """The units to patch one at a time: all, or the named heads or their KV groups."""
+        units = patched_units(model, activation)
+        if not self.options.are_heads_named:
+            return units
+        named = heads_by_layer(model, self.options.heads)
+        return [unit for unit in units if {*named.get(unit.layer, ())} & {*_heads_of(model, unit)}]
 
     def _layer_table(
         self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
@@ -190,7 +216,8 @@ class PatchingRunner:
         for direction in self.options.directions:
             estimates = replay.estimate(self._activations, direction, [span.positions for span in spans])
             for activation, changes in estimates.items():
-                yield _estimate_rows(replay, model, activation, direction, changes, spans)
+                units = self._units(model, activation)
+                yield _estimate_rows(replay, model, units, activation, direction, changes, spans)
 
     def _exact_patches(
         self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
@@ -203,7 +230,7 @@ class PatchingRunner:
         sweep_count = len(self.options.directions) * len(self._activations)
         for direction in self.options.directions:
             for activation in self._activations:
-                units = selection[activation, direction] if selection else patched_units(model, activation)
+                units = selection[activation, direction] if selection else self._units(model, activation)
                 share = cell.cost / (sweep_count * len(units) * len(spans) + 1)
                 for unit, positions, value in replay.patch(activation, direction, units, [*spans]):
                     self.context.advance(share)
@@ -338,9 +365,16 @@ def select_verified(estimates: pd.DataFrame, options: PatchingOptions, seed: Seq
     return [Unit(*map(int, unit)) for unit in selected]
 
 
+def _heads_of(model: Model, unit: Unit) -> range:
+    """The query heads of a unit."""
+    heads = unit.head_slice(model.geometry)
+    return range(heads.start, heads.stop)
+
+
 def _estimate_rows(
     replay: PatchingReplay,
     model: Model,
+    units: Sequence[Unit],
     activation: Activation,
     direction: Direction,
     changes: Tensor,
@@ -350,7 +384,7 @@ def _estimate_rows(
     unpatched = replay.unpatched_value(direction)
     span_columns = pd.DataFrame([span.columns for span in spans])
     blocks = []
-    for unit in patched_units(model, activation):
+    for unit in units:
         number = unit.kv_group if activation in ("k", "v") else unit.head
         patched = unpatched + changes[unit.layer, number].numpy()
         columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, patched)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import pandas as pd
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
@@ -93,6 +94,16 @@ class PairOptions(Options):
         return self
 
 
+def _head_names(value: Any) -> Any:
+    """A HeadSet, a text such as L18H6,L3H1, or pairs (layer, head) as names of heads."""
+    if isinstance(value, HeadSet):
+        return [*value.identifiers]
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or [*names] == ["all"]:
+        return names
+    return [format_head(*(name if isinstance(name, tuple) else parse_head(name.strip()))) for name in names]
+
+
 class PatchingOptions(PairOptions):
     """Activation patching: run one prompt of a pair with an activation of the other run."""
 
@@ -129,6 +140,13 @@ class PatchingOptions(PairOptions):
         "are fewer",
     )
 
+    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
+        ["all"],
+        min_length=1,
+        description="heads to patch one at a time, such as L18H6; all: every head. Named heads, or their KV groups, "
+        "are also patched together, unless the method is estimate",
+    )
+
     @field_validator("positions", mode="before")
     @classmethod
     def _accept_one_name(cls, value: Any) -> Any:
@@ -142,6 +160,17 @@ class PatchingOptions(PairOptions):
                 "positions 'each', 'last' or a named span"
             )
         return self
+
+    @model_validator(mode="after")
+    def _refuse_heads_of_layers(self) -> Self:
+        if self.are_heads_named and not {*self.activations} & {*ACTIVATIONS}:
+            raise ValueError(f"'heads' has no effect here: {self.activations[0]} is of whole layers. Remove 'heads'")
+        return self
+
+    @property
+    def are_heads_named(self) -> bool:
+        """Whether only some heads are patched, and all of them together as well."""
+        return self.heads != ["all"]
 
     @property
     def by_position(self) -> bool:
@@ -278,7 +307,23 @@ PATCHING_LAYERS = Table(
         *VALUES,
     ),
 )
-TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS)
+PATCHING_SETS = Table(
+    "patching_sets",
+    "metric of one prompt of a pair when the activations of all named heads, or of their KV groups, come from the run "
+    "of the other prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        key("activation", "label", "", "patched activation: z, q, k, v or pattern (q and k)", None),
+        key("span", "label", "", "name of the patched span of positions; empty for all positions", None),
+        DIRECTION,
+        METRIC,
+        Column("size", "count", "", "heads or KV groups that are patched together", 1),
+        *VALUES,
+    ),
+)
+TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS, PATCHING_SETS)
 
 
 MAX_SUBSETS = 12

@@ -27,6 +27,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
                 "patching": rows,
                 "patching_tokens": tokens.assign(**keys),
                 "patching_spans": spans.drop(columns="position"),
+                "patching_sets": _synthetic_set(rng).assign(**keys),
                 "patching_layers": _synthetic_layers(sizes.heads, rng).assign(**keys),
             },
         )
@@ -65,3 +66,10 @@ def _synthetic_layers(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataF
         keys = {"direction": "denoising", "metric": "logit_diff", "method": method, "span": "", "group": ""}
         blocks.append(rows.assign(**keys, **columns))
     return pd.concat(blocks, ignore_index=True)
+
+
+def _synthetic_set(rng: np.random.Generator) -> pd.DataFrame:
+    """A row of three heads patched together."""
+    columns = effect_columns(-1 + 3 * rng.normal(0.8, 0.02, 1), 2.0, -1.0, "denoising")
+    keys = {"activation": "z", "span": "", "direction": "denoising", "metric": "logit_diff", "group": "", "size": 3}
+    return pd.DataFrame({**keys, **columns})
