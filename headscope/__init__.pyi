@@ -9,6 +9,7 @@ from .api import compare as compare
 from .api import run_study as run_study
 from .forward.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
+from .forward.steering import steered as steered
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
 from .positions.attach import attached as attached
@@ -309,6 +310,7 @@ def patch(
     verify_random: int = 10,
     activations: Sequence[Literal["z", "q", "k", "v", "pattern"] | Literal["resid_pre", "attn_out", "mlp_out"]] = ...,
     positions: Sequence[str] = ...,
+    heads: Sequence[str] = ...,
 ) -> Run:
     """Measure each head's effect on the answer by activation patching between two prompts."""
 

@@ -1,4 +1,4 @@
-"""Options, stored tables and synthetic rows of the patching probe."""
+"""Options and stored tables of the patching probe."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args

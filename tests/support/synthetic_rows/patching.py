@@ -1,12 +1,12 @@
-"""Synthetic rows of the patching probe, for pages and tests without a model."""
+"""Synthetic rows of the patching probe."""
 
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
+from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from headscope.runs.synthetic import Sizes
 from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP, effect_columns
 
 
@@ -16,7 +16,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         rng = np.random.default_rng([sizes.seed, model_index, number])
         prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
         keys = {"model": model, "prompts": prompts, "pair": pair}
-        blocks = [_synthetic_activation(sizes.heads, activation, rng) for activation in ACTIVATIONS]
+        blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
         tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
         rows = pd.concat(blocks, ignore_index=True).assign(**keys)
         spans = rows[(rows["activation"] == "z") & (rows["position"] > 0)].assign(first=lambda f: f["position"])
@@ -28,7 +28,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
                 "patching_tokens": tokens.assign(**keys),
                 "patching_spans": spans.drop(columns="position"),
                 "patching_sets": _synthetic_set(rng).assign(**keys),
-                "patching_layers": _synthetic_layers(sizes.heads, rng).assign(**keys),
+                "patching_layers": _synthetic_layers(sizes.units, rng).assign(**keys),
             },
         )
 
