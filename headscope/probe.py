@@ -81,7 +81,8 @@ class Probe:
     def statistics(self) -> "Mapping[str, Statistic]":
         """How to show its columns of the per-head and per-model tables, by name.
 
-        Names must be new, and must not end in _low, _high, _diff, _method or _<number>: those endings have a meaning.
+        Names must be new. A statistic also owns its name with _low, _high (its interval) and _method, and, if it is
+        declared `by_length`, with _<number>.
         """
         return {}
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options
@@ -112,7 +113,7 @@ class InfluenceOptions(Options):
     @model_validator(mode="after")
     def _check_unit(self) -> "InfluenceOptions":
         if self.heads and self.unit == "group":
-            raise ValueError("unit group cannot be combined with 'heads'. Remove 'unit' or 'heads'")
+            raise OptionError("unit group cannot be combined with {heads}. Remove {unit} or {heads}")
         return self
 
 

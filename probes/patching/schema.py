@@ -10,7 +10,7 @@ from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
-from headscope.study.config import Options
+from headscope.study.config import Options, refuse_unused
 
 MIN_DIFFERENCE = 0.5
 """Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits or nats [ours]."""
@@ -88,9 +88,7 @@ class PairOptions(Options):
             unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
         if {*self.pairs} <= {*GENERATED_SETS}:
             unused["align"] = "it is for files of pairs"
-        for name, reason in unused.items():
-            if name in self.model_fields_set:
-                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+        refuse_unused(self, unused)
         return self
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
+from headscope.errors import OptionError, OptionName
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
 
@@ -47,9 +48,14 @@ class PatternsOptions(PromptOptions):
     def _check_rows(self) -> "PatternsOptions":
         for name in ("query", "key"):
             if getattr(self, name) is not None and self.prompt is None and self.prompt_file is None:
-                raise ValueError(f"'{name}' names a token, but there is no prompt. Add 'prompt', or remove '{name}'")
+                raise OptionError(
+                    "{option} names a token, but there is no prompt. Add {prompt}, or remove {option}",
+                    option=OptionName(name),
+                )
         if self.rows < 2 and not (self.rows == 0 and self.map):
-            raise ValueError(f"'rows' must be at least 2, or 0 together with 'map': {self.rows}. Use more rows")
+            raise OptionError(
+                "{rows} must be at least 2, or 0 together with {map}: {value}. Use more rows", value=self.rows
+            )
         return self
 
 

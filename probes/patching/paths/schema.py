@@ -4,6 +4,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.errors import OptionError
 from headscope.heads import HeadSet
 from headscope.runs.columns import MODEL, Column, Table, key
 from probes.patching.schema import (
@@ -77,7 +78,7 @@ class PathsOptions(PairOptions):
     @model_validator(mode="after")
     def _refuse_unused_receivers(self) -> Self:
         if self.through == ["logits"] and "receivers" in self.model_fields_set:
-            raise ValueError("'receivers' has no effect here: paths lead to the logits only. Remove 'receivers'")
+            raise OptionError("{receivers} has no effect here: paths lead to the logits only. Remove {receivers}")
         return self
 
 
