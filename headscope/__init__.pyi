@@ -313,8 +313,9 @@ def patch(
     method: Literal["exact", "estimate", "verify"] = "verify",
     verify_top: int = 10,
     verify_random: int = 10,
-    activations: Sequence[Literal["z", "q", "k", "v", "pattern"]] = ...,
+    activations: Sequence[Literal["z", "q", "k", "v", "pattern"] | Literal["resid_pre", "attn_out", "mlp_out"]] = ...,
     positions: Sequence[str] = ...,
+    heads: Sequence[str] = ...,
 ) -> Run:
     """Measure each head's effect on the answer by activation patching between two prompts."""
 

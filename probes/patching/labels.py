@@ -5,12 +5,13 @@ import pandas as pd
 from headscope.effects.sweep import Effects
 from headscope.heads import format_head
 from probes.patching.paths.schema import LOGITS
-from probes.patching.schema import ACTIVATION_LABELS
+from probes.patching.schema import ACTIVATION_LABELS, LAYER_ACTIVATION_LABELS
 
 
 def describe_sweep(effects: Effects) -> str:
     """Text naming what is patched: "Denoising of the head output z"."""
-    return f"{effects.key['direction'].capitalize()} of the {ACTIVATION_LABELS[effects.key['intervention']]}"
+    labels = {**ACTIVATION_LABELS, **LAYER_ACTIVATION_LABELS}
+    return f"{effects.key['direction'].capitalize()} of the {labels[effects.key['intervention']]}"
 
 
 def describe_path_sweep(effects: Effects) -> str:

@@ -24,7 +24,7 @@ def results(run: Run) -> Iterator[Result]:
     if not has_paths(run):
         return
     if PATHS.name in run.tables:  # estimates do not store the metrics of pairs
-        yield from pair_results(run, PATHS.name, "paths")
+        yield from pair_results(run, "paths", PATHS.name)
     all_sweeps = sweeps(run)
     if not all_sweeps:
         yield Result(question="paths.no_effects")
