@@ -112,8 +112,8 @@ class PathPatching:
     """Path patches of one run of a prompt pair. Create and use it inside `replay.capturing`.
 
     `model_paths` is the model's `inspect_paths`. `mlps`: whether the MLPs between a sender and a receiver keep their
-    outputs. Memory holds the change of every head's output (the first `memory_bytes`; the rest is on disk), and with recomputed
-    MLPs every head's output (likewise).
+    outputs. Memory holds the change of every head's output (the first `memory_bytes`; the rest is on disk), and with
+    recomputed MLPs every head's output (likewise).
     """
 
     def __init__(

@@ -214,7 +214,7 @@ class AblationRunner:
                 model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))
             )
         if self._named_heads is None:
-            self._named_heads = {name: _parse_heads(name) for name in self.options.heads}
+            self._named_heads = {name: parse_heads(name) for name in self.options.heads}
             self.context.record_input("heads", [",".join(self._all_heads()).encode()])
         for name, heads in self._named_heads.items():
             source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
@@ -329,7 +329,7 @@ def _lengths(pair: TokenPair) -> tuple[int, int]:
     return len(pair.clean), len(pair.answer)
 
 
-def _parse_heads(name: str) -> HeadSet:
+def parse_heads(name: str) -> HeadSet:
     """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
     heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
     `weights:DIGESTS:HEAD,...` (a HeadSet of Python).

@@ -39,7 +39,7 @@ def parse_heads_of_weights(name: str) -> HeadSet:
     return replace(HeadSet.parse(heads), model_digests=WeightDigests.from_dict(kinds))
 
 
-def _head_names(value: Any) -> Any:
+def head_names(value: Any) -> Any:
     """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
     if isinstance(value, HeadSet) and value.model_digests:
         return [format_heads_of_weights(value)]
@@ -69,7 +69,7 @@ class AblationOptions(MultilineOptions):
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
         "induction, needle, or a JSON lines file",
     )
-    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
+    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
         ["all"],
         min_length=1,
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "
