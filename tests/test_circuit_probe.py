@@ -238,7 +238,7 @@ def test_results_charts_and_the_head_page_name_every_member(run: Run) -> None:
     assert (member.layer, member.head, member.n) == (1, 2, 4)
     assert [*head_results(run, "base", 1, 3)] == []
     (group,) = report.charts(assembly.render_context(run))
-    assert len([*group.blocks]) == 2
+    assert len([*group.charts]) == 2
 
 
 # Refused inputs ----------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ GLOSSARY = (
     Term(
         "Circuit of heads",
         "A set C of heads that is run with all other heads ablated. Faithfulness: how much of the model's metric m(M) "
-        "the circuit keeps; 0 is the run with all heads ablated, m(0), and 1 the model. Minimality of a member v: what the "
-        "circuit loses without it. Completeness: circuit and model stay alike when the same subset K is removed from "
-        "both (Wang et al. 2022).",
+        "the circuit keeps; 0 is the run with all heads ablated, m(0), and 1 the model. Minimality of a member v: what "
+        "the circuit loses without it. Completeness: circuit and model stay alike when the same subset K is removed "
+        "from both (Wang et al. 2022).",
         "faithfulness (m(C) - m(0)) / (m(M) - m(0)); minimality m(C) - m(C without v); completeness: "
         "m(M without K) - m(C without K), near 0 for every K",
         (CIRCUIT.name, CIRCUIT_MEMBERS.name),

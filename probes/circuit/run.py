@@ -12,6 +12,7 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
+from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet, format_head
 from headscope.model_identity import refuse_other_weights
 from headscope.patching.complement_ablation import (
@@ -30,8 +31,6 @@ from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.ablation.run import parse_heads
-from probes.ablation.schema import HEADS_OF_WEIGHTS
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30

@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
 
+from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
 from headscope.study.config import Options
-from probes.ablation.schema import head_names
 
 WHOLE = "none"
 """The subset without heads, of which the row compares the circuit with the model."""
