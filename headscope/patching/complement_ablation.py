@@ -136,7 +136,7 @@ def outputs_by_class(means: Mapping[str, LayerOutputs], classes: np.ndarray) -> 
 def token_classes(pair: TokenPair) -> np.ndarray:
     """The class of every token of a prompt: the name of its span, "last", or "rest"; the first span that holds it."""
     classes = np.full(len(pair.clean), REST, dtype=object)
-    for name, span in reversed(pair.spans.items()):
+    for name, span in reversed([*pair.spans.items()]):
         classes[span.start : span.stop] = name
     classes[-1] = LAST_SPAN
     return classes

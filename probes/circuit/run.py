@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
-from headscope.heads import HeadSet, format_head
+from headscope.heads import format_head
 from headscope.model_identity import refuse_other_weights
 from headscope.patching.complement_ablation import (
     ComplementReplay,
@@ -45,6 +45,7 @@ class CircuitRunner:
     def __init__(self, options: CircuitOptions, context: StudyContext):
         self.options, self.context = options, context
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
+        self._named_heads = {name: parse_heads(name) for name in options.heads}
 
     def cells(self) -> list[Cell]:
         cells = []
@@ -152,8 +153,7 @@ class CircuitRunner:
     def _circuit(self, model: Model, label: str) -> list[LayerIndexHead]:
         """The members by layer index and head. Raises BadInput for a head twice and for all heads of the model."""
         names: list[str] = []
-        for name in self.options.heads:
-            heads: HeadSet = parse_heads(name)
+        for name, heads in self._named_heads.items():
             source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
             if refuse_other_weights(source, heads.model_digests, model.identity, label, self.options.weights):
                 self.context.record_other_weights(label, source, heads.model_digests.label)
