@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from headscope.probe import Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from headscope.rendering.blocks import ChartGroup, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
-    from headscope.runs.synthetic import Sizes
     from probes.circuit.run import CircuitRunner
     from probes.circuit.schema import CircuitOptions
 
@@ -73,11 +71,6 @@ class Circuit(Probe):
         from probes.circuit.report import charts
 
         return charts(context)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.circuit.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
 
 PROBE = Circuit()

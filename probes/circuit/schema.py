@@ -1,19 +1,15 @@
-"""Options, stored tables and synthetic rows of the probe of circuits of heads."""
+"""Options and stored tables of the probe of circuits of heads."""
 
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
 
+from headscope.errors import OptionError
 from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
-from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
-from headscope.study.config import Options
+from headscope.study.config import Options, refuse_unused
 
 WHOLE = "none"
 """The subset without heads, of which the row compares the circuit with the model."""
@@ -88,15 +84,13 @@ class CircuitOptions(Options):
             unused["by"] = "it is for the complement mean"
         if self.complement != "resample":
             unused["draws"] = "it is for the complement resample"
-        for name, reason in unused.items():
-            if name in self.model_fields_set:
-                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+        refuse_unused(self, unused)
         return self
 
     @model_validator(mode="after")
     def _refuse_all_heads(self) -> "CircuitOptions":
         if "all" in self.heads:
-            raise ValueError("'heads' is 'all', whose complement is empty. Name the heads of the circuit")
+            raise OptionError("{heads} is 'all', whose complement is empty. Name the heads of the circuit")
         return self
 
 
@@ -140,26 +134,3 @@ CIRCUIT_MEMBERS = Table(
     ),
 )
 TABLES = (CIRCUIT, CIRCUIT_MEMBERS)
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell: a circuit of three heads with most of the logit difference of every prompt."""
-    rng = np.random.default_rng([sizes.seed, model_index])
-    keys: dict[str, Any] = {"model": model, "prompts": "ioi", "complement": "mean", "metric": "logit_diff"}
-    heads, subsets, members = sizes.heads.drop(columns="growth").head(3), [], []
-    for number in range(sizes.docs):
-        keys["pair"] = f"ioi {number}"
-        for name, circuit, whole in (
-            (WHOLE, 3.0, 4.0),
-            ("random 1", 1.5, 2.5),
-            ("random 2", 1.0, 1.2),
-            ("greedy 1", 1, 3),
-        ):
-            values = np.array([circuit, whole]) + rng.normal(0, 0.1, 2)
-            removed = "" if name == WHOLE else "L0H0"
-            columns = {"metric_circuit": values[0], "metric_model": values[1], "metric_empty": 0.1, "size": 3}
-            is_selecting = name.startswith("greedy") and number % 2 == 0
-            subsets.append({**keys, "subset": name, "heads": removed, **columns, "is_selecting": is_selecting})
-        without = 3.0 - np.array([1.5, 0.8, 0.0]) + rng.normal(0, 0.1, 3)
-        members.append(heads.assign(**keys, metric_circuit=3.0, metric_without=without))
-    yield "ioi", {CIRCUIT.name: pd.DataFrame(subsets), CIRCUIT_MEMBERS.name: pd.concat(members, ignore_index=True)}
