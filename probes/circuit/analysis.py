@@ -61,7 +61,7 @@ def faithfulness(rows: pd.DataFrame) -> Faithfulness | None:
     """
     circuit = (rows["metric_circuit"] - rows["metric_empty"]).astype("float64")
     model = (rows["metric_model"] - rows["metric_empty"]).astype("float64")
-    (low,), (high,) = confidence_interval(model.to_numpy(np.float64)[None])
+    (low,), (high,) = confidence_interval(np.asarray(model, np.float64)[None])
     mean = float(model.mean())
     if mean == 0 or low <= 0 <= high:
         return None
