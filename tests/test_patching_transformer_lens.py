@@ -154,7 +154,7 @@ def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
 ) -> None:
     """transformer-lens recomputes the norm before the receiver, and takes k and v only without KV groups."""
     sender, heads, layers = (27, 1), smollm2.geometry.heads, smollm2.geometry.layers
-    paths = [Path(sender, (layer, head), "q") for layer in range(sender[0] + 1, layers) for head in range(heads)]
+    paths = [Path(sender, ((layer, head),), "q") for layer in range(sender[0] + 1, layers) for head in range(heads)]
     for pair in pairs[1:]:
         clean, corrupted = (activation_cache(bridge, ids) for ids in (pair.clean, pair.corrupted))
         expected = lens.get_act_patch_direct_path(
@@ -165,5 +165,5 @@ def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
             patching = PathPatching(replay, inspect_paths(smollm2, pair.clean), "denoising", "recomputed")
             values = dict(patching.patch(paths))
         np.testing.assert_allclose(
-            [values[path] for path in paths], [expected[path.receiver] for path in paths], atol=TOLERANCE, rtol=0
+            [values[path] for path in paths], [expected[path.receivers[0]] for path in paths], atol=TOLERANCE, rtol=0
         )

@@ -191,6 +191,10 @@ class Replay:
         """
         return self._batch_logits(self.hidden_states({layer: lambda z, call: outputs}, len(outputs)))
 
+    def target_logits_of_edits(self, output_edits: Mapping[int, backend.OutputEdit], copies: int) -> Tensor:
+        """The same logits [copies, L - first_target, vocabulary] of one batch of runs, with edited head outputs."""
+        return self._batch_logits(self.hidden_states(output_edits, copies))
+
     def target_logits_after(self, streams: Tensor) -> Tensor:
         """The same logits [B, L - first_target, vocabulary] for each of B outputs [B, L, D] of the last layer."""
         return self.target_logits_from(len(self.layers), streams)
@@ -232,6 +236,31 @@ class Replay:
             for layer, edit in output_edits.items():
                 stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))
             return self._resume(lowest, expand_batch(self.residual_stream_before(lowest), copies))
+
+    def streams_before(
+        self, decoder_layers: Sequence[int], output_edits: Mapping[int, backend.OutputEdit], copies: int
+    ) -> dict[int, Tensor]:
+        """The residual streams [copies, L, D] before decoder layers with edited head outputs in some attention layers.
+
+        The edits are those of `hidden_states`. For the index after the last layer, its output. The layers must come
+        after the one of the lowest edit.
+        """
+        streams: dict[int, Tensor] = {}
+
+        def record_input(number: int) -> Callable[[nn.Module, Any], None]:
+            return lambda module, args: streams.__setitem__(number, args[0])
+
+        def record_output(module: nn.Module, args: Any, output: Any) -> None:
+            streams[len(self.layers)] = residual_stream(output)
+
+        with ExitStack() as stack:
+            for number in decoder_layers:
+                if number == len(self.layers):
+                    stack.callback(self.layers[-1].register_forward_hook(record_output).remove)
+                else:
+                    stack.callback(self.layers[number].register_forward_pre_hook(record_input(number)).remove)
+            self.hidden_states(output_edits, copies)
+        return streams
 
     def final_hidden_states(self, stream: Tensor) -> Tensor:
         """The backbone's last hidden states [B, L, D] from the output of its last layer."""

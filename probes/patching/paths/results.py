@@ -75,7 +75,7 @@ def _path_fields(path: pd.Series) -> dict[str, Any]:
 
 def _details(effects: Effects) -> dict[str, str]:
     """What names a sweep in sentences besides its keys."""
-    return {"other_norms": effects.key["norms"]} if effects.key["norms"] != "frozen" else {}
+    return {f"other_{name}": effects.key[name] for name in ("norms", "mlps") if effects.key[name] != "frozen"}
 
 
 def overview(run: Run) -> Overview | None:
