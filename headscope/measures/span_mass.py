@@ -34,7 +34,7 @@ LOGITS_PER_TILE = 2**21
 
 @dataclass(frozen=True, eq=False)
 class SpanLayout:
-    """Spans of a text of L tokens. `queries` and `keys` [spans, L] say which tokens are in each span; spans may overlap.
+    """Spans of a text of L tokens: `queries` and `keys` [spans, L] say which tokens are in each. Spans may overlap.
 
     Two further kinds of keys depend on the query and follow the spans: with `tokens` [L] (token ids), earlier tokens
     with the id of the query; with `matching` [L], the one key of each query, -1 for none.

@@ -56,9 +56,9 @@ def tokenize_spans(tokenizer: Any, prompt: SpanPrompt) -> SpanTokens:
     if offsets is None:
         raise BadInput(f"{prompt.location}: the tokenizer does not say which tokens hold a text. Use another tokenizer")
     leading = [] if prompt.messages else leading_special_tokens(text.text, tokenizer)
-    names, labels, cut = _label_tokens(text, offsets, prompt.location)
+    names, text_labels, cut = _label_tokens(text, offsets, prompt.location)
     prefix = [names.index(TEMPLATE)] * len(leading)
-    labels = np.array([*prefix, *labels], np.int64)
+    labels = np.array([*prefix, *text_labels], np.int64)
     if not len(labels):
         raise BadInput(f"{prompt.location}: the prompt has no token. Write a longer text")
     has_token = {names[label] for label in labels[1:]}
@@ -154,7 +154,7 @@ def _template_pieces(tokenizer: Any, prompt: SpanPrompt) -> list[str]:
         if not found:
             role = prompt.messages[number][0]
             raise BadInput(
-                f"{prompt.location}: the chat template drops message {number + 1} ({role}). Remove it, or use 'segments'"
+                f"{prompt.location}: the chat template drops message {number + 1} ({role}). Remove it or use 'segments'"
             )
         pieces.append(before)
     return [*pieces, rest]

@@ -1,8 +1,8 @@
 """Prompts with named spans: JSON lines of segments, chat messages or text with marks, and rows of a dataset.
 
-A line has `segments` ([{"name": "context", "text": "..."}, ...]), `messages` ([{"role": "user", "content": "..."}, ...])
-or `text`, each possibly with marks [[name]]...[[/name]]. Optional: `name`, `group` (a label), `continuation` (a text
-that follows the prompt) or `generate` (a number of tokens that the model writes).
+A line has `segments` ([{"name": "context", "text": "..."}, ...]), `messages` ([{"role": "user", "content": "..."},
+...]) or `text`. Parts of them may be marked: [[name]]...[[/name]]. Optional: `name`, `group` (a label), `continuation`
+(a text that follows the prompt) or `generate` (a number of tokens that the model writes).
 """
 
 import re
@@ -109,7 +109,7 @@ def parse_prompt(content: Any, name: str, location: str) -> SpanPrompt:
 
 
 def parse_marks(text: str, location: str) -> MarkedText:
-    """The text without its marks, and the spans between them. Raises BadInput for marks that overlap or do not close."""
+    """The text without its marks, and the spans between them. Raises BadInput for marks that overlap or stay open."""
     plain, spans, position = "", [], 0
     opened: tuple[str, int] | None = None
     for mark in MARK.finditer(text):
