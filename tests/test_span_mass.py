@@ -82,17 +82,6 @@ def measured(model: Model, ids: Tensor, *accumulators: Any, chunk: int | None = 
         hidden(*([model, ids[None]] if chunk is None else [model, ids[None], chunk]))
 
 
-def eager_weights(layer: eager_reference.Layer) -> Tensor:
-    """Dense weights [H, L, L] of what a family's attention received, with the mask that transformers made."""
-    repeats = len(layer.q) // len(layer.k)
-    scores = layer.scaling * layer.q.double() @ layer.k.double().repeat_interleave(repeats, 0).mT
-    scores = scores if layer.softcap is None else layer.softcap * torch.tanh(scores / layer.softcap)
-    scores = scores.masked_fill(~layer.mask, -torch.inf)
-    if layer.sink is not None:
-        scores = torch.cat([scores, layer.sink.detach().double()[:, None, None].expand(-1, len(scores[0]), 1)], -1)
-    return scores.softmax(-1)[..., : layer.mask.shape[-1]]
-
-
 @pytest.mark.parametrize("with_bos", [True, False])
 @pytest.mark.parametrize("family", EIGHT)
 def test_mass_of_every_family_equals_sums_of_eager_weights(family: str, with_bos: bool) -> None:
@@ -108,7 +97,7 @@ def test_mass_of_every_family_equals_sums_of_eager_weights(family: str, with_bos
     _, layers = eager_reference.eager_qk(model.module, ids[None])
     assert len(layers) == model.geometry.layers
     for number, layer in zip(model.geometry.layer_numbers, layers, strict=True):
-        alpha = eager_weights(layer)
+        alpha = eager_reference.layer_weights(layer)
         assert largest_error(mass.compute(), number, expected(alpha, layer.mask, layout)) <= 1e-5
         frame = pd.DataFrame(lookback.compute()).query(f"layer == {number}")
         np.testing.assert_allclose(

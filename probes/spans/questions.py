@@ -4,6 +4,12 @@ from headscope.results.questions import Question
 
 QUESTIONS = (
     Question(
+        name="spans.missing",
+        sentence="In {model}, no row of {query} sees a key of {key}: no text has both, or the layers hide it. Show "
+        "another pair with --query and --key",
+        level="warning",
+    ),
+    Question(
         name="spans.top_head",
         sentence="From {query} to {key}, {unit} in {model} has the largest attention mass: {value}; that of uniform "
         "weights is {chance:percent1}, that of the median head {median:percent1}",

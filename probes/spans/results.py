@@ -17,9 +17,16 @@ from probes.spans.analysis import group_names, head_scores, held_out, second_gro
 
 def results(run: Run) -> Iterator[Result]:
     """For each model: the head with the largest mass, the comparison of two groups, the largest lookback ratio."""
-    if "spans_mass" not in run.heads:
+    if not {"spans", "span_prompts"} <= {*run.tables}:
         return
     pairs = shown_pairs(run)
+    seen = {*run.derived(shown_rows)["model"]}
+    for model in (label for label in default_models(run) if label in pairs and label not in seen):
+        yield Result(
+            question="spans.missing", model=model, details=dict(zip(("query", "key"), pairs[model], strict=True))
+        )
+    if "spans_mass" not in run.heads:
+        return
     for model in (label for label in default_models(run) if label in pairs):
         where = dict(zip(("query", "key"), pairs[model], strict=True))
         if len(scores := head_scores(run, model)):
