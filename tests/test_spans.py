@@ -143,6 +143,12 @@ def test_results_and_charts_have_the_numbers_of_the_tables(run: Run) -> None:
     best = heads.loc[heads["spans_mass"].idxmax()]
     top = answers["spans.top_head"]
     assert (top.layer, top.head, top.value) == (best["layer"], best["head"], pytest.approx(best["spans_mass"]))
+    names = {"first": "harmless", "second": "attack"}
+    assert answers["spans.groups"].details == {**names, "prompts": PROMPTS}, "in the order of the file"
+    attack = run.rows("spans", model="base", layer=0, head=0, query="last", key="instruction").set_index("doc")["mass"]
+    in_order = attack.astype(float).reindex([f"injected/{number}" for number in range(1, PROMPTS + 1)]).to_numpy()
+    first = heads.query("layer == 0 and head == 0")
+    assert first["spans_difference"].item() == pytest.approx(in_order[1::2].mean() - in_order[::2].mean(), abs=1e-6)
     assert answers["spans.groups"].value == (heads["spans_p"] < 0.05).sum()
     separating = answers["spans.separating_head"]
     assert abs(separating.value - 0.5) == pytest.approx((heads["spans_auroc"] - 0.5).abs().max())

@@ -25,7 +25,7 @@ class SpanTokens:
 
     `spans` is a partition: every token belongs to one. `messages` are the single messages of a chat whose role occurs
     more than once: "user 1", "user 2". The last L - `prompt_length` tokens follow the prompt. `cut_tokens` says of each
-    token that lies in two spans to which of them it was counted.
+    token that lies in two spans, other than by white space, to which of them it was counted.
     """
 
     ids: list[int]
@@ -91,7 +91,9 @@ def _label_tokens(
         best = np.flatnonzero(counts == counts.max())
         label = int(best[0]) if len(best) == 1 else int(inside[-1])
         labels.append(label)
-        if len(used := [*dict.fromkeys(inside.tolist())]) > 1:
+        lost = "".join(text.text[start + at] for at in np.flatnonzero(inside != label))
+        if lost.strip():  # white space may belong to the token of the next word
+            used = dict.fromkeys(inside.tolist())
             both = " and ".join(f"'{names[number]}'" for number in used)
             cut.append(f"{location}: token {quote(text.text[start:end])} lies in {both} and counts as '{names[label]}'")
     return names, labels, cut

@@ -81,10 +81,15 @@ def shown_rows(run: RunTables) -> pd.DataFrame:
     return rows.merge(plain_types(run.table("span_prompts"))[[*keys, "group"]], on=keys)
 
 
+def prompts_of(run: RunTables, model: str) -> pd.DataFrame:
+    """The rows of `span_prompts` of a model, one per text, in the order of the file."""
+    rows = plain_types(run.table("span_prompts"))
+    return rows[rows["model"] == model].drop_duplicates("doc").sort_values("number", kind="stable")
+
+
 def group_names(run: RunTables, model: str) -> list[str]:
     """The two groups of a model's prompts, in the order of the file; [] without two groups."""
-    rows = plain_types(run.table("span_prompts"))
-    names = [*dict.fromkeys(rows.loc[rows["model"] == model, "group"])]
+    names = [*dict.fromkeys(prompts_of(run, model)["group"])]
     return names if len(names) == 2 else []
 
 
@@ -92,13 +97,12 @@ def head_scores(run: RunTables, model: str) -> pd.DataFrame:
     """Attention mass of the shown pair: heads (layer, head, kv_group) by text; without heads that lack a text."""
     rows = run.derived(shown_rows)
     table = rows[rows["model"] == model].pivot(index=["layer", "head", "kv_group"], columns="doc", values="mass")
-    order = plain_types(run.table("span_prompts")).query("model == @model")["doc"].drop_duplicates()
-    return table[[doc for doc in order if doc in table.columns]].dropna()
+    return table[[doc for doc in prompts_of(run, model)["doc"] if doc in table.columns]].dropna()
 
 
 def second_group(run: RunTables, model: str, scores: pd.DataFrame) -> np.ndarray:
     """Which columns of `head_scores` are prompts of the second group."""
-    rows = plain_types(run.table("span_prompts")).query("model == @model").drop_duplicates("doc").set_index("doc")
+    rows = prompts_of(run, model).set_index("doc")
     return np.asarray(rows["group"].reindex(scores.columns) == group_names(run, model)[1], dtype=bool)
 
 

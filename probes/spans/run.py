@@ -16,7 +16,7 @@ from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.measures.span_mass import LookbackRatios, SpanMass, TokenWeights
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import SpanTokens, tokenize_spans
-from headscope.prompts.spans import FIRST, LAST, REST, SpanPrompt, parse_marks, read_span_prompts
+from headscope.prompts.spans import FIRST, REST, SpanPrompt, parse_marks, read_span_prompts
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
@@ -50,6 +50,7 @@ class SpansRunner:
             context.record_input("prompts with spans", [repr(prompt) for prompt in self.prompts])
         self._tokens: dict[tuple[int, int], SpanTokens] = {}
         self._pairs: dict[str, tuple[str, str]] = {}
+        self._warned: set[str] = set()
 
     def cells(self) -> list[Cell]:
         return [cell for label in self.context.labels for cell in self._cells(label)]
@@ -69,7 +70,7 @@ class SpansRunner:
             ]
         self._pair(label)  # refuses an unknown span before anything is measured
         prompts = [self._prompt_tokens(label, number) for number in range(len(self.prompts))]
-        self._warn_about_cut_tokens(label, prompts)
+        self._warn_about_cut_tokens(prompts)
         self._check_copies(prompts)
         return [self._prompt_cell(label, number, tokens) for number, tokens in enumerate(prompts)]
 
@@ -102,7 +103,8 @@ class SpansRunner:
             is_prompt=False,
         )
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
-        return SpansObserver(model, spans, keys, self._pair(cell.model))
+        text = {"number": cell.text_pass.document, "group": [""], "is_prompt": False}
+        return SpansObserver(model, spans, keys, text | self._shown(cell.model))
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         """Generate greedily after a prompt, then observe the pass over prompt and answer."""
@@ -123,7 +125,8 @@ class SpansRunner:
         spans = named_spans(tokens, self.context.tokenizer(label), self.options.classes)
         keys = {"model": label, "context_length": len(tokens.ids), "doc": prompt.name}
         stored = tokens if number == 0 and len(tokens.ids) <= MAX_PROMPT_TOKENS else None
-        return SpansObserver(model, spans, keys, self._pair(label), prompt.group, stored)
+        text = {"number": number, "group": [prompt.group], "is_prompt": True}
+        return SpansObserver(model, spans, keys, text | self._shown(label), stored)
 
     # Tokens and spans ------------------------------------------------------------------------------------------------
 
@@ -137,6 +140,9 @@ class SpansRunner:
         if key not in self._tokens:
             self._tokens[key] = tokenize_spans(tokenizer, self.prompts[number])
         return self._tokens[key]
+
+    def _shown(self, label: str) -> dict[str, str]:
+        return dict(zip(("query", "key"), self._pair(label), strict=True))
 
     def _pair(self, label: str) -> tuple[str, str]:
         """The pair of spans that the per-head table shows for a model, over all of its prompts."""
@@ -154,15 +160,19 @@ class SpansRunner:
                 raise BadInput(f"{prompt.location} has the same tokens as {locations[ids]}. Remove one of them")
             locations[ids] = prompt.location
 
-    def _warn_about_cut_tokens(self, label: str, prompts: Sequence[SpanTokens]) -> None:
+    def _warn_about_cut_tokens(self, prompts: Sequence[SpanTokens]) -> None:
         cut = [line for tokens in prompts for line in tokens.cut_tokens]
-        if cut:
+        if cut and cut[0] not in self._warned:
+            self._warned.add(cut[0])
             more = f" ({len(cut) - 1:,} more such tokens)" if len(cut) > 1 else ""
-            log.warning("model '%s': %s%s. Move the space between two spans to cut elsewhere", label, cut[0], more)
+            log.warning("%s%s. Begin the next span at a space to cut elsewhere", cut[0], more)
 
 
 class SpansObserver:
-    """Measures the spans of one text; with `stored`, also the weight of each of its tokens."""
+    """Measures the spans of one text; with `stored`, also the weight of each of its tokens.
+
+    `keys` are the first columns of every table, `text` the others of `span_prompts`.
+    """
 
     needs_whole_text = False
 
@@ -171,18 +181,17 @@ class SpansObserver:
         model: Model,
         spans: NamedSpans,
         keys: Mapping[str, Any],
-        pair: tuple[str, str],
-        group: str = "",
+        text: Mapping[str, Any],
         stored: SpanTokens | None = None,
     ):
-        self.spans, self.keys, self.pair, self.group, self.stored = spans, keys, pair, group, stored
-        self.tokenizer, self.is_prompt = model.tokenizer, LAST in spans.queries
+        self.spans, self.keys, self.text, self.stored = spans, keys, text, stored
+        self.tokenizer = model.tokenizer
         self.mass = SpanMass(model.geometry, spans.layout)
         self.lookback = self.weights = None
         if spans.has_continuation:
             self.lookback = LookbackRatios(model.geometry, spans.prompt_masks, spans.prompt_length)
-        if stored is not None and pair[0] in spans.queries:
-            self.weights = TokenWeights(model.geometry, spans.queries[pair[0]])
+        if stored is not None and text["query"] in spans.queries:
+            self.weights = TokenWeights(model.geometry, spans.queries[text["query"]])
 
     def listen(self, layers: CapturedLayers) -> None:
         for accumulator in (self.mass, self.lookback, self.weights):
@@ -190,15 +199,8 @@ class SpansObserver:
                 layers.listen(accumulator.update)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
-        shown = dict(zip(("query", "key"), self.pair, strict=True))
         tables: dict[str, Rows] = {
-            "span_prompts": {
-                **self.keys,
-                "group": [self.group],
-                **shown,
-                "prompt_tokens": self.spans.prompt_length,
-                "is_prompt": self.is_prompt,
-            },
+            "span_prompts": {**self.keys, **self.text, "prompt_tokens": self.spans.prompt_length},
             **self._mass_tables(),
         }
         if self.lookback is not None:

@@ -83,6 +83,7 @@ SPAN_PROMPTS = Table(
         MODEL,
         LENGTH,
         DOC,
+        Column("number", "index32", "", "number of the prompt in its file or of the text, from 0", 0),
         Column("group", "label", "", "label of the prompt; empty without one"),
         Column("query", "label", "", "query span of the per-head table"),
         Column("key", "label", "", "key span of the per-head table"),
@@ -186,12 +187,11 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         table = sizes.heads.merge(pairs, how="cross").assign(**keys, chance=0.25, rows=4, hidden_rows=0)
         strength = np.where(table["key"] == "context", 0.8 - 0.6 * table["growth"] + 0.1 * (group == "b"), 0.05)
         table["mass"] = np.clip(strength + rng.normal(0, 0.02, len(table)), 0, 1)
+        shown = {"query": "generated", "key": "context"}
         rows: dict[str, Rows] = {
             "spans": table.drop(columns="growth"),
-            "span_prompts": {
-                **keys, "group": [group], "query": "generated", "key": "context", "prompt_tokens": 20, "is_prompt": True
-            },
-        }  # fmt: skip
+            "span_prompts": {**keys, "number": doc, "group": [group], **shown, "prompt_tokens": 20, "is_prompt": True},
+        }
         steps = table[table["query"] == "generated"].drop(columns=["growth", "query", "chance", "hidden_rows"])
         rows["span_steps"] = steps.merge(pd.DataFrame({"step": [1, 2, 4]}), how="cross").assign(rows=1)
         ratio = rng.random(len(heads))
