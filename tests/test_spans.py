@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families, tokenizers
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import WORDS, save_checkpoint, save_texts
 
 import headscope as hs
@@ -16,7 +17,6 @@ from headscope.effects.groups import auroc, auroc_interval, compare_groups, judg
 from headscope.errors import BadInput
 from headscope.rendering import assembly
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.spans import report, results
 from probes.spans.analysis import head_scores, prompt_scores, shown_pairs, span_means

@@ -18,6 +18,7 @@ from . import (
     patching,
     paths,
     patterns,
+    spans,
 )
 
 Cells = Iterator[tuple[str, Mapping[str, Rows]]]
@@ -37,5 +38,6 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         patching,
         paths,
         patterns,
+        spans,
     )
 }
