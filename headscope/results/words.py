@@ -23,10 +23,12 @@ REASONS: Mapping[str, str] = MappingProxyType(
     {
         "few": "at least {minimum} {samples} are needed",
         "estimate": "an estimate decides no claim: an exact value is needed",
-        "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
+        "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact[, over at "
+        "least {minimum} {samples}]",
         "power": "with {n} {samples}, even the largest possible effect would not show[. At least {needed} {samples} "
         "are needed]",
-        "draws": "success depends on which random heads are drawn: about {needed} draws instead of {draws} would decide",
+        "draws": "success depends on which random heads are drawn: about {needed} draws instead of {draws} would "
+        "decide",
         "unmeasured": "the run measured no {unmeasured}",
         "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}. A context "
         "of more than {half_context:,} tokens would decide",

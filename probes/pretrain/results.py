@@ -77,8 +77,10 @@ def _head_claims(heads: pd.DataFrame, final_labels: dict[TrainingKey, str], trai
     by_seed: dict[int, dict[str, pd.DataFrame]] = {
         seed: {} for seed in sorted({training.seed for training in final_labels})
     }
+    by_label = dict([*heads.groupby("model")])
     for training, label in final_labels.items():
-        by_seed[training.seed][training.variant] = heads[heads["model"] == label]
+        if label in by_label:
+            by_seed[training.seed][training.variant] = by_label[label]
     for name, statistics_of_seed in (
         ("cov", _cov_statistics),
         ("effective_base", _base_statistics),
