@@ -198,7 +198,7 @@ def test_top_share_gini_and_margin_by_hand() -> None:
 
 
 def test_interval_of_the_top_share_equals_fieller_by_hand() -> None:
-    """Below: chosen on the other half by all that seem positive. Above: the largest by those chosen on the other half."""
+    """Below: chosen on the other half by all that seem positive. Above: the largest by those of the other half."""
     values = RNG.normal(0.5, 1, size=(30, 7)) + np.where(np.arange(30) < 2, 8, 0)[:, None]
     even, odd = values[:, ::2].mean(axis=1), values[:, 1::2].mean(axis=1)
     top, rises = np.empty(7), np.empty(7)
