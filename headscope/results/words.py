@@ -222,7 +222,13 @@ def criterion(result: Result) -> str:
 
 
 def _undecided(result: Result) -> str:
-    """Why a verdict is inconclusive and what would decide it, to follow the evidence; "" for other verdicts."""
+    """`what_decides` to follow the evidence."""
+    text = what_decides(result)
+    return f"; {text}" if text else ""
+
+
+def what_decides(result: Result) -> str:
+    """Why a verdict is inconclusive and what would decide it; "" for other verdicts."""
     declared = questions()
     leaves = undecided_parts(result)
     reasons = dict.fromkeys(
@@ -240,7 +246,7 @@ def _undecided(result: Result) -> str:
         texts.append(_what_decides(min(nouns & UNITS_OF_A_MODEL)))
     elif any(part.bound and _is_on_threshold(part.value, part.bound) for part in leaves):
         texts.append("the value is on the threshold, where no number of samples decides")
-    return "".join(f"; {text}" for text in texts)
+    return "; ".join(texts)
 
 
 def _is_on_threshold(value: float, bound: Bound) -> bool:
