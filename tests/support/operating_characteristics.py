@@ -62,12 +62,11 @@ def count_verdicts(simulation: str, n: int, tables: Iterable[int]) -> Counts:
     return counts
 
 
-def rows(simulation: str, tables: int = TABLES) -> list[str]:
-    """The rows of the page of one simulation: supported and not supported in 100 tables, by n."""
-    by_size = [count_verdicts(simulation, n, range(tables)) for n in SIZES]
+def rows(by_size: Mapping[int, Counts]) -> list[str]:
+    """The rows of one simulation: supported and not supported in 100 tables, by n."""
     return [
-        f"| {CLAIMS[question]} | {world} | " + " | ".join(_cell(counts[question, world]) for counts in by_size) + " |"
-        for question, world in by_size[0]
+        f"| {CLAIMS[question]} | {world} | " + " | ".join(_cell(by_size[n][question, world]) for n in SIZES) + " |"
+        for question, world in by_size[SIZES[0]]
     ]
 
 
@@ -76,14 +75,15 @@ def _cell(counts: Counter[str]) -> str:
     return f"{supported:.0f}, {refuted:.0f}"
 
 
-def rewrite_page(simulations: Iterable[str]) -> None:
-    """Replace the rows of these simulations, each after its marker and a heading of the table."""
-    for simulation in simulations:
-        table = "\n".join(rows(simulation))
-        pattern = rf"(<!-- {simulation} -->\n\|.*\n\|[-|]+\n)(?:\|.*\n)*"
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(re.sub(pattern, rf"\g<1>{table}\n", text), encoding="utf-8")
+def rewrite_section(simulation: str, by_size: Mapping[int, Counts], tables: int) -> None:
+    """Replace the number of tables and the rows of a simulation, which follow its marker on the page."""
+    pattern = rf"(<!-- {simulation} -->\n)\d+( simulated tables of each world and n:\n\n\|.*\n\|[-|]+\n)(?:\|.*\n)*"
+    new = rf"\g<1>{tables}\g<2>" + "".join(f"{row}\n" for row in rows(by_size))
+    text, count = re.subn(pattern, new, PAGE.read_text(encoding="utf-8"))
+    assert count == 1, simulation
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    rewrite_page(sys.argv[1:] or SIMULATIONS)
+    for name in sys.argv[1:] or SIMULATIONS:
+        rewrite_section(name, {n: count_verdicts(name, n, range(TABLES)) for n in SIZES}, TABLES)
