@@ -1,5 +1,7 @@
 """Effects of units: statistics against numpy and scipy by hand, and laws that hold for all tables."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -186,18 +188,42 @@ def test_top_share_gini_and_margin_by_hand() -> None:
     assert statistics.gini([2, 2]) == statistics.gini([0, 0]) == 0
     effects = effects_of(table(VALUES))
     order = np.argsort(-VALUES.mean(axis=1))
-    difference = VALUES[order[0]] - VALUES[order[2]]
-    expected = (difference.mean(), *stats.t.interval(0.95, 5, difference.mean(), stats.sem(difference)))
+    differences = VALUES[order[0]] - VALUES[order[1:]]
+    means, errors = differences.mean(axis=1), stats.sem(differences, axis=1)
+    lows = sorted(means - stats.t.ppf(1 - 0.025 / 2, 5) * errors)
+    highs = sorted(means + stats.t.ppf(1 - 0.025 / (len(means) - 1), 5) * errors)
+    expected = (means[1], lows[1], highs[1])
     assert margin_over_rank(effects, effects.units.iloc[order[0]], 2) == pytest.approx(expected)
     assert rank(effects.units["effect"], effects.units["effect"][order[2]]) == 3
 
 
-def test_jackknife_interval_of_the_top_share_equals_pseudovalues_by_hand() -> None:
-    values = pd.DataFrame(np.abs(RNG.normal(size=(30, 5))))
-    full = statistics.top_share(values.mean(axis=1))
-    pseudo = [5 * full - 4 * statistics.top_share(values.drop(columns=[i]).mean(axis=1)) for i in range(5)]
-    expected = stats.t.interval(0.95, 4, np.mean(pseudo), stats.sem(pseudo))
-    assert statistics.top_share_interval(values) == pytest.approx(expected)
+def test_interval_of_the_top_share_equals_fieller_by_hand() -> None:
+    """Below: chosen on the other half by all that seem positive. Above: the largest by those of the other half."""
+    values = RNG.normal(0.5, 1, size=(30, 7)) + np.where(np.arange(30) < 2, 8, 0)[:, None]
+    even, odd = values[:, ::2].mean(axis=1), values[:, 1::2].mean(axis=1)
+    top, rises = np.empty(7), np.empty(7)
+    for sample in range(7):
+        means = odd if sample % 2 == 0 else even
+        top[sample] = values[np.argsort(means)[-2:], sample].sum()
+        rises[sample] = values[means > 0, sample].sum()
+    all_means = values.mean(axis=1)
+    seeming_top, seeming_rises = values[np.argsort(all_means)[-2:]].sum(axis=0), values[all_means > 0].sum(axis=0)
+
+    def is_excluded(share: float, numerators: Any, denominators: Any) -> bool:
+        return bool(stats.ttest_1samp(numerators - share * denominators, 0).pvalue < 0.05)
+
+    low, high = statistics.top_share_interval(pd.DataFrame(values))
+    assert 0 < low < statistics.top_share(all_means) < high < 1
+    assert is_excluded(low - 1e-6, top, seeming_rises)
+    assert not is_excluded(low + 1e-6, top, seeming_rises)
+    assert is_excluded(high + 1e-6, seeming_top, rises)
+    assert not is_excluded(high - 1e-6, seeming_top, rises)
+
+
+def test_without_any_effect_the_top_share_may_be_anything_above_little() -> None:
+    low, high = statistics.top_share_interval(pd.DataFrame(RNG.normal(size=(90, 8))))
+    assert low < 0.5
+    assert high == 1
 
 
 def test_models_are_compared_over_the_samples_that_both_have() -> None:

@@ -1,6 +1,7 @@
 """Writes in needle trials and knock-outs: what an eager model gives; a planted head is found, and missed."""
 
 import copy
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -288,17 +289,26 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
 
 
 @pytest.mark.parametrize(
-    ("successes", "ablated", "size", "verdict", "reason"),
+    ("successes", "ablated", "size", "over_draws", "verdict", "reason"),
     [
-        (20, 2, 16, "supported", ""),
-        (20, 2, 32, "inconclusive", "the run measured no set of at most 16 heads"),
-        (20, 18, 16, "inconclusive", "trials would decide at the spread seen"),
-        (4, 20, 16, "not supported", ""),
-        (2, 0, 16, "inconclusive", "with 20 trials, even the largest possible effect would not show"),
+        (20, 2, 16, 0.0, "supported", ""),
+        (20, 2, 16, 0.5, "supported", ""),
+        (20, 2, 16, 1.2, "inconclusive", "about 9 draws instead of 5 would decide"),
+        (20, 2, 16, math.nan, "inconclusive", ""),
+        (20, 2, 32, 0.0, "inconclusive", "the run measured no set of at most 16 heads"),
+        (20, 18, 16, 0.0, "inconclusive", "trials would decide at the spread seen"),
+        (4, 20, 16, 0.0, "not supported", ""),
+        (2, 0, 16, 0.0, "inconclusive", "even the largest possible effect would not show. At least 44 trials"),
     ],
 )
 def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
-    successes: int, ablated: int, size: int, verdict: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    successes: int,
+    ablated: int,
+    size: int,
+    over_draws: float,
+    verdict: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts = [(0, "random", successes), (0, "top", successes), (size, "random", successes), (size, "top", ablated)]
     trials = [(number, heads, trial, trial < count) for number, heads, count in counts for trial in range(20)]
@@ -306,6 +316,7 @@ def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     rows = rows.assign(model="m", mode="strict", intervention="zero")
     sweeps = sweep_effects(rows, analysis.ABLATION_SWEEP, ["m"])
     monkeypatch.setattr(analysis, "ablation_sweeps", lambda run: sweeps)
+    monkeypatch.setattr(analysis, "half_width_over_draws", lambda run, key, size: (5, over_draws))
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     *_, claim = ablation_results(run)
     assert (claim.model, claim.verdict) == ("m", verdict)

@@ -66,7 +66,19 @@ def margin_over_rank(effects: Effects, unit: pd.Series, rank: int) -> tuple[floa
     Above 0 the unit is among the top `rank`. Paired by sample; only units with values by sample count.
     """
     key = effects.unit_key(unit)
-    rival = effects.values.drop(index=[key]).mean(axis=1).nlargest(rank).index[-1]
-    difference = (effects.values.loc[key] - effects.values.loc[rival]).dropna().to_numpy(dtype=np.float64)
-    low, high = confidence_interval(difference[None])[:, 0]
-    return float(difference.mean()), float(low), float(high)
+    return margin_interval(effects.values.loc[key] - effects.values.drop(index=[key]), rank)
+
+
+def margin_interval(differences: pd.DataFrame, rank: int) -> tuple[float, float, float]:
+    """The `rank`-th smallest of the means of `differences` [units, samples], with its 95 % interval.
+
+    The interval does not depend on which unit seems to have that place. It is above 0 only if all units but
+    `rank` - 1 have a positive mean, and below 0 only if `rank` units have a negative one, by the partial conjunction
+    tests of Benjamini and Heller (2008) with Bonferroni's correction.
+    """
+    place = min(rank, len(differences))
+    complete = differences.dropna(axis=1).to_numpy(np.float64)
+    low = confidence_interval(complete, place)[0]
+    high = confidence_interval(complete, len(differences) - place + 1)[1]
+    value, *ends = (np.sort(ends)[place - 1] for ends in (differences.mean(axis=1), low, high))
+    return float(value), float(ends[0]), float(ends[1])

@@ -6,12 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.runs.aggregation import MIN_DOCUMENTS, NORMAL_QUANTILE, confidence_interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, NORMAL_QUANTILE, ratio_interval
 
 MIN_COMPARED = 10
 """Fewest units over which an agreement of two orders is a result [ours]."""
 TOP_FRACTION = 0.05
 """Share of units in the tail of a distribution of effects."""
+FloatArray = npt.NDArray[np.float64]
 
 
 def top_unit_count(units: int) -> int:
@@ -26,17 +27,32 @@ def top_share(effects: npt.ArrayLike) -> float:
 
 
 def top_share_interval(values: pd.DataFrame) -> tuple[float, float]:
-    """95 % confidence interval of `top_share` over samples, by the jackknife with Student's t; NaN below three.
+    """95 % confidence interval of the true `top_share`, within 0..1; NaN below three samples.
 
-    `values` has one row per unit and one column per sample.
+    `values` has one row per unit and one column per sample. Noise makes sums over chosen units too large: the largest
+    effects and the positive parts seem larger than they are. Each end takes the side that cannot favour a verdict. The
+    lower end divides the sum of units that were chosen on the other half of the samples, which is at most that of the
+    true top units, by the sum of all that seem positive, which is at least the true rise. The upper end divides the sum
+    of those that seem largest by the sum of units that were positive on the other half. Both are Fieller's interval.
     """
-    count = values.shape[1]
+    numbers = values.dropna(axis=1).to_numpy(np.float64)
+    count = numbers.shape[1]
     if count < MIN_DOCUMENTS:
         return math.nan, math.nan
-    share = top_share(values.mean(axis=1))
-    without = [top_share(values.drop(columns=sample).mean(axis=1)) for sample in values]
-    low, high = confidence_interval((count * share - (count - 1) * np.array(without))[None])[:, 0]
-    return float(max(low, 0)), float(min(high, 1))
+    halves, top, rises = np.arange(count) % 2, np.empty(count), np.empty(count)
+    for half in (0, 1):
+        judged = halves == half
+        top[judged], rises[judged] = _sums_of_chosen(numbers[:, judged], numbers[:, ~judged].mean(axis=1))
+    seeming_top, seeming_rises = _sums_of_chosen(numbers, numbers.mean(axis=1))
+    low, high = ratio_interval(top, seeming_rises)[0], ratio_interval(seeming_top, rises)[1]
+    return max(low, 0.0), min(high, 1.0)
+
+
+def _sums_of_chosen(values: FloatArray, means: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Sums by sample of `values` [units, samples]: over the top 5 % by `means` [units] that are positive, and over all
+    that are positive."""
+    top = np.argsort(-means, kind="stable")[: top_unit_count(len(means))]
+    return values[top[means[top] > 0]].sum(axis=0), values[means > 0].sum(axis=0)
 
 
 def gini(effects: npt.ArrayLike) -> float:

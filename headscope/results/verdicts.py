@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headscope.results.result import Bound, Result
+from headscope.results.samples import allow_for_choice
 from headscope.runs.aggregation import (
     MIN_DOCUMENTS,
     NORMAL_QUANTILE,
@@ -45,19 +46,24 @@ def judge(result: Result, bound: Bound, reason: str = "") -> Result:
 
 
 def judge_by_parts(result: Result, parts: Iterable[Result], reason: str = "") -> Result:
-    """The result with the verdict on a claim of several parts: all must be supported; one that is not refutes it."""
-    all_parts = tuple(parts)
+    """The result with the verdict on a claim of several parts: all must be supported; one that is not refutes it.
+
+    Of many parts one may contradict a true claim by chance. The interval of a part whose value contradicts the claim
+    therefore holds for all parts at once. All parts are needed for support, so the others need no correction
+    (intersection-union test).
+    """
+    given_parts = tuple(parts)
+    all_parts = tuple(_allow_for_parts(part, len(given_parts)) for part in given_parts)
     verdict = "inconclusive" if reason else verdict_of_parts([part.verdict for part in all_parts])
     return replace(result, verdict=verdict, reason=reason, parts=all_parts)
 
 
-def judge_by_agreement(result: Result, parts: Iterable[Result]) -> Result:
-    """The result with the verdict that all its parts share, such as seeds; inconclusive if they differ."""
-    all_parts = tuple(parts)
-    verdicts = {part.verdict for part in all_parts}
-    verdict = verdicts.pop() if len(verdicts) == 1 else "inconclusive"
-    reason = "seeds" if verdict == "inconclusive" and len(all_parts) > 1 else ""
-    return replace(result, verdict=verdict, reason=reason, parts=all_parts)
+def _allow_for_parts(part: Result, count: int) -> Result:
+    """The part with an interval and a verdict that allow for the choice among `count` parts, if it contradicts the
+    claim and does not allow for a choice already."""
+    if part.bound is None or part.reason or part.selected_from > 1 or not _contradicts(part):
+        return part
+    return judge(allow_for_choice(part, count, (-math.inf, math.inf)), part.bound)
 
 
 def samples_needed(result: Result) -> int | None:

@@ -23,14 +23,17 @@ REASONS: Mapping[str, str] = MappingProxyType(
     {
         "few": "at least {minimum} {samples} are needed",
         "estimate": "an estimate decides no claim: an exact value is needed",
-        "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact",
-        "power": "with {n} {samples}, even the largest possible effect would not show",
+        "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact[, over at "
+        "least {minimum} {samples}]",
+        "power": "with {n} {samples}, even the largest possible effect would not show[. At least {needed} {samples} "
+        "are needed]",
+        "draws": "success depends on which random heads are drawn: about {needed} draws instead of {draws} would "
+        "decide",
         "unmeasured": "the run measured no {unmeasured}",
         "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}. A context "
         "of more than {half_context:,} tokens would decide",
         "start": "the start of the training is unknown. A run that also measures the checkpoint under the scheme from "
         "which the training started would decide",
-        "seeds": "a verdict needs the same verdict from every seed",
     }
 )
 """Why the data cannot decide a claim, and what would. Places are names of the result and of its `details`."""
@@ -219,7 +222,13 @@ def criterion(result: Result) -> str:
 
 
 def _undecided(result: Result) -> str:
-    """Why a verdict is inconclusive and what would decide it, to follow the evidence; "" for other verdicts."""
+    """`what_decides` to follow the evidence."""
+    text = what_decides(result)
+    return f"; {text}" if text else ""
+
+
+def what_decides(result: Result) -> str:
+    """Why a verdict is inconclusive and what would decide it; "" for other verdicts."""
     declared = questions()
     leaves = undecided_parts(result)
     reasons = dict.fromkeys(
@@ -237,7 +246,7 @@ def _undecided(result: Result) -> str:
         texts.append(_what_decides(min(nouns & UNITS_OF_A_MODEL)))
     elif any(part.bound and _is_on_threshold(part.value, part.bound) for part in leaves):
         texts.append("the value is on the threshold, where no number of samples decides")
-    return "".join(f"; {text}" for text in texts)
+    return "; ".join(texts)
 
 
 def _is_on_threshold(value: float, bound: Bound) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from headscope.bins import in_last_octave
 from headscope.estimates import EXACT, method_column
@@ -25,6 +25,8 @@ MAX_RESAMPLED_VALUES = 2**20
 """Values of a sample that a bootstrap resamples at once."""
 MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
+MIN_RESAMPLED = 5
+"""Fewest values of a sample that is resampled: the range of four covers their median in 87.5 % of samples only."""
 SIGNIFICANCE = 0.05
 """False discovery rate at which an effect or a change counts as different from zero."""
 NORMAL_QUANTILE = 1.959963984540054
@@ -68,6 +70,24 @@ def difference_interval(first: Ends, second: Ends) -> tuple[float, float]:
     return low, one - other + math.hypot(one_high - one, other - other_low)
 
 
+def ratio_interval(numerators: npt.NDArray[np.float64], denominators: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """95 % confidence interval of the ratio of two means over the same samples (Fieller 1954, with Student's t).
+
+    -inf to inf below three samples and unless the mean of `denominators` is surely positive.
+    """
+    count = len(numerators)
+    if count < MIN_DOCUMENTS:
+        return -math.inf, math.inf
+    top, bottom = numerators.mean(), denominators.mean()
+    covariance = np.cov(numerators, denominators) * stdtrit(count - 1, 0.975) ** 2 / count
+    square = bottom**2 - covariance[1, 1]
+    if bottom <= 0 or square <= 0:
+        return -math.inf, math.inf
+    middle = top * bottom - covariance[0, 1]
+    root = math.sqrt(max(middle**2 - square * (top**2 - covariance[0, 0]), 0.0))
+    return float((middle - root) / square), float((middle + root) / square)
+
+
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Two-sided p-values of mean 0 over documents for each row of [units, documents]; NaN below three documents."""
     units, documents = values.shape
@@ -98,9 +118,12 @@ def statistic_interval(
 ) -> tuple[float, float]:
     """95 % percentile bootstrap interval of a statistic over the last axis of separately resampled samples.
 
-    NaN if a sample has fewer than three values. It holds for quantities of one trained model, over its heads.
+    The percentiles are expanded for small samples (Hesterberg 2015): those of Student's t instead of the normal
+    distribution, and of a spread with n - 1 instead of n. NaN if a sample has fewer than five values. It holds for
+    quantities of one trained model, over its heads.
     """
-    if min(map(len, samples)) < MIN_DOCUMENTS:
+    size = min(map(len, samples))
+    if size < MIN_RESAMPLED:
         return np.nan, np.nan
     generators = _generators_by_sample([len(sample) for sample in samples])
     draws_at_once = max(1, MAX_RESAMPLED_VALUES // max(map(len, samples)))
@@ -112,7 +135,8 @@ def statistic_interval(
             for sample, rng in zip(samples, generators, strict=True)
         ]
         results.append(statistic(*resampled))
-    low, high = np.nanquantile(np.concatenate(results), [0.025, 0.975])
+    tail = ndtr(-math.sqrt(size / (size - 1)) * stdtrit(size - 1, 0.975))
+    low, high = np.nanquantile(np.concatenate(results), [tail, 1 - tail])
     return float(low), float(high)
 
 

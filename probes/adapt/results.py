@@ -3,7 +3,7 @@
 Claims need a checkpoint under its own positions and under an adapter; those about YaRN also need YaRN with and
 without its attention factor. All thresholds are ours. A claim is supported if the whole 95 % confidence interval is on
 its side of the threshold: over documents for losses, over heads or KV groups of the one trained model for everything
-else.
+else. Those verdicts are about the measured adapter: they do not tell what another training would learn.
 """
 
 import math
@@ -11,13 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from headscope.results.result import Bound, Result, Scalar
-from headscope.results.samples import mean_result
+from headscope.results.samples import mean_result, share_result
 from headscope.results.verdicts import judge, judge_by_parts
-from headscope.runs.aggregation import confidence_interval, mean_losses, rank_correlations, statistic_interval
+from headscope.runs.aggregation import (
+    confidence_interval,
+    mean_losses,
+    rank_correlations,
+    ratio_interval,
+    statistic_interval,
+)
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
@@ -30,8 +35,6 @@ MAX_TAU_DISTANCE, MIN_POSITIVE_SHARE = 0.1, 0.6
 MIN_CHANGE = 0.1
 """Median change of ln ESS of a third of the heads that counts."""
 MAX_COV_RATIO, MIN_DEPTH_CORRELATION = 0.98, 0.5
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def results(run: Run) -> Iterator[Result]:
@@ -119,7 +122,7 @@ def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
     groups = [finite["layer"], finite["kv_group"]]
     slow, every = (squares.groupby(groups).sum().to_numpy() for squares in (change**2 * is_slow, change**2))
     share = float(slow.sum() / every.sum()) if every.any() else np.nan
-    low, high = _group_share_interval(slow, every)
+    low, high = np.clip(ratio_interval(slow, every), 0, 1) if every.any() else (np.nan, np.nan)
     rms = {name: np.sqrt((change[mask] ** 2).mean()) for name, mask in (("slow", is_slow), ("fast", ~is_slow))}
     yield judge(
         Result(
@@ -152,13 +155,6 @@ def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
     yield judge_by_parts(claim, parts)
 
 
-def _group_share_interval(parts: FloatArray, totals: FloatArray) -> tuple[float, float]:
-    """Interval over KV groups of the share of the sum of `parts` in that of `totals`; NaN if nothing changed."""
-    if not totals.any():
-        return np.nan, np.nan
-    return statistic_interval(lambda index: parts[index].sum(-1) / totals[index].sum(-1), np.arange(len(parts)))
-
-
 def _temperature_claims(heads: pd.DataFrame, model: str, yarn_tau: float | None) -> Iterator[Result]:
     """Claims about tau and gamma; `yarn_tau` is YaRN's tau, from which training starts."""
     tau, gamma = heads["tau"].astype("float64"), heads["gamma"].astype("float64")
@@ -177,19 +173,8 @@ def _temperature_claims(heads: pd.DataFrame, model: str, yarn_tau: float | None)
         ),
         Bound("below", MAX_TAU_DISTANCE),
     )
-    low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
-    yield judge(
-        Result(
-            question="adapt.claim.gamma",
-            model=model,
-            value=float((gamma > 0).mean()),
-            low=low,
-            high=high,
-            n=len(gamma),
-            details={"median": gamma.median()},
-        ),
-        Bound("above", MIN_POSITIVE_SHARE),
-    )
+    is_positive = share_result("adapt.claim.gamma", gamma > 0, model=model, details={"median": gamma.median()})
+    yield judge(is_positive, Bound("above", MIN_POSITIVE_SHARE))
 
 
 def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native: int) -> Iterator[Result]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from headscope.effects.ranking import largest_unit, margin_over_rank
+from headscope.effects.ranking import margin_interval, margin_over_rank
 from headscope.effects.statistics import TOP_FRACTION, top_unit_count
 from headscope.effects.sweep import Effects
 from headscope.effects.units import unit_nouns
@@ -22,7 +22,7 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.influence.analysis import (
     covers_all_units,
-    ranked_sets,
+    set_sweeps,
     sweeps_without_bands,
     top_heads_by_statistic,
     unit_of_head,
@@ -50,10 +50,10 @@ def claims(run: Run) -> Iterator[Result]:
         details = {**tail.details, "minimum_share": MIN_TOP_SHARE}
         yield _judged(replace(tail, details=details), effects, MIN_TOP_SHARE)
         yield from _rank_claims(heads, effects, "influence.tail_head", top_unit_count(len(effects.units)))
-        sets = ranked_sets(run, effects.key)
-        if intervention == "joint" and len(sets):
-            all_units = sets[sets["choice"] == "top"].sort_values("size").iloc[-1]
-            yield _small_parts(effects, all_units)
+        for sets in run.derived(set_sweeps) if intervention == "joint" else ():
+            ranked = sets.units[sets.units["choice"] == "top"]
+            if sets.key == effects.key and len(ranked):
+                yield _small_parts(effects, sets, ranked.sort_values("size").iloc[-1])
 
 
 def _judged(result: Result, effects: Effects, threshold: float = 0.0) -> Result:
@@ -103,21 +103,22 @@ def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int)
         yield _judged(result, effects)
 
 
-def _small_parts(effects: Effects, all_units: pd.Series) -> Result:
-    """The claim that the largest effect of one unit is below a quarter of the effect of all units."""
-    largest = largest_unit(effects)
+def _small_parts(effects: Effects, sets: Effects, all_units: pd.Series) -> Result:
+    """The claim that the effect of every single unit is below a quarter of the effect of all units."""
+    quarter = sets.values.loc[sets.unit_key(all_units)] / 4
+    value, low, high = margin_interval(quarter - effects.values, 1)
     details = {
         **sweep_details(effects),
-        "largest": float(largest["effect"]),
+        "largest": float(effects.units["effect"].max()),
         "all_units": float(all_units["effect"]),
         "units": len(effects.units),
     }
     result = Result(
         question="influence.small_parts",
-        value=all_units["effect"] / 4 - largest["effect"],
-        low=all_units["low"] / 4 - largest["high"],
-        high=all_units["high"] / 4 - largest["low"],
-        n=int(largest["n"]),
+        value=value,
+        low=low,
+        high=high,
+        n=effects.values.shape[1],
         model=effects.model,
         where=effects.where,
         details=details,

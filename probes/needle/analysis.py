@@ -1,15 +1,24 @@
 """Analysis of needle trials: success by cell, retrieval scores by head, KV group, seed and model, ablation curves."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from headscope.effects.statistics import rank_correlation
-from headscope.effects.sweep import Effects, Sweep, effects_table, sweep_effects
+from headscope.effects.sweep import Effects, Sweep, effects_table, rows_of_sweep, sweep_effects
 from headscope.prompts.needle_grid import CONTROL
-from headscope.runs.aggregation import HEAD_KEYS, difference_interval, plain_types, wilson_interval
+from headscope.runs.aggregation import (
+    HEAD_KEYS,
+    MIN_DOCUMENTS,
+    difference_interval,
+    plain_types,
+    wilson_interval,
+)
 from headscope.runs.column_metadata import exceeds
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
@@ -31,6 +40,10 @@ DETECTOR_PAIRS = (
     ("retrieval_indirect", "needle_write_indirect"),
 )
 """Pairs of columns of the per-head table that are two scores of retrieval heads."""
+MIN_DRAWS = 2
+"""Fewest draws of random heads for an interval over them."""
+MAX_PLANNED_TRIALS = 1000
+"""Number of trials beyond which none is proposed."""
 ABLATION_SWEEP = Sweep(
     keys=("model", "mode", "intervention"), sample="trial", value="success", units=("heads", "size"), is_share=True
 )
@@ -146,7 +159,7 @@ def ablation_sweeps(run: RunTables) -> list[Effects]:
     """The success of every trial by model, mode and kind of ablation (the intervention).
 
     A unit is `heads`, "top" or "random" (of the same layers, mean over draws), and `size`, the number of ablated heads;
-    0 for the unchanged model, which counts as both. More draws do not make the interval narrower.
+    0 for the unchanged model, which counts as both. Their intervals are over trials, for the sets that were drawn.
     """
     rows = _ablation_rows(run)
     needles = rows[[*ABLATION_SWEEP.keys, "heads", "needle"]].drop_duplicates()
@@ -169,10 +182,27 @@ def _ablation_rows(run: RunTables) -> pd.DataFrame:
     return rows.assign(heads=np.where(rows["draw"] == 0, "top", "random"))
 
 
-def can_detect_retrieval_drop(random: pd.Series) -> bool:
-    """Whether the loss of every needle would differ from the success with random heads ablated."""
-    lost = (0.0, *wilson_interval(0.0, random["n"]))
-    return difference_interval((random["effect"], random["low"], random["high"]), lost)[0] > 0
+def half_width_over_draws(run: RunTables, key: Mapping[str, Any], size: int) -> tuple[int, float]:
+    """Number of draws of random heads of a size in the sweep with these keys, and half the width of the 95 % confidence
+    interval of their mean success over draws (Student's t), 0..; NaN for one draw.
+
+    A draw has two head sets, one for each half of the needles, so two draws are four sets.
+    """
+    rows = rows_of_sweep(_ablation_rows(run), {**key, "heads": "random", "size": size})
+    by_draw = rows.groupby("draw")["success"].mean().to_numpy(np.float64)
+    draws = len(by_draw)
+    if draws < MIN_DRAWS:
+        return draws, math.nan
+    return draws, float(stdtrit(draws - 1, 0.975) * by_draw.std(ddof=1) / math.sqrt(draws))
+
+
+def trials_to_detect_retrieval_drop(random: float) -> int | None:
+    """Fewest trials in which the loss of every needle would differ from this success with random heads ablated."""
+    for trials in range(MIN_DOCUMENTS, MAX_PLANNED_TRIALS):
+        lost, kept = ((share, *wilson_interval(share, trials)) for share in (0.0, random))
+        if difference_interval(kept, lost)[0] > 0:
+            return trials
+    return None
 
 
 def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:

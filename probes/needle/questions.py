@@ -118,9 +118,11 @@ QUESTIONS = (
         statement="{intervention:capital} ablation of the top retrieval heads reduces the retrieval of {needles} more "
         "than ablation of random heads of the same layers (Wu et al. 2024)",
         sentence="{model}: {unchanged:percent} of trials succeed without ablation, {top:percent} with the top "
-        "{size:n heads} ablated, and {random:percent} with as many ablated at random, a difference of {value}",
+        "{size:n heads} ablated, and {random:percent} with as many ablated at random (mean of {draws:n draws}), a "
+        "difference of {value}",
         criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the whole interval of the "
-        "difference is above 0. Each half of the needles is tested with heads ranked on the other half",
+        "difference, over trials and draws of random heads, is above 0. Each half of the needles is tested with heads "
+        "ranked on the other half",
         number="points",
         value_unit="percentage points",
         samples="trials",

@@ -3,7 +3,9 @@
 The claim of Wu et al. 2024 is about ablated retrieval heads. Its thresholds are ours.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from headscope.results.head_results import kept_role_results, role_results, top_
 from headscope.results.ranks import head_ranks
 from headscope.results.result import Bound, Result
 from headscope.results.samples import head_result, share_result
-from headscope.results.verdicts import judge, verdict_of
+from headscope.results.verdicts import judge
 from headscope.runs.aggregation import difference_interval
 from headscope.runs.column_metadata import exceeds, statistic
 from headscope.runs.run import Run
@@ -148,39 +150,58 @@ def ablation_results(run: Run) -> Iterator[Result]:
             unit = _ablated(effects, heads, sizes.max())
             fields = _ablation_fields(effects, sizes.max())
             yield unit_result(effects, unit, f"retrieval.{name}", **fields)
-        yield _ablation_drop("retrieval.ablation_drop", effects, sizes.max())
-        yield _ablation_claim(effects, sizes)
+        yield _ablation_drop(run, "retrieval.ablation_drop", effects, sizes.max())
+        yield _ablation_claim(run, effects, sizes)
 
 
-def _ablation_claim(effects: Effects, sizes: pd.Series) -> Result:
+def _ablation_claim(run: Run, effects: Effects, sizes: pd.Series) -> Result:
     """The claim of Wu et al. 2024: retrieval depends on the top heads more than on random heads.
 
     It is judged at the largest tested number of heads up to `MAX_SUPPORTED_SIZE`.
     """
     allowed = sizes[sizes <= MAX_SUPPORTED_SIZE]
     size = sizes.min() if allowed.empty else allowed.max()
-    drop, bound, reason = _ablation_drop("retrieval.ablation_claim", effects, size), Bound("above"), ""
+    claim = judge(_ablation_drop(run, "retrieval.ablation_claim", effects, size), Bound("above"))
     if allowed.empty:
-        reason = "unmeasured"
-    elif drop.has_interval and verdict_of(drop, bound) == "inconclusive":
-        reason = "" if analysis.can_detect_retrieval_drop(_ablated(effects, "random", size)) else "power"
-    return judge(drop, bound, reason)
+        return judge(claim, Bound("above"), "unmeasured")
+    if claim.verdict != "inconclusive" or claim.reason:
+        return claim
+    draws, over_draws = claim.details["draws"], claim.details["over_draws"]
+    trials = analysis.trials_to_detect_retrieval_drop(claim.details["random"])
+    reason, needed = "", None
+    if trials is None or trials > (claim.n or 0):
+        reason, needed = "power", trials
+    elif draws < analysis.MIN_DRAWS:
+        reason, needed = "draws", analysis.MIN_DRAWS
+    elif 0 < abs(claim.value) <= over_draws:
+        reason, needed = "draws", math.ceil(draws * (over_draws / claim.value) ** 2)
+    return judge(replace(claim, details={**claim.details, "needed": needed}), Bound("above"), reason)
 
 
-def _ablation_drop(question: str, effects: Effects, size: int) -> Result:
-    """Success with random heads ablated minus that with as many top heads ablated."""
+def _ablation_drop(run: Run, question: str, effects: Effects, size: int) -> Result:
+    """Success with random heads ablated minus that with as many top heads ablated.
+
+    The interval is over trials and over random head sets: the squares of both half widths are added. The draws also
+    differ by the trials, which are counted in both, so that the interval is rather too wide.
+    """
     top, random = (_ablated(effects, heads, size) for heads in ("top", "random"))
-    low, high = difference_interval(*((unit["effect"], unit["low"], unit["high"]) for unit in (random, top)))
+    ends = difference_interval(*((unit["effect"], unit["low"], unit["high"]) for unit in (random, top)))
+    draws, over_draws = analysis.half_width_over_draws(run, effects.key, size)
+    value = random["effect"] - top["effect"]
+    below, above = np.hypot(np.subtract(ends, value), over_draws)
+    low, high = np.clip([value - below, value + above], -1, 1)
+    fields = _ablation_fields(effects, size)
+    fields["details"] |= {"draws": draws, "over_draws": over_draws}
     by_top, by_random = effects.by_sample(top), effects.by_sample(random)
     return Result(
         question=question,
         model=effects.model,
-        value=random["effect"] - top["effect"],
-        low=low,
-        high=high,
+        value=value,
+        low=float(low),
+        high=float(high),
         n=int(top["n"]),
         by_sample={trial: success - by_top[trial] for trial, success in by_random.items() if trial in by_top},
-        **_ablation_fields(effects, size),
+        **fields,
     )
 
 

@@ -88,7 +88,9 @@ def _kept(comparison: Comparison, blank: Result) -> Result:
 def _changed(comparison: Comparison, blank: Result) -> Result:
     """Whether the effect of at least one unit changes by more than `MIN_CHANGE`: the opposite of that all are stable,
     by simultaneous intervals."""
-    stable = judge_by_parts(Result(question=""), map(_stable, comparison.exact.to_dict("records")))
+    stable = judge_by_parts(
+        Result(question=""), map(_stable, comparison.exact.assign(choices=len(comparison.exact)).to_dict("records"))
+    )
     verdicts = [part.verdict for part in stable.parts]
     need = deciding_part(stable)
     counts = {
@@ -106,7 +108,14 @@ def _changed(comparison: Comparison, blank: Result) -> Result:
 
 def _stable(unit: Mapping[Any, Any]) -> Result:
     """The verdict on the claim that the effect of one unit changes by less than `MIN_CHANGE`."""
-    change = Result(question="", value=unit["change"], low=unit["low"], high=unit["high"], n=unit["n"])
+    change = Result(
+        question="",
+        value=unit["change"],
+        low=unit["low"],
+        high=unit["high"],
+        n=unit["n"],
+        selected_from=unit["choices"],
+    )
     return judge(change, Bound("between", -MIN_CHANGE, MIN_CHANGE))
 
 

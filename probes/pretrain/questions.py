@@ -1,7 +1,9 @@
 """Questions that the pretrain probe answers: the paper's claims about models pretrained with AdaRoPE.
 
-Every claim but those about losses is judged for each seed; the parts of a seed are questions of their own.
+Every claim is judged by the means of its parts over seeds.
 """
+
+from dataclasses import replace
 
 from headscope.results.questions import CLAIMS_TOPIC, Question
 
@@ -59,53 +61,38 @@ CLAIMS = (
 )
 
 
-def _part(name: str, sentence: str, number: str, samples: str = "heads") -> Question:
-    return Question(name=name, sentence=sentence, number=number, samples=samples, topic=CLAIMS_TOPIC)
+def _part(name: str, subject: str, number: str) -> Question:
+    """A statistic of one training, or of one of each of two schemes, and its mean over seeds."""
+    return Question(
+        name=f"pretrain.{name}",
+        sentence=f"{subject} is {{value}} ({{by_seed:{number}}})",
+        number=number,
+        samples="seeds",
+        topic=CLAIMS_TOPIC,
+    )
 
 
 PARTS = (
-    _part("pretrain.seed", "Seed {seed}: {parts}", "number"),
+    _part("cov_difference", "the difference of AdaRoPE's median CoV from that of {other}, relative to it,", "+percent"),
+    _part("base_by_depth", "the rank correlation of the effective base with depth", "+.2f"),
+    _part("first_layer_gamma", "the lead of the first layer in mean gamma", "+.3f"),
+    _part("lowest_gamma", "the mean gamma of the lowest later layer", "+.3f"),
+    _part("highest_gamma", "the mean gamma of the highest later layer", "+.3f"),
     _part(
-        "pretrain.cov_difference",
-        "the median CoV is {median:.3f} in {model} and {baseline_median:.3f} in {baseline}, a difference of {value}",
-        "+.3f",
-    ),
-    _part(
-        "pretrain.base_by_depth",
-        "the rank correlation of the effective base with depth is {value}; the medians by layer are {by_layer:,.0f}",
-        "+.2f",
-        "KV groups",
-    ),
-    _part(
-        "pretrain.first_layer_gamma",
-        "the mean gamma by layer is {by_layer:+.3f}; the first layer leads by {value}",
-        "+.3f",
-    ),
-    _part("pretrain.lowest_gamma", "the lowest later layer has a mean gamma of {value}", "+.3f"),
-    _part("pretrain.highest_gamma", "the highest later layer has a mean gamma of {value}", "+.3f"),
-    _part(
-        "pretrain.length_range",
-        "the 90th percentile of the effective length divided by the 10th is {spread:.1f} in {model} and "
-        "{baseline_spread:.1f} in {baseline}, a ratio of {value}",
+        "length_range",
+        "the 90th percentile of the effective length divided by the 10th, as a ratio of AdaRoPE to {other},",
         ".2f",
     ),
-    _part("pretrain.gamma_by_length", "the rank correlation of gamma with effective length is {value}", "+.2f"),
+    _part("gamma_by_length", "the rank correlation of gamma with effective length", "+.2f"),
     _part(
-        "pretrain.frequency_spread",
-        "the standard deviation of the mean ln theta, weighted by usage, is {spread:.3f} in {model} and "
-        "{baseline_spread:.3f} in {baseline}, a ratio of {value}",
+        "frequency_spread",
+        "the standard deviation of the mean ln theta, weighted by usage, as a ratio of AdaRoPE to {other},",
         ".2f",
     ),
-    _part(
-        "pretrain.used_by_learned", "the correlation of the used with the learned mean ln theta is r = {value}", "+.2f"
-    ),
-    Question(
-        name="pretrain.loss_gap",
-        sentence="the validation loss of {model} minus that of {baseline} is {value}",
-        number="+.3f",
+    _part("used_by_learned", "the correlation r of the used with the learned mean ln theta", "+.2f"),
+    replace(
+        _part("loss_gap", "the validation loss of {other} minus that of AdaRoPE", "+.3f"),
         value_unit="nats/token",
-        samples="documents",
-        topic=CLAIMS_TOPIC,
     ),
 )
 

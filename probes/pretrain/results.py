@@ -1,21 +1,22 @@
 """The paper's claims about models pretrained with AdaRoPE, tested on small models trained from random weights.
 
-Each claim is judged separately for every seed that has the models it needs: the whole 95 % confidence interval must
-be on one side of the threshold. The verdict is "supported" or "not supported" if all seeds agree, else "inconclusive".
-The thresholds are ours; they were fixed before the first training was evaluated. Intervals are percentile bootstraps
-over heads, resampled separately for each model; those of losses are over documents.
+The samples are seeds, because trainings differ more than the heads of one: a statistic is computed for each seed, and
+the whole 95 % confidence interval of its mean over seeds must be on one side of the threshold. One or two seeds decide
+nothing. The thresholds are ours; they were fixed before the first training was evaluated.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from headscope.results.result import Bound, Result
-from headscope.results.verdicts import judge, judge_by_agreement, judge_by_parts
-from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
+from headscope.results.samples import mean_result
+from headscope.results.verdicts import judge, judge_by_parts
+from headscope.runs.aggregation import rank_correlations
 from headscope.runs.run import Run
 from probes.pretrain.analysis import (
     LossesByTraining,
@@ -59,174 +60,115 @@ def results(run: Run) -> Iterator[Result]:
         yield from _loss_claims(run, finals)
 
 
+@dataclass(frozen=True)
+class Statistic:
+    """One number of a seed's models, and the side of a threshold on which the paper's claim puts it."""
+
+    question: str
+    bound: Bound
+    value: float
+    other: str = ""
+    """The variant that AdaRoPE is compared with."""
+    is_ratio: bool = False
+    """Whether its mean over seeds is that of logarithms."""
+
+
 def _head_claims(heads: pd.DataFrame, final_labels: dict[TrainingKey, str], trained_length: int) -> Iterator[Result]:
     by_seed: dict[int, dict[str, pd.DataFrame]] = {
         seed: {} for seed in sorted({training.seed for training in final_labels})
     }
+    by_label = dict([*heads.groupby("model")])
     for training, label in final_labels.items():
-        by_seed[training.seed][training.variant] = heads[heads["model"] == label]
-    for name, parts_of_seed in (
-        ("cov", _cov_parts),
-        ("effective_base", _base_parts),
-        ("gamma", _gamma_parts),
-        ("lengths", lambda models: _length_parts(models, f"ess2_{trained_length}")),
-        ("used_frequencies", _frequency_parts),
+        if label in by_label:
+            by_seed[training.seed][training.variant] = by_label[label]
+    for name, statistics_of_seed in (
+        ("cov", _cov_statistics),
+        ("effective_base", _base_statistics),
+        ("gamma", _gamma_statistics),
+        ("lengths", lambda models: _length_statistics(models, f"ess2_{trained_length}")),
+        ("used_frequencies", _frequency_statistics),
     ):
-        seeds = []
+        of_claim: dict[tuple[str, str], dict[int, Statistic]] = {}
         for seed, models in by_seed.items():
-            if parts := [*parts_of_seed(models)]:
-                of_seed = Result(question="pretrain.seed", where={"claim": name, "seed": seed})
-                seeds.append(judge_by_parts(of_seed, parts))
-        if seeds:
-            yield judge_by_agreement(Result(question=f"pretrain.claim.{name}"), seeds)
+            for statistic in statistics_of_seed(models):
+                of_claim.setdefault((statistic.question, statistic.other), {})[seed] = statistic
+        if of_claim:
+            yield judge_by_parts(Result(question=f"pretrain.claim.{name}"), map(_judged_over_seeds, of_claim.values()))
+
+
+def _judged_over_seeds(by_seed: Mapping[int, Statistic]) -> Result:
+    """The verdict on the mean of a statistic over seeds."""
+    first = next(iter(by_seed.values()))
+    values = pd.Series({f"seed {seed}": statistic.value for seed, statistic in by_seed.items()})
+    part = mean_result(first.question, np.log(values) if first.is_ratio else values)
+    if first.is_ratio:
+        part = replace(part, **{end: math.exp(getattr(part, end)) for end in ("value", "low", "high")})
+    where = {"other": first.other} if first.other else {}
+    return judge(replace(part, where=where, details={"by_seed": values.to_dict()}), first.bound)
 
 
 def _has_columns(models: HeadsByVariant, variants: Sequence[str], *columns: str) -> bool:
     return all(name in models and all(column in models[name] for column in columns) for name in variants)
 
 
-def _part(
-    question: str,
-    bound: Bound,
-    models: Sequence[pd.DataFrame],
-    statistic: Callable[..., Any],
-    *samples: npt.NDArray[Any],
-    n: int | None = None,
-    **details: object,
-) -> Result:
-    """The verdict on a statistic of the heads of one model, or of a model and its baseline, over resampled `samples`.
-
-    `n` is the number of heads or KV groups, by default those of the first sample.
-    """
-    low, high = statistic_interval(statistic, *samples)
-    labels = [str(heads["model"].iloc[0]) for heads in models]
-    part = Result(
-        question=question,
-        model=labels[0],
-        baseline="".join(labels[1:]),
-        value=float(statistic(*samples)),
-        low=low,
-        high=high,
-        n=len(samples[0]) if n is None else n,
-        details=details,
-    )
-    return judge(part, bound)
-
-
-def _cov_parts(models: HeadsByVariant) -> Iterator[Result]:
+def _cov_statistics(models: HeadsByVariant) -> Iterator[Statistic]:
     if not _has_columns(models, ("adarope", "rope", "prope"), "cov"):
         return
-    adarope = _finite_values(models["adarope"], "cov")
+    medians = {name: float(np.median(_finite_values(heads, "cov"))) for name, heads in models.items() if "cov" in heads}
     for name in ("rope", "prope"):
-        other = _finite_values(models[name], "cov")
-        median = float(np.median(other))
-        yield _part(
-            "pretrain.cov_difference",
-            Bound("below", -MIN_COV_DIFFERENCE * median),
-            [models["adarope"], models[name]],
-            lambda a, b: np.median(a, -1) - np.median(b, -1),
-            adarope,
-            other,
-            median=np.median(adarope),
-            baseline_median=median,
-        )
+        difference = medians["adarope"] / medians[name] - 1
+        yield Statistic("pretrain.cov_difference", Bound("below", -MIN_COV_DIFFERENCE), difference, name)
 
 
-def _base_parts(models: HeadsByVariant) -> Iterator[Result]:
+def _base_statistics(models: HeadsByVariant) -> Iterator[Statistic]:
     if not _has_columns(models, ("adarope",), "effective_base"):
         return
     groups = models["adarope"].drop_duplicates(["layer", "kv_group"])
     groups = groups[np.isfinite(groups["effective_base"].astype("float64"))]
-    medians = _by_layer(groups.groupby("layer")["effective_base"].median())
-    yield _correlation_part(
-        "pretrain.base_by_depth", Bound("above", MIN_RANK_CORRELATION), groups, "layer", "effective_base", medians
-    )
+    correlation = float(rank_correlations(groups[["layer", "effective_base"]].to_numpy(np.float64).T))
+    yield Statistic("pretrain.base_by_depth", Bound("above", MIN_RANK_CORRELATION), correlation)
 
 
-def _by_layer(values: pd.Series) -> dict[str, float]:
-    return {f"L{layer}": float(value) for layer, value in values.items()}
-
-
-def _correlation_part(
-    question: str, bound: Bound, heads: pd.DataFrame, x: str, y: str, by_layer: Mapping[str, float] | None = None
-) -> Result:
-    """The verdict on Spearman's rank correlation over heads or KV groups; 0 if one of the two is constant."""
-    both = heads[[x, y]].to_numpy(dtype=np.float64).T
-    index = np.arange(both.shape[1])
-    return _part(question, bound, [heads], lambda drawn: rank_correlations(both[:, drawn]), index, by_layer=by_layer)
-
-
-def _gamma_parts(models: HeadsByVariant) -> Iterator[Result]:
+def _gamma_statistics(models: HeadsByVariant) -> Iterator[Statistic]:
     if not _has_columns(models, ("adarope",), "gamma"):
         return
-    heads = models["adarope"].astype({"gamma": "float64"})
-    layers = [rows["gamma"].to_numpy() for _, rows in heads.groupby("layer")]  # each is resampled separately
-
-    def means(later: Sequence[FloatArray]) -> FloatArray:
-        return np.asarray([values.mean(-1) for values in later])
-
-    def part(question: str, bound: Bound, statistic: Callable[..., Any], *samples: FloatArray) -> Result:
-        by_layer = _by_layer(heads.groupby("layer")["gamma"].mean())
-        return _part(question, bound, [heads], statistic, *samples, n=sum(map(len, samples)), by_layer=by_layer)
-
-    yield part(
-        "pretrain.first_layer_gamma",
-        Bound("above", FIRST_LAYER_MARGIN),
-        lambda first, *later: first.mean(-1) - means(later).max(0),
-        *layers,
-    )
-    yield part("pretrain.lowest_gamma", Bound("above"), lambda *later: means(later).min(0), *layers[1:])
-    highest = Bound("below", MAX_LATER_GAMMA)
-    yield part("pretrain.highest_gamma", highest, lambda *later: means(later).max(0), *layers[1:])
+    first, *later = models["adarope"].astype({"gamma": "float64"}).groupby("layer")["gamma"].mean()
+    yield Statistic("pretrain.first_layer_gamma", Bound("above", FIRST_LAYER_MARGIN), first - max(later))
+    yield Statistic("pretrain.lowest_gamma", Bound("above"), min(later))
+    yield Statistic("pretrain.highest_gamma", Bound("below", MAX_LATER_GAMMA), max(later))
 
 
-def _length_parts(models: HeadsByVariant, column: str) -> Iterator[Result]:
+def _length_statistics(models: HeadsByVariant, column: str) -> Iterator[Statistic]:
     if not (_has_columns(models, ("adarope", "rope"), column) and "gamma" in models["adarope"]):
         return
-    yield _spread_part(
-        "pretrain.length_range",
-        models,
-        column,
-        lambda values: np.quantile(values, 0.9, -1) / np.quantile(values, 0.1, -1),
-    )
+    yield _spread_statistic("pretrain.length_range", models, column, lambda values: np.divide(*_tails(values)))
+    both = models["adarope"][["gamma", column]].to_numpy(np.float64).T
     bound = Bound("below", -MIN_RANK_CORRELATION)
-    yield _correlation_part("pretrain.gamma_by_length", bound, models["adarope"], "gamma", column)
+    yield Statistic("pretrain.gamma_by_length", bound, float(rank_correlations(both)))
 
 
-def _spread_part(question: str, models: HeadsByVariant, column: str, spread: Callable[[FloatArray], Any]) -> Result:
-    """The verdict on a ratio of spreads, AdaRoPE to RoPE."""
-    adarope, rope = (_finite_values(models[name], column) for name in ("adarope", "rope"))
-    return _part(
-        question,
-        Bound("above", MIN_SPREAD_RATIO),
-        [models["adarope"], models["rope"]],
-        lambda a, b: spread(a) / spread(b),
-        adarope,
-        rope,
-        spread=spread(adarope),
-        baseline_spread=spread(rope),
-    )
+def _tails(values: FloatArray) -> FloatArray:
+    """The 90th and the 10th percentile."""
+    return np.asarray(np.quantile(values, [0.9, 0.1]))
 
 
-def _frequency_parts(models: HeadsByVariant) -> Iterator[Result]:
+def _spread_statistic(
+    question: str, models: HeadsByVariant, column: str, spread: Callable[[FloatArray], float]
+) -> Statistic:
+    """A ratio of spreads, AdaRoPE to RoPE."""
+    adarope, rope = (spread(_finite_values(models[name], column)) for name in ("adarope", "rope"))
+    return Statistic(question, Bound("above", MIN_SPREAD_RATIO), float(adarope / rope), "rope", is_ratio=True)
+
+
+def _frequency_statistics(models: HeadsByVariant) -> Iterator[Statistic]:
     if not _has_columns(models, ("adarope", "rope"), "weighted_log_theta", "mean_log_theta"):
         return
-    yield _spread_part("pretrain.frequency_spread", models, "weighted_log_theta", lambda values: np.std(values, -1))
-    used, learned = (_finite_values(models["adarope"], name) for name in ("weighted_log_theta", "mean_log_theta"))
-    yield _part(
-        "pretrain.used_by_learned",
-        Bound("above", MIN_USAGE_CORRELATION),
-        [models["adarope"]],
-        lambda index: _correlations(learned[index], used[index]),
-        np.arange(len(learned)),
+    yield _spread_statistic(
+        "pretrain.frequency_spread", models, "weighted_log_theta", lambda values: float(values.std())
     )
-
-
-def _correlations(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Pearson's correlation over the last axis; 0 if one of the two is constant."""
-    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
-    norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
-    return np.asarray((x * y).sum(-1) / np.where(norms > 0, norms, np.inf))
+    used, learned = (_finite_values(models["adarope"], name) for name in ("weighted_log_theta", "mean_log_theta"))
+    correlation = float(np.corrcoef(learned, used)[0, 1]) if learned.std() * used.std() else 0.0
+    yield Statistic("pretrain.used_by_learned", Bound("above", MIN_USAGE_CORRELATION), correlation)
 
 
 def _loss_claims(run: Run, final_labels: dict[TrainingKey, str]) -> Iterator[Result]:
@@ -246,7 +188,7 @@ def _loss_claims(run: Run, final_labels: dict[TrainingKey, str]) -> Iterator[Res
         ("pretrain.claim.ablations", [*ABLATIONS], untested),
         ("pretrain.claim.schemes", OTHER_SCHEMES, {}),
     ):
-        if parts := [*_loss_gaps(by_training, final_labels, compared, length, Bound("above", margin))]:
+        if parts := [*_loss_gaps(by_training, compared, length, Bound("above", margin))]:
             yield judge_by_parts(Result(question=question, where=where, details={**details, **further_details}), parts)
 
 
@@ -258,34 +200,20 @@ def _margin(by_training: LossesByTraining) -> tuple[float, str]:
     return 2 * DEFAULT_SEED_NOISE, "the difference between the two RoPE seeds of the run from-scratch-seeds"
 
 
-def _loss_gaps(
-    by_training: LossesByTraining,
-    labels: Mapping[TrainingKey, str],
-    variants: Collection[str],
-    length: int,
-    bound: Bound,
-) -> Iterator[Result]:
-    """Whether each of these variants has a higher loss than AdaRoPE with the same seed, paired by document."""
-    for training in by_training:
-        adarope = TrainingKey("adarope", training.seed)
-        if training.variant not in variants or adarope not in by_training:
-            continue
-        gap = (by_training[training] - by_training[adarope]).dropna()
-        (low,), (high,) = confidence_interval(gap.to_numpy(dtype=np.float64)[None])
-        yield judge(
-            Result(
-                question="pretrain.loss_gap",
-                model=labels[training],
-                baseline=labels[adarope],
-                value=float(gap.mean()),
-                low=low,
-                high=high,
-                n=len(gap),
-                where={"context_length": length},
-                by_sample={str(doc): float(value) for doc, value in gap.items()},
-            ),
-            bound,
-        )
+def _loss_gaps(by_training: LossesByTraining, variants: Collection[str], length: int, bound: Bound) -> Iterator[Result]:
+    """Whether each of these variants has a higher loss than AdaRoPE: the mean over seeds, each over the same documents
+    and with the same seed under both."""
+    for variant in variants:
+        gaps = {
+            f"seed {training.seed}": float((losses - by_training[adarope]).dropna().mean())
+            for training, losses in by_training.items()
+            if training.variant == variant and (adarope := TrainingKey("adarope", training.seed)) in by_training
+        }
+        if gaps:
+            where = {"context_length": length, "other": variant}
+            yield judge(
+                mean_result("pretrain.loss_gap", pd.Series(gaps), where=where, details={"by_seed": gaps}), bound
+            )
 
 
 def _finite_values(heads: pd.DataFrame, column: str) -> FloatArray:

@@ -89,11 +89,11 @@ def _synthetic_attribution(heads: pd.DataFrame, rng: np.random.Generator) -> pd.
 
 
 def _synthetic_ablation(sizes: Sizes, trials: pd.DataFrame, model: str, model_index: int) -> dict[str, pd.DataFrame]:
-    """Ablation of the top heads, which lowers success, and of two random sets, which hardly does."""
+    """Ablation of the top heads, which lowers success, and of three random sets, which hardly does."""
     ranked = sizes.units.sort_values("growth", ignore_index=True)
     questions = trials.drop(columns=["prompt_tokens", "achieved_depth", "span_start", "span_end", "steps"])
     trial_blocks, head_blocks = [], []
-    for size, draw, half in product((1, 4), range(3), range(2)):
+    for size, draw, half in product((1, 4), range(4), range(2)):
         rng = np.random.default_rng([sizes.seed, model_index, size, draw, half])
         set_keys: dict[str, Any] = {"ablation": "zero", "size": size, "draw": draw}
         answers = questions[questions["needle"] == ("bell", "ledger")[half]].assign(**set_keys)

@@ -1,0 +1,89 @@
+"""How often each verdict is given where the truth is known: the tables of docs/operating-characteristics.md.
+
+`python -m tests.support.operating_characteristics [SIMULATION...]` simulates them anew and rewrites the page.
+"""
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from headscope.results.result import Result
+from tests.support.simulated_claims import SIMULATIONS, WORLDS, World, is_false_verdict, truth
+
+PAGE = Path(__file__).parents[2] / "docs" / "operating-characteristics.md"
+SIZES = (4, 8, 16, 40)
+TABLES = 100
+"""Simulated tables of each world and size."""
+MAX_FALSE = 5
+"""Largest number of false verdicts in `TABLES` tables."""
+CLAIMS: Mapping[str, str] = {
+    "influence.heavy_tail": "a few KV groups account for most of the influence",
+    "influence.tail_head": "the top retrieval head is among the 5 % with the largest influence",
+    "influence.small_parts": "the largest effect of one group is below a quarter of that of all",
+    "answer_influence.largest_head": "the top retrieval head has the largest influence on answers",
+    "retrieval.ablation_claim": "top heads matter more than random heads",
+    "adapt.claim.loss": "lower loss than YaRN at each of 40 positions",
+    "adapt.claim.slow_pairs": "frequencies change mostly in the slow pairs",
+    "adapt.claim.depth": "early layers move down, late layers up",
+    "adapt.claim.tau": "the median tau is near 1",
+    "adapt.claim.gamma": "gamma is mostly positive",
+    "adapt.claim.lengths_without_factor": "YaRN without factor lengthens all heads",
+    "adapt.claim.lengths_yarn": "YaRN lengthens no heads",
+    "adapt.claim.lengths_adarope": "AdaRoPE lengthens large-ESS heads only",
+    "adapt.claim.evenness": "AdaRoPE uses the pairs more evenly than YaRN",
+    "adapt.claim.base_by_depth": "the effective base grows with depth",
+    "pretrain.claim.cov": "AdaRoPE uses the pairs more evenly",
+    "pretrain.claim.effective_base": "the effective base grows with depth, by seed",
+    "pretrain.claim.gamma": "gamma is largest in the first layer, small in the others",
+    "pretrain.claim.lengths": "wider range of effective lengths, gamma falls with them",
+    "pretrain.claim.used_frequencies": "used frequencies are wider spread and follow the learned ones",
+    "pretrain.claim.ablations": "ablations of AdaRoPE have a higher loss",
+    "pretrain.claim.schemes": "every other scheme has a higher loss",
+}
+"""The claims in brief, by question."""
+Counts = dict[tuple[str, World], Counter[str]]
+"""Verdicts by claim and truth, and "false" for those that contradict it."""
+
+
+def count_verdicts(simulation: str, n: int, tables: Iterable[int]) -> Counts:
+    """The verdicts of every claim of a simulation in these tables of each world."""
+    counts: Counts = defaultdict(Counter)
+    for number, world in enumerate(WORLDS):
+        for table in tables:
+            claims: Iterable[Result] = SIMULATIONS[simulation](world, np.random.default_rng([number, n, table]), n)
+            for claim in claims:
+                counts[claim.question, truth(claim, world)] += Counter(
+                    {claim.verdict: 1, "false": int(is_false_verdict(claim, world)), "all": 1}
+                )
+    return counts
+
+
+def rows(by_size: Mapping[int, Counts]) -> list[str]:
+    """The rows of one simulation: supported and not supported in 100 tables, by n."""
+    return [
+        f"| {CLAIMS[question]} | {world} | " + " | ".join(_cell(by_size[n][question, world]) for n in SIZES) + " |"
+        for question, world in by_size[SIZES[0]]
+    ]
+
+
+def _cell(counts: Counter[str]) -> str:
+    supported, refuted = (100 * counts[name] / counts["all"] for name in ("supported", "not supported"))
+    return f"{supported:.0f}, {refuted:.0f}"
+
+
+def rewrite_section(simulation: str, by_size: Mapping[int, Counts], tables: int) -> None:
+    """Replace the number of tables and the rows of a simulation, which follow its marker on the page."""
+    pattern = rf"(<!-- {simulation} -->\n)\d+( simulated tables of each world and n:\n\n\|.*\n\|[-|]+\n)(?:\|.*\n)*"
+    new = rf"\g<1>{tables}\g<2>" + "".join(f"{row}\n" for row in rows(by_size))
+    text, count = re.subn(pattern, new, PAGE.read_text(encoding="utf-8"))
+    assert count == 1, simulation
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or SIMULATIONS:
+        rewrite_section(name, {n: count_verdicts(name, n, range(TABLES)) for n in SIZES}, TABLES)
