@@ -143,7 +143,8 @@ def _text_component(block: TextBlock, view: ViewState, block_id: str) -> html.Di
         more = html.Summary(f"{len(items) - VISIBLE_SENTENCES} more sentences")
         parts = [html.Ul(items[:VISIBLE_SENTENCES]), html.Details([more, html.Ul(items[VISIBLE_SENTENCES:])])]
     if block.command:
-        parts.append(html.Pre(html.Code(block.command)))
+        copy = html.Button("Copy", type="button", **{"data-copy-text": block.command, "aria-label": "Copy the command"})
+        parts.append(html.Div([html.Pre(html.Code(block.command)), copy], className="command"))
     if block.links:
         parts.append(_links_component(block.links, view, block_id))
     if block.collapsed:

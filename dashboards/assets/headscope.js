@@ -26,6 +26,7 @@
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
+  window.headscopeKeepInUrl = (changes) => replaceQuery(changedQuery(changes));
   const goToHead = ([layer, head, group], model) => window.headscopeChooseHead?.([layer, head]) ||
     go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery(model ? { model } : {}, PERSISTENT_PARAMETERS));
   // The model that a trace of a chart shows: charts hold labels as plotly text, escaped and wrapped.
@@ -56,7 +57,7 @@
   const showNavigation = ({ nav_path, navigation: { group, first_paths, missing } }) => {
     document.querySelectorAll("nav [data-group]").forEach((row) => { row.hidden = row.dataset.group !== group; });
     const hasRow = document.querySelector("nav [data-group]:not([hidden])") !== null;
-    document.querySelectorAll("nav a").forEach((link) => {
+    document.querySelectorAll("header nav a").forEach((link) => {
       const isTab = "tab" in link.dataset;
       if (isTab && first_paths[link.dataset.tab]) link.setAttribute("href", first_paths[link.dataset.tab]);
       const path = link.getAttribute("href"), isCurrent = isTab ? link.dataset.tab === group : path === nav_path;
@@ -86,7 +87,7 @@
         }
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
-        const table = ["sort", "column_filters"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
+        const table = ["sort", "column_filters", "playground"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
         const complete = new URLSearchParams(state.query_string);
         table.forEach(([name, value]) => complete.append(name, value));
         replaceQuery("?" + complete);
@@ -328,6 +329,7 @@
     if (button.dataset.export) exportChart(button.dataset.export, button.closest("figure").querySelector(".js-plotly-plot"));
     if (button.id === "head-set-yaml") downloadText(studyYaml(), "application/yaml", "heads.yaml");
     if (button.id === "theme-toggle") { localStorage.setItem("theme", isDark() ? "light" : "dark"); applyTheme(); }
+    if (button.dataset.copyText) copyText(button, button.dataset.copyText);
     if (button.id === "copy-link") copyText(button, location.href);
     if (button.id === "copy-python") copyText(button, page.python);
     if ("copyPython" in button.dataset) copyText(button, `${page.python}view.figures[${JSON.stringify(button.dataset.copyPython)}].show()\n`);
