@@ -119,7 +119,7 @@
   const choosePair = (query, key) => {
     lockedQuery = query;
     show([query, key]);
-    setProps("playground-pair", { data: [query, key] });
+    setProps("playground-pair", { data: { query, key } });
     setProps("playground-quantity", { value: "pair" });
   };
 

@@ -93,7 +93,7 @@ def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Blo
 
 
 def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Sequence[Block]]:
-    """What the probes show of the head in the state of the URL; without the data, the runs of the folder that have it."""
+    """What the probes show of the head in the state of the URL; without the data, the runs that have it."""
     query = {name: value for name, value in view.query.items() if isinstance(value, str)}
     sections: dict[str, Sequence[Block]] = {}
     for probe, blocks in assembly.head_explorers(run, view.model, layer, head, query):

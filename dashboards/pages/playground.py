@@ -10,7 +10,7 @@ from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import MAX_TOKENS
 from headscope.rendering import assembly
-from headscope.rendering.blocks import PageContent
+from headscope.rendering.blocks import PageContent, TextBlock
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 
@@ -32,7 +32,11 @@ def missing_command(run: Run) -> str:
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """The playground of the models that the app was started with."""
+    """The playground, or the command that starts the app with models."""
+    if command := missing_command(run):
+        return PageContent(
+            NAME, "", {"": [TextBlock(["The playground needs a model. Start the app with:"], command=command)]}
+        )
     block = PlaygroundBlock(
         ["A saved page has no playground."],
         models=model_labels(),

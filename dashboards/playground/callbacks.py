@@ -285,11 +285,11 @@ def heads_chart(
     return _matrix_component(values, data, f"{capitalise(label)}: {model}", caption, (model, label, unit, is_signed))
 
 
-def pair_chart(data: Mapping[str, Any], model: str, pair: Sequence[int] | None, token: str) -> Any:
+def pair_chart(data: Mapping[str, Any], model: str, pair: Mapping[str, Any] | None, token: str) -> Any:
     """A layer x head matrix of the weight from one token of the prompt to another."""
-    if not pair:
+    query, key = ((pair or {}).get(name) for name in ("query", "key"))
+    if not isinstance(query, int) or not isinstance(key, int):
         raise BadInput("no tokens are chosen. Click a query token of the prompt, then an earlier token")
-    query, key = pair
     values = run_task(token, "pair", prompt=data["request"]["prompt"], model=model, query=query, key=key)
     texts = next(prediction["token_texts"] for prediction in data["predictions"] if prediction["model"] == model)
     names = [f"“{display_token(texts[position]).strip()}” ({position})" for position in (query, key)]
@@ -305,7 +305,9 @@ def _matrix_component(
     figure = plot_head_values(values, title, *scale)
     hint = " Click a head to draw its attention, shift-click to ablate it or not."
     ablated_heads = {(layer, head) for layer, head in data["request"]["heads"]}
-    return build_chart(Chart(figure, caption, describe_largest(values, scale[2])), ablated_heads, PLAYGROUND_BLOCK, hint)
+    return build_chart(
+        Chart(figure, caption, describe_largest(values, scale[2])), ablated_heads, PLAYGROUND_BLOCK, hint
+    )
 
 
 def second_prompt(corrupted: str | None, answer: str | None, wrong: str | None) -> dict[str, str]:

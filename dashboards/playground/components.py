@@ -29,7 +29,7 @@ KEEP_TOOLTIP = (
     "Keep measures the shown prompt under every model (patterns, losses, direct logit attribution, ablation, and "
     "detectors on random tokens) and stores a run in this folder."
 )
-HEAD_SELECTS = ("layer", "head")
+LAYER_HEAD = ("layer", "head")
 BUTTON_COLOUR = "#00558a"
 """Dark enough for white text, unlike the library's blue."""
 HIGH_LOSS = 8.0
@@ -134,7 +134,11 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
         className="playground-buttons",
         title=f"Keep is off: {READ_ONLY_REASON}." if is_read_only else KEEP_TOOLTIP,
     )
-    return [prompt, html.Div([heads, choice, kind, count, buttons], className="playground-inputs"), _second_prompt(block.view)]
+    return [
+        prompt,
+        html.Div([heads, choice, kind, count, buttons], className="playground-inputs"),
+        _second_prompt(block.view),
+    ]
 
 
 PERSISTENT: Mapping[str, Any] = {"persistence": True, "persistence_type": "session"}
@@ -180,7 +184,7 @@ TOKEN_LEGEND = f"Shade: loss of the token in nats, full at {HIGH_LOSS:g}."
 
 
 def _attention_section(block: PlaygroundBlock) -> html.Section:
-    layer, head = (block.view.get(name, str(number)) for name, number in zip(HEAD_SELECTS, block.first_head, strict=True))
+    layer, head = (block.view.get(name, str(index)) for name, index in zip(LAYER_HEAD, block.first_head, strict=True))
     choose = {"allowDeselect": False, "w": 84}
     scale = dmc.SegmentedControl(
         id="playground-scale",

@@ -24,7 +24,7 @@ def parse_view(text: str, models: Collection[str], quantities: Collection[str]) 
 
 def _is_valid(name: str, value: Any, models: Collection[str], quantities: Collection[str]) -> bool:
     match name, value:
-        case ("pair", [int(), int()]) | ("count", int()):
+        case ("pair", {"query": int(), "key": int()}) | ("count", int()):
             return True
         case ("layer" | "head", str()):
             return value.isascii() and value.isdecimal() and len(value) < 6

@@ -118,9 +118,7 @@ class Needle(Probe):
 
         return head_charts(run, model, layer, head)
 
-    def head_explorer(
-        self, run: Run, model: str, layer: int, head: int, query: Mapping[str, str]
-    ) -> Iterable[Block]:
+    def head_explorer(self, run: Run, model: str, layer: int, head: int, query: Mapping[str, str]) -> Iterable[Block]:
         from probes.needle.head_trials import trial_blocks
 
         return trial_blocks(run, model, layer, head, query)

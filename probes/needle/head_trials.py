@@ -31,7 +31,7 @@ def trial_blocks(run: Run, model: str, layer: int, head: int, url_query: Mapping
     first_copied = next((index for index, steps in copied.items() if steps), 0)
     number = int(choice_or_default("trial", names, url_query, notes, first_copied + 1)) - 1
     trial = trials.iloc[number]
-    labels = [_describe_trial(row, len(copied[index])) for index, row in trials.iterrows()]
+    labels = [_describe_trial(trials.iloc[index], len(copied[index])) for index in range(len(trials))]
     links = [Link(label, query_link(trial=name)) for label, name in zip(labels, names, strict=True)]
     yield LinkChoice(links, "Trial", number)
     steps = steps_of_trial(run, trial)
@@ -39,7 +39,8 @@ def trial_blocks(run: Run, model: str, layer: int, head: int, url_query: Mapping
         yield TextBlock(["The answer of this trial is empty or not stored. Choose another trial."])
         return
     numbers = [int(step) + 1 for step in steps["step"]]
-    default = copied[number][0] + 1 if copied[number] else numbers[0]
+    visible = [int(row["step"]) for _, row in steps.iterrows() if str(row["text"]).strip()]
+    default = next((step + 1 for step in copied[number] if step in visible), numbers[0])
     step = int(choice_or_default("step", numbers, url_query, notes, default)) - 1
     yield answer_token_choice(steps, step)
     if notes:
