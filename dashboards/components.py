@@ -44,6 +44,7 @@ HEAD_GRID_OPTIONS = {
     "selectionColumnDef": {"pinned": "left", "width": 40},
 }
 """AG Grid's options of the table of heads: a box per row selects its head."""
+NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56}
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
@@ -315,7 +316,7 @@ def _column_definition(name: str, highlighted_column: str, view: ViewState) -> d
         definition["sort"] = view.sort[1] if view.sort else "desc"
     if name in HEAD_KEYS:
         label = {"layer": "layer", "head": "head", "kv_group": "KV group"}[name]
-        return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 72}
+        return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, **NARROW}
     if parsed.ending == "method" and is_statistic(parsed.value_column):
         described = statistic(name)
         return definition | {"headerName": described.label, "headerTooltip": f"{capitalise(described.meaning)}."}
