@@ -117,7 +117,7 @@ def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article
     )
     question = html.H2(html.A(block.question, href=view.resolve_link(block.href)))
     picture = html.Div(graph, role="group", **{"aria-label": title})
-    return html.Article([question, html.P(block.caption), picture], className="card")
+    return html.Article([question, picture, html.P(block.caption)], className="card")
 
 
 def _has_matrix(figure: Any) -> bool:

@@ -19,6 +19,8 @@ from headscope.runs.synthetic import synthetic_run
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these
 LENGTH = 1024
+CURVES_OF_ROPE = """(plot) => plot._fullData.filter(({ name }) => name === "rope-s0")
+    .map(({ customdata, y }) => [[...customdata], [...y]])"""
 MODELS = ("base", "yarn")
 
 
@@ -76,7 +78,7 @@ def test_the_page_of_a_head_shows_a_trial_and_an_answer_token_of_choice(
     page.locator("select[aria-label=Trial]").select_option(option.inner_text())
     page.wait_for_url("**trial=*")
     steps = page.locator("select[aria-label='Answer token']")
-    expect(steps.locator("option[value*='step=3']")).to_be_attached()
+    expect(steps.locator("option[value*='trial='][value*='step=3']")).to_be_attached()
     steps.select_option(index=2)
     page.wait_for_url("**step=3*")
     text = steps.locator("option").nth(2).inner_text().removeprefix("3: ")
@@ -194,9 +196,58 @@ def test_the_page_of_a_head_shows_its_scores_over_training(serve: Callable[[Path
     page.get_by_role("link", name="During training", exact=True).click()
     chart = page.locator("figure", has=page.locator("[aria-label='Layer 1, head 2 during training']"))
     expect(chart.locator(".main-svg").first).to_be_visible()
-    curves = chart.locator(".js-plotly-plot").evaluate(
-        "(plot) => plot._fullData.filter(({ name }) => name === 'rope-s0').map(({ customdata, y }) => [[...customdata], [...y]])"
-    )
+    curves = chart.locator(".js-plotly-plot").evaluate(CURVES_OF_ROPE)
     steps = heads["model"].astype(str).str.rpartition("-")[2].astype(int)
     score = heads.assign(step=steps).sort_values("step").set_index("step")["previous_token"]
     assert curves[0] == [[*score.index], pytest.approx([*score])]
+
+
+WORDS_ABOVE_THE_PICTURE = """() => {
+    const pictures = [...document.querySelectorAll("main :is(.dash-graph, .ag-root-wrapper, .passage, canvas)")];
+    const end = Math.min(...pictures.map((picture) => picture.getBoundingClientRect().top));
+    const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), words = [];
+    while (walker.nextNode()) {
+        const element = walker.currentNode.parentElement, range = document.createRange();
+        if (element.closest("nav, button, label, .toolbar, figure, pre, .visually-hidden, .ag-root-wrapper")) continue;
+        range.selectNodeContents(walker.currentNode);
+        const { top, height } = range.getBoundingClientRect();
+        if (height && top < end && element.checkVisibility()) words.push(...walker.currentNode.textContent.split(/\\s+/));
+    }
+    return words.filter((word) => /\\w/.test(word));
+}"""
+"""The unfolded words of a page above its first chart, table or shaded text, without the labels of controls."""
+
+
+@pytest.mark.parametrize("path", [entry.PATH for entry in all_pages()])
+def test_a_page_begins_with_at_most_sixty_words_and_has_no_barrier(
+    app: str, run: Run, browse: Callable[..., Page], path: str
+):
+    page = browse(f"{app}{path}?run={run.name}", 1280)
+    words = page.evaluate(WORDS_ABOVE_THE_PICTURE)
+    assert len(words) <= 60, " ".join(words)
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    assert [(item["id"], item["nodes"][0]["html"][:200]) for item in violations] == []
+
+
+def test_the_table_of_runs_states_size_models_date_and_state_and_sorts_and_filters(
+    app: str, run: Run, browse: Callable[..., Page]
+):
+    page = browse(f"{app}/runs", 820)
+    header = page.locator(".ag-header-cell[col-id]")
+    assert header.evaluate_all("(cells) => cells.map((cell) => cell.getAttribute('col-id'))")[:5] == [
+        *("run", "state", "started", "models", "MB")
+    ]
+    rows = page.locator(".ag-center-cols-container .ag-row")
+    expect(rows).to_have_count(2)
+    page.locator(".ag-floating-filter input").first.fill("no such run")
+    expect(rows).to_have_count(0)
+    page.locator(".ag-floating-filter input").first.fill(run.name)
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("base, yarn")
+    page.locator(".ag-floating-filter input").first.fill("")
+    header.first.click()
+    expect(rows).to_have_count(2)
+    names = rows.evaluate_all(
+        "(rows) => Object.fromEntries(rows.map((row) => [row.getAttribute('row-index'), row.textContent.slice(0, 20)]))"
+    )
+    assert names["0"] <= names["1"]
