@@ -211,7 +211,8 @@ WORDS_ABOVE_THE_PICTURE = """() => {
         if (element.closest("nav, button, label, .toolbar, figure, pre, .visually-hidden, .ag-root-wrapper")) continue;
         range.selectNodeContents(walker.currentNode);
         const { top, height } = range.getBoundingClientRect();
-        if (height && top < end && element.checkVisibility()) words.push(...walker.currentNode.textContent.split(/\\s+/));
+        if (!height || top >= end || !element.checkVisibility()) continue;
+        words.push(...walker.currentNode.textContent.split(/\\s+/));
     }
     return words.filter((word) => /\\w/.test(word));
 }"""
