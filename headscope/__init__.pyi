@@ -9,6 +9,7 @@ from .api import compare as compare
 from .api import run_study as run_study
 from .forward.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
+from .forward.steering import steered as steered
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
 from .positions.attach import attached as attached
