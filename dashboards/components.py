@@ -40,7 +40,7 @@ PAGE_ROWS = 50
 """Rows of a page of a table of records."""
 HEAD_GRID_OPTIONS = {
     "enableCellTextSelection": True,
-    "rowSelection": {"mode": "multiRow", "headerCheckbox": False, "enableClickSelection": False},
+    "rowSelection": {"mode": "multiRow", "selectAll": "filtered", "enableClickSelection": False},
     "selectionColumnDef": {"pinned": "left", "width": 40},
 }
 """AG Grid's options of the table of heads: a box per row selects its head."""

@@ -10,11 +10,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from support.app_pages import wait_until_drawn
+from support.synthetic_runs import synthetic_run
 
 from dashboards.layout import all_pages
 from headscope.cli.flags import EXAMPLES
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these
