@@ -9,6 +9,8 @@ from .api import compare as compare
 from .api import run_study as run_study
 from .forward.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
+from .decomposition.head_matrices import HeadMatrices as HeadMatrices
+from .decomposition.head_matrices import head_matrices as head_matrices
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
 from .positions.attach import attached as attached

@@ -69,10 +69,12 @@ def _type(annotation: Any) -> str:
         return f"Literal[{', '.join(_literal(value) for value in arguments)}]"
     if origin in (Union, types.UnionType):
         return " | ".join(map(_type, arguments))
-    if origin is list:
+    if origin in (list, tuple):
         return f"Sequence[{_type(arguments[0])}]"
     if origin is dict:
         return f"Mapping[{_type(arguments[0])}, {_type(arguments[1])}]"
     if annotation is type(None):
         return "None"
+    if annotation is Any:
+        return "Any"
     return "Mapping[str, Any]" if issubclass(annotation, BaseModel) else str(annotation.__name__)

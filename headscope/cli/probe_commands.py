@@ -137,6 +137,8 @@ def _plain_types(annotation: Any) -> set[Any]:
         return _plain_types(inner[0])
     if origin is list:
         return {list}.union(*(_plain_types(part) for part in inner))
+    if origin is tuple:  # for Python and study files; a flag takes one text
+        return set()
     if origin in (typing.Union, types.UnionType):
         return set().union(*(_plain_types(part) for part in inner))
     return {annotation}

@@ -148,6 +148,16 @@ HEAD_CIRCUITS = Table(
             "earlier versions did not",
             absent=False,
         ),
+        Column(
+            "copying_uncentred",
+            "value",
+            "",
+            "the same without subtracting that mean, as TransformerLens counts without center_unembed; runs of earlier "
+            "versions lack it",
+            -1,
+            1,
+            absent=float("nan"),
+        ),
         Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
         Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),
     ),
