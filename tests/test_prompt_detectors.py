@@ -153,7 +153,7 @@ def detect(model: Model, tmp_path: Path, **options: Any) -> Run:
 
 
 def test_lists_of_prompts_and_of_tokens_give_scores_per_prompt_and_means(model: Model, tmp_path: Path) -> None:
-    texts = ["a cat and a cat", "the dog, the dog, the dog"]
+    texts = ["w1 w2 w3 w1 w2", "w4 w5 w4 w5 w4 w5 w6"]
     ids = [model.tokenizer(text)["input_ids"] for text in texts]
     of_texts, of_tokens = detect(model, tmp_path, prompt=texts), detect(model, tmp_path, tokens=ids)
     table = of_texts.table("prompt_detectors")
@@ -163,7 +163,7 @@ def test_lists_of_prompts_and_of_tokens_give_scores_per_prompt_and_means(model: 
     heads = of_texts.heads.set_index(["layer", "head"])
     np.testing.assert_allclose(heads["prompt_duplicate_token"], means, rtol=1e-6)
     top = next(result for result in results(of_texts) if result.where.get("kind") == "duplicate")
-    assert top.value == pytest.approx(means.max()) and top.n == 2
+    assert (top.value, top.n) == (pytest.approx(means.max()), 2)
 
 
 def test_a_function_a_matrix_and_a_file_are_the_same_pattern(model: Model, tmp_path: Path) -> None:
@@ -178,18 +178,19 @@ def test_a_function_a_matrix_and_a_file_are_the_same_pattern(model: Model, tmp_p
     for run in runs[1:]:
         pd.testing.assert_frame_equal(run.table("prompt_detectors"), runs[0].table("prompt_detectors"))
     stored = [run.manifest["config"]["detectors"]["pattern"] for run in runs[:2]]
-    assert stored[0] == "function two_back" and stored[1].startswith("matrix 12 x 12")
+    assert stored[0] == "function two_back"
+    assert stored[1].startswith("matrix 12 x 12")
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"prompt": "a b", "tokens": [1, 2]}, BadInput, "'prompt' and 'tokens'"),
-        ({"prompt": ["a b", " "]}, BadInput, "blank"),
+        ({"prompt": "w1 w2", "tokens": [1, 2]}, BadInput, "'prompt' and 'tokens'"),
+        ({"prompt": ["w1 w2", " "]}, BadInput, "blank"),
         ({"tokens": [1]}, BadInput, "a prompt of 1 tokens"),
         ({"tokens": [1, 99_999]}, BadInput, "no token 99999"),
         ({"tokens": [1, -2]}, BadInput, "-2"),
-        ({"prompt": "a b", "periods": [16]}, BadInput, "'periods'"),
+        ({"prompt": "w1 w2", "periods": [16]}, BadInput, "'periods'"),
         ({"exclude_first": True}, BadInput, "'exclude_first'"),
         ({"tokens": [1, 2, 3], "pattern": np.eye(2)}, BadInput, "2 x 2"),
         ({"tokens": [1, 2], "pattern": 2 * np.eye(2)}, BadInput, "value 2"),
@@ -208,7 +209,7 @@ def test_unusable_options_are_named(
 
 def test_command_takes_a_prompt_and_tokens(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "tiny")
-    for flags in (["--prompt", "a cat, a cat, a dog"], ["--tokens", "5,6,7,5,6"]):
+    for flags in (["--prompt", "w1 w2 w1 w2 w1 w3"], ["--tokens", "5,6,7,5,6"]):
         arguments = ["detectors", "--model", f"base={checkpoint}", *flags, "--exclude-first", "--quiet"]
         result = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "runs")])
         assert result.exit_code == 0, result.output
@@ -216,7 +217,7 @@ def test_command_takes_a_prompt_and_tokens(tmp_path: Path) -> None:
 
 
 def test_a_run_of_prompts_has_charts_of_each_kind(model: Model, tmp_path: Path) -> None:
-    run = detect(model, tmp_path, prompt="a cat, a cat, a dog", pattern=lambda ids: np.eye(len(ids)))
+    run = detect(model, tmp_path, prompt="w1 w2 w1 w2 w1 w3", pattern=lambda ids: np.eye(len(ids)))
     assert {kind for kind in report.PROMPT_KIND_COLUMNS.values() if kind in run.heads} == {
         *report.PROMPT_KIND_COLUMNS.values()
     }

@@ -58,7 +58,7 @@ class PatternScores:
         kept = {kind: pattern for kind, pattern in patterns.items() if pattern.any()}
         matched = {kind: torch.zeros(record.q.shape[0], dtype=torch.float64) for kind in kept}
         total = {kind: values.clone() for kind, values in matched.items()}
-        for rows in torch.arange(length).split(ROWS_PER_CHUNK):
+        for rows in torch.split(torch.arange(length), ROWS_PER_CHUNK):
             weights = record.weights(rows).double().cpu()
             # Of a row without exclusions the weight is 1, also where a learned sink takes a part of it.
             sums = weights[..., 1:].sum(-1) if self.first_key else torch.ones(weights.shape[:2], dtype=torch.float64)

@@ -20,7 +20,8 @@ QUESTIONS = (
     *(question for kind in TARGET_DESCRIPTIONS for question in _kind_questions(kind)),
     Question(
         name="prompt_detectors.top_head",
-        sentence="In the prompts, {unit} of {model} puts the most weight on {target}: {value}[; chance is {chance:.3g}]",
+        sentence="In the prompts, {unit} of {model} puts the most weight on {target}: {value}[; chance is "
+        "{chance:.3g}]",
         samples="prompts",
         level="headline",
     ),
