@@ -208,7 +208,7 @@ def _identifying_spec(label: str, spec: str, context: StudyContext) -> str:
 
 def _describe_bos(study: Study, label: str, context: StudyContext, recorded: Mapping[str, str]) -> dict[str, Any]:
     """The choice of BOS and the special tokens before every text, for run.json; empty if nothing was tokenized."""
-    if "tokenizer" not in recorded | context.input_digests[label]:
+    if "tokenizer" not in {**recorded, **context.input_digests[label]}:
         return {}
     return {"bos": study.bos, "opening_tokens": context.opening_tokens(label)}
 

@@ -106,8 +106,7 @@ class DetectorsRunner:
             )
         scores = PatternScores(model.geometry, prompt.patterns, self.options.exclude_first)
         run_listener(model, torch.from_numpy(prompt.ids), scores.update)
-        keys = {"model": label, "prompt": prompt.number, "tokens": len(prompt.ids)}
-        return {**keys, **scores.compute()}
+        return {"model": label, "prompt": prompt.number, "tokens": len(prompt.ids), **scores.compute()}
 
 
 def run_listener(model: Model, ids: Tensor, listener: Callable[[AttentionRecord], None]) -> None:
