@@ -23,7 +23,7 @@ def published_prompt(
     hidden = encode(f" {needle['needle']}")
     room = length - 200 - len(hidden)
     at = room if depth == 1 else int(depth * room)
-    while 0 < at and depth != 1:
+    while at > 0 and depth != 1:
         before, after = tokenizer.decode(document.ids[:at]), tokenizer.decode(document.ids[at : at + 5])
         if re.search(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\Z", before) and after[0].isspace():
             break
