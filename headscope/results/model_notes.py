@@ -40,6 +40,9 @@ _SENTENCES = {
     "{native_context:,}, without a position scheme that extends its context. Its results at {context_length:,} tokens "
     "are outside its trained range",
     "models.contexts": "{model} was measured inside {contexts:words}, so its results are those of the changed model",
+    "models.compatibility_mode": "{model} is a TransformerBridge in compatibility mode: TransformerLens folded and centred "
+    "its weights. Logits, patching and ablation are those of the original model up to a constant; norms and matrices of "
+    "weights are not",
     "models.hooks": "{model} ran with {hooks:words}: hooks and functions of the user, which may change its results",
     "models.int8": "{model} is quantised by LLM.int8, which rounds the activations of a whole pass together: the same "
     "prompt gives different logits in another pass. Small differences are noise",
@@ -74,6 +77,8 @@ def model_notes(run: Run) -> Iterator[Result]:
         yield Result(question="models.beyond_native_context", model=label, where=lengths)
     for entry in run.manifest["models"]:
         label = entry["label"]
+        if "compatibility mode" in (entry.get("bridge") or ""):
+            yield Result(question="models.compatibility_mode", model=label)
         yield from _identity_notes(label, model_identity(run, label))
         for source, origin in (entry.get("other_weights") or {}).items():
             details = {"source": source, "origin": origin[:12]}
