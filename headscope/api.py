@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from headscope import plugins, user_input
-from headscope.errors import BadInput
+from headscope.errors import BadInput, did_you_mean
 from headscope.probe import Probe
 from headscope.runs.run import Run
 from headscope.study.config import build_study, read_study, refuse_texts_beside_prompt
@@ -113,6 +113,9 @@ def probe_function(name: str) -> Callable[..., Run]:
         for keyword in keywords:
             if option := options.former_names.get(keyword):
                 raise BadInput(f"option '{keyword}' of '{name}' is now '{option}'")
+            if keyword not in signature.parameters:
+                hint = did_you_mean(keyword, signature.parameters)
+                raise TypeError(f"{call.__name__}() has no option '{keyword}'{hint}")
         return run_probe(name, **signature.bind(*args, **keywords).arguments)
 
     call.__name__ = call.__qualname__ = probe.function_name

@@ -59,6 +59,11 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
+def test_an_unknown_option_of_a_function_names_the_similar_one() -> None:
+    with pytest.raises(TypeError, match=r"option 'length'.*'lengths'"):
+        hs.measure("smollm2-135m", length=[64])
+
+
 def test_dir_lists_the_public_interface_only() -> None:
     public = {*hs.__all__, "__version__", *(probe.function_name for probe in plugins.requestable_probes().values())}
     assert {*dir(hs)} == public

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import families
 from support.naive_attribution import head_contributions
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -27,7 +28,6 @@ from headscope.rendering import assembly
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.attribution import report, results
 from probes.circuits.run import circuit_rows

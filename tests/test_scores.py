@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -19,7 +21,6 @@ from headscope.cli.flags import example_run
 from headscope.errors import BadInput, CannotWrite, ResourceMissing
 from headscope.heads import HeadSet
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.synthetic import synthetic_run
 
 EXAMPLE = example_run()
 
@@ -178,7 +179,7 @@ def test_mha2mla_keeps_the_rotary_pairs_with_the_largest_scores(small: Run, tmp_
 def test_csv_latex_and_json_hold_the_scores(example: Run, tmp_path: Path) -> None:
     path = example.export("csv", tmp_path / "m.csv", "retrieval", "base")
     rows = [*csv.DictReader(path.open())]
-    assert np.array([float(row["score"]) for row in rows]).reshape(30, 9) == pytest.approx(retrieval(example))
+    assert np.array([float(row["retrieval"]) for row in rows]).reshape(30, 9) == pytest.approx(retrieval(example))
     best = example.top_heads("retrieval", 5, "base")
     text = example.export("latex", tmp_path / "m.tex", "retrieval", "base", top=5).read_text()
     rows = [line.split(" & ") for line in text.splitlines() if line[0].isdecimal()]
@@ -203,6 +204,19 @@ def test_exported_longrope_gives_the_frequencies_of_the_model(small: Run, tmp_pa
     ]
     assert rotary.inv_freq.tolist() == pytest.approx(thetas.tolist(), rel=1e-5)
     assert rotary.attention_scaling**2 == pytest.approx(1.21)
+
+
+def test_a_csv_has_a_column_for_each_of_several_scores(example: Run, tmp_path: Path) -> None:
+    table = pd.read_csv(example.export("csv", tmp_path / "m.csv", "retrieval,cov", "base"))
+    base = example.heads[example.heads["model"] == "base"].sort_values(["layer", "head"])
+    assert [*table] == ["layer", "head", "kv_group", "retrieval", "cov"]
+    for name in ("layer", "head", "kv_group", "retrieval", "cov"):
+        assert table[name].to_numpy() == pytest.approx(base[name].to_numpy())
+    with pytest.raises(BadInput, match="several scores: retrieval, cov"):
+        scores.read(tmp_path / "m.csv")
+    with pytest.raises(BadInput, match="'cov' is given twice"):
+        example.export("csv", tmp_path / "twice.csv", "cov, cov", "base")
+    assert not (tmp_path / "twice.csv").exists()
 
 
 # Reading -----------------------------------------------------------------------------------------------------------

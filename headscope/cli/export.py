@@ -23,8 +23,8 @@ def export(
         str | None,
         typer.Option(
             "--score",
-            help="Column of the per-head table, such as retrieval or ess2_2048; for mha2mla mean_abs, rms or "
-            "norm_product of rotary pairs; not for longrope.",
+            help="Column of the per-head table, such as retrieval or ess2_2048; for csv also several, separated by "
+            "commas; for mha2mla mean_abs, rms or norm_product of rotary pairs; not for longrope.",
         ),
     ] = None,
     model: Annotated[

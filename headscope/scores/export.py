@@ -9,11 +9,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pandas as pd
 import yaml
 
 from headscope import user_input
@@ -79,7 +80,8 @@ def export_scores(
 ) -> Path:
     """Write a score of all heads of one model to `out`, which must not exist yet, and return it.
 
-    `score` is a column of `run.heads`; for mha2mla a column of `run.pairs`; longrope needs none. `options` are fields
+    `score` is a column of `run.heads`, for csv also several with commas between them; for mha2mla a column of
+    `run.pairs`; longrope needs none. `options` are fields
     of `ExportOptions`. Raises BadInput for what the run or the format lacks, CannotWrite if `out` cannot be written;
     nothing is written then.
     """
@@ -257,8 +259,21 @@ def _longrope(run: RunTables, score: str, model: str | None, options: ExportOpti
 
 
 def _csv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
-    scores = HeadScores.from_run(run, score, model)
-    return {"": scores.table.to_csv(index=False).encode(), "headscope.json": _origin(scores)}
+    columns = [HeadScores.from_run(run, name.strip(), model) for name in score.split(",")]
+    names = [scores.name for scores in columns]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise BadInput(f"score '{min(repeated)}' is given twice: {score}. Give every score once")
+    table = pd.concat(
+        [
+            columns[0].table[["layer", "head", "kv_group"]],
+            *(scores.table["score"].rename(scores.name) for scores in columns),
+        ],
+        axis=1,
+    )
+    return {
+        "": table.to_csv(index=False).encode(),
+        "headscope.json": _origin(replace(columns[0], name=", ".join(names))),
+    }
 
 
 def _latex(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
@@ -306,7 +321,7 @@ FORMATS: Mapping[str, Format] = {
     "longrope": Format(
         "rope_parameters of type longrope, if all heads share their frequencies", _longrope, needs_score=False
     ),
-    "csv": Format("all heads: layer, head, kv_group, score", _csv),
+    "csv": Format("all heads: layer, head, kv_group and a column for each score", _csv),
     "latex": Format("a table of the best heads", _latex, ("top",)),
     "json": Format("the best heads as a HeadSet of headscope", _head_set, ("top",)),
 }

@@ -5,7 +5,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,19 +137,32 @@ def _read_tsv(file: Path, source: Path) -> HeadScores:
 def _read_csv(file: Path) -> HeadScores:
     text = read_text_file(file, f"scores '{file}'")
     try:
-        lines = [*csv.DictReader(io.StringIO(text, newline=""))]
-        rows = [(int(line["layer"]), int(line["head"]), float(line["score"])) for line in lines]
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        lines = [*reader]
+        name = _score_column(reader.fieldnames or (), file)
+        rows = [(int(line["layer"]), int(line["head"]), float(line[name])) for line in lines]
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadInput(
             f"scores '{file}' cannot be read ({' '.join(str(error).split())[:200]}). The file needs the columns layer, "
-            "head and score, separated by commas, with numbers"
+            "head and score, separated by commas, with numbers; score may have another name"
         ) from error
     models = {line.get("model") or "" for line in lines}
     if len(models) > 1:
         raise BadInput(
             f"scores '{file}' belong to several models: {', '.join(sorted(models))}. Keep the rows of one model"
         )
-    return replace(_scores(rows, file.stem, file), model="".join(models))
+    scores_name = file.stem if name == "score" else name
+    return replace(_scores(rows, scores_name, file), model="".join(models))
+
+
+def _score_column(columns: Iterable[str], file: Path) -> str:
+    """The column of the scores: "score", or the only one that does not say which head of which model a row is about."""
+    names = [name for name in columns if name not in ("model", "layer", "head", "kv_group")]
+    if "score" in names:
+        return "score"
+    if len(names) > 1:
+        raise BadInput(f"scores '{file}' has several scores: {', '.join(names)}. Keep the column of one of them")
+    return names[0] if names else "score"
 
 
 def _scores(rows: list[Any], name: str, source: Path, per_group: bool = False) -> HeadScores:

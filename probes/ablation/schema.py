@@ -1,19 +1,14 @@
-"""Options, stored tables and synthetic rows of the ablation probe."""
+"""Options and stored tables of the ablation probe."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
 
 from headscope.heads import HeadSet, format_head
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights, WeightDigests
 from headscope.prompts.pair_sets import unused_pair_options
-from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
 from headscope.study.config import MultilineOptions
 
 KINDS = ("zero", "mean", "resample", "streaming")
@@ -199,22 +194,3 @@ ABLATION_SETS = Table(
     ),
 )
 TABLES = (ABLATION, ABLATION_SETS)
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell per prompt; heads with growth near 0 matter most."""
-    for number in range(sizes.docs):
-        rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
-        keys["metric_before"] = -1.0
-        blocks, sets = [], []
-        for kind in KINDS:
-            change = -np.exp(-12 * sizes.heads["growth"]) + rng.normal(0, 0.02, len(sizes.heads))
-            blocks.append(sizes.heads.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
-            after = np.array([-3.0, -1.1, -1.1]) + rng.normal(0, 0.05, 3)
-            sets.append(pd.DataFrame({"kind": kind, "draw": range(3), "size": 2, "metric_after": after}))
-        tables = {"ablation": blocks, "ablation_sets": sets}
-        yield (
-            f"ioi {number}",
-            {name: pd.concat(parts, ignore_index=True).assign(**keys) for name, parts in tables.items()},
-        )
