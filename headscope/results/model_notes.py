@@ -40,9 +40,9 @@ _SENTENCES = {
     "{native_context:,}, without a position scheme that extends its context. Its results at {context_length:,} tokens "
     "are outside its trained range",
     "models.contexts": "{model} was measured inside {contexts:words}, so its results are those of the changed model",
-    "models.compatibility_mode": "{model} is a TransformerBridge in compatibility mode: TransformerLens folded and centred "
-    "its weights. Logits, patching and ablation are those of the original model up to a constant; norms and matrices of "
-    "weights are not",
+    "models.compatibility_mode": "{model} is a TransformerBridge in compatibility mode: TransformerLens folded and "
+    "centred its weights. Logits, patching and ablation are those of the original model up to a constant; norms and "
+    "matrices of its weights are not",
     "models.hooks": "{model} ran with {hooks:words}: hooks and functions of the user, which may change its results",
     "models.int8": "{model} is quantised by LLM.int8, which rounds the activations of a whole pass together: the same "
     "prompt gives different logits in another pass. Small differences are noise",
