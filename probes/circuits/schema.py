@@ -152,11 +152,11 @@ HEAD_CIRCUITS = Table(
             "copying_uncentred",
             "value",
             "",
-            "the same without subtracting that mean, as TransformerLens counts without center_unembed; runs of earlier "
-            "versions lack it",
-            -1,
+            "the same without subtracting that mean, as TransformerLens counts without center_unembed; -2 in runs "
+            "of earlier versions, which lack it",
+            -2,
             1,
-            absent=float("nan"),
+            absent=-2,
         ),
         Column("ov_norm", "value", "", "Frobenius norm of W_OV, norm gains folded in", 0),
         Column("qk_norm", "value", "", "Frobenius norm of W_QK at distance 0, without the scale of the logits", 0),
