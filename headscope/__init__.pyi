@@ -9,6 +9,8 @@ from .api import compare as compare
 from .api import run_study as run_study
 from .forward.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
+from .decomposition.head_matrices import HeadMatrices as HeadMatrices
+from .decomposition.head_matrices import head_matrices as head_matrices
 from .forward.steering import steered as steered
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
@@ -35,6 +37,7 @@ def measure(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -57,6 +60,7 @@ def patterns(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -82,6 +86,7 @@ def adapt(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -175,11 +180,16 @@ def detectors(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
     periods: Sequence[int] = ...,
     sequences: int = 8,
+    prompt: str | Sequence[str] | None = None,
+    tokens: str | Sequence[Sequence[int]] | None = None,
+    pattern: Any = None,
+    exclude_first: bool = False,
 ) -> Run:
     """Score heads as previous-token, current-token, first-token, duplicate-token and induction heads."""
 
@@ -193,6 +203,7 @@ def circuits(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -221,6 +232,7 @@ def attribution(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -245,6 +257,7 @@ def needle(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -254,13 +267,16 @@ def needle(
     needles: int = 6,
     kind: Literal["literal", "indirect", "both"] = "literal",
     file: str | None = None,
+    haystacks: Sequence[str] = ...,
     seeds: int = 1,
     mode: Literal["strict", "wu"] = "strict",
     template: Literal["prefix", "plain", "chat"] = "prefix",
     attribution: bool = False,
     ablate_top: Sequence[int] = ...,
     rank_by: Literal["copies", "attribution"] = "copies",
-    ablation: Sequence[Literal["zero", "mean"]] = ...,
+    heads: str | None = None,
+    weights: Literal["same", "any"] = "same",
+    ablation: Sequence[Literal["zero", "mean", "uniform"]] = ...,
     draws: int = 5,
 ) -> Run:
     """Test whether the model retrieves a fact hidden in a long text, and score the heads that copy it."""
@@ -273,6 +289,7 @@ def evaluate(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -293,6 +310,7 @@ def influence(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -324,6 +342,7 @@ def patch(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -353,6 +372,7 @@ def paths(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -385,6 +405,7 @@ def ablate(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -443,6 +464,7 @@ def import_scores(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -461,6 +483,7 @@ def budget(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
