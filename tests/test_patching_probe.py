@@ -304,7 +304,7 @@ def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path
         ("--verify-random has no effect here: it selects", {}, ("--method", "exact", "--verify-random", 2)),
         ("--length has no effect here: it is for induction and needle", {}, ("--length", 64)),
         ("--count has no effect here: every pair of a file is used", {}, ("--count", 8)),
-        ("--heads has no effect here: mlp_out is of whole layers", {}, ("--activation", "mlp_out", "--heads", "L1H0")),
+        ("has no effect here: mlp_out is of whole layers", {}, ("--activation", "mlp_out", "--heads", "L1H0")),
         ("has no head L9H0", {}, ("--heads", "L9H0")),
         ("'L1' is not a head", {}, ("--heads", "L1")),
         ("--verify-top must be an integer", {}, ("--verify-top", "some")),
