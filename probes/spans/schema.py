@@ -6,6 +6,9 @@ from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_clas
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Lengths, PromptOptions
 
+WHOLE_PROMPT = "prompt"
+"""Name of the whole prompt in the table of lookback ratios."""
+
 
 class SpansOptions(PromptOptions):
     """Attention between named parts of prompts, and between classes of tokens."""
