@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headscope.bench.synthetic_run import Sizes, synthetic_run
 from headscope.errors import ResourceMissing
-from headscope.runs.synthetic import synthetic_run
 
 CLICK_COUNT = 10
 # Waits until the page of that title has drawn its visible charts, then all of them; times are on the page's own clock.
@@ -50,8 +50,8 @@ def measure_all(example: Path) -> Iterator[dict[str, Any]]:
     """Loading times on the runs in `example`, and on a synthetic run of 1,024 heads x 64 pairs x 4 models."""
     yield from measure_waits("shipped example", example)
     with tempfile.TemporaryDirectory() as folder:
-        models = ("a", "b", "c", "d")
-        synthetic_run(Path(folder), models, layers=32, heads=32, groups=8, pairs=64, lengths=(8192,), docs=2)
+        sizes = Sizes(layers=32, heads=32, groups=8, pairs=64, lengths=(8192,), docs=2)
+        synthetic_run(Path(folder), ("a", "b", "c", "d"), sizes)
         yield from measure_waits("1,024 heads x 64 pairs x 4 models", Path(folder))
 
 

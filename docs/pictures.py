@@ -1,4 +1,4 @@
-"""Draws the labelled pictures of docs/how-to-read.md, from the shipped runs and one small measurement.
+"""Draws the labelled pictures of docs/how-to-read.md and docs/answers.md, from shipped runs and two small ones.
 
 Needs the extra `export` and Chromium.
 
@@ -22,8 +22,10 @@ EXAMPLES = Path(hs.__file__).parent / "examples"
 WIDTH = 760
 Place = tuple[float, float]
 """Where a number stands: x and y as shares of the plot area, which begins at the lower left."""
-MAPS = "maps"
-"""Name of the run of attention maps, measured here because its blocks are smaller than those of the shipped run."""
+MAPS, ANSWER = "maps", "answer"
+"""Names of the runs that are measured here: of attention maps, whose blocks are smaller than those of the shipped run,
+and of the answer to a prompt."""
+PROMPT = "When Mary and John went to the store, John gave a drink to"
 HEADS = {"example": (18, 6), MAPS: (4, 4)}
 """The head whose page is also searched for charts, by run."""
 PICTURES: dict[str, tuple[str, str, list[Place]]] = {
@@ -43,14 +45,19 @@ PICTURES: dict[str, tuple[str, str, list[Place]]] = {
     "map": (MAPS, "Attention map of layer 4, head 4", [(0.004, 0.62), (0.51, 0.3), (0.34, 0.245)]),
     "composition": ("circuits", "K-composition by layer: base", [(0.5, 0.62), (0.09, 0.06), (1.1, 0.5)]),
     "qk": ("circuits", "What writes the logits of L18H6: base", [(0.92, 0.905), (0.03, 0.62), (0.36, 0.94)]),
+    "answer": (
+        ANSWER,
+        "' Mary' − ' John' by layer and row",
+        [(0.965, 0.6), (0.965, 0.79), (0.75, 0.985), (0.035, 0.62)],
+    ),
     "training": (
         "from-scratch",
         "Effective length at 512 during training, by layer",
         [(0.06, 0.87), (0.06, 0.2), (0.24, 0.34)],
     ),
 }
-"""For each picture the shipped run (or `MAPS`), the beginning of the chart's title, and the places of the numbers
-1, 2, ..."""
+"""For each picture the shipped run (or `MAPS`, `ANSWER`), the beginning of the chart's title, and the places of the
+numbers 1, 2, ..."""
 
 
 def main() -> None:
@@ -79,6 +86,10 @@ def _open_run(name: str, folder: str) -> hs.Run:
     if name == MAPS:
         run: hs.Run = hs.patterns("smollm2-135m", lengths=[1024], docs=1, map=True, out=folder, quiet=True)
         return run
+    if name == ANSWER:
+        answers = {"prompt": PROMPT, "answer": " Mary", "wrong": " John"}
+        of_answer: hs.Run = hs.attribution("smollm2-135m", **answers, out=folder, quiet=True)
+        return of_answer
     return hs.Run.open(next(EXAMPLES.glob(f"*-{name}-????????")))
 
 

@@ -9,6 +9,7 @@ from .api import compare as compare
 from .api import run_study as run_study
 from .forward.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
+from .forward.steering import steered as steered
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
 from .positions.attach import attached as attached
@@ -203,8 +204,13 @@ def attribution(
     prompt_file: str | None = None,
     template: bool = False,
     lengths: Sequence[int] = ...,
+    answer: str | None = None,
+    wrong: str | None = None,
+    pairs: Sequence[str] | None = None,
+    count: int = 32,
 ) -> Run:
-    """Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token."""
+    """Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token or of
+    an answer."""
 
 def needle(
     model: ModelSource | Mapping[str, ModelSource],

@@ -5,7 +5,8 @@ and exits with its `exit_code`. Any other exception is a bug and keeps its trace
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from string import Formatter
 
 
 class HeadscopeError(Exception):
@@ -16,6 +17,65 @@ class HeadscopeError(Exception):
 
 class BadInput(HeadscopeError):
     """A value from the user cannot be used: a flag, a model spec, a study file, a text."""
+
+
+class OptionName(str):
+    """The name of an option among the values of an OptionError."""
+
+
+class OptionError(ValueError):
+    """Options that cannot be used together, or a value that the others exclude.
+
+    `template` names an option as {name}; `values` fill its other placeholders, an OptionName as an option. A study file
+    and Python call an option 'name', the command line --name.
+    """
+
+    def __init__(self, template: str, **values: object) -> None:
+        super().__init__(template)
+        self.template, self.values = template, values
+
+    def describe(self, name_option: Callable[[str], str]) -> str:
+        """The message, with the options named by this function."""
+        fields = {name for _, name, _, _ in Formatter().parse(self.template) if name}
+        values = {name: self.values.get(name, OptionName(name)) for name in fields}
+        return self.template.format_map(
+            {name: name_option(value) if isinstance(value, OptionName) else value for name, value in values.items()}
+        )
+
+    def __str__(self) -> str:
+        return self.describe(quote_option)
+
+
+class BadOption(BadInput):
+    """A mistake in the options of a study.
+
+    `source` is where they come from, `path` the keys and indices that lead to the option or to the probe, and `fault`
+    is a check that failed, or text that continues a sentence after the path.
+    """
+
+    def __init__(self, source: str, path: tuple[str | int, ...], fault: str | OptionError) -> None:
+        super().__init__(source, path, fault)
+        self.source, self.path, self.fault = source, path, fault
+
+    @property
+    def key(self) -> str:
+        """The option as a study file spells it: measure.lengths."""
+        return ".".join(step for step in self.path if isinstance(step, str))
+
+    def describe(self, name_option: Callable[[str], str], subject: str) -> str:
+        """The message about this subject, with other options named by this function."""
+        if isinstance(self.fault, str):
+            return f"{subject}{self.fault}"
+        return f"{subject}{': ' if subject else ''}{self.fault.describe(name_option)}"
+
+    def __str__(self) -> str:
+        text = self.describe(quote_option, ".".join(map(str, self.path)))
+        return f"{self.source}: {text}" if self.source else text
+
+
+def quote_option(name: str) -> str:
+    """The option in quotes, as messages about a study file name it."""
+    return f"'{name}'"
 
 
 class UnsupportedModel(BadInput):

@@ -7,7 +7,8 @@ Names are imported on first use: importing this module loads neither torch nor p
 
 - Declaration: `Probe` and `API_VERSION`, which increases when a name here is removed or changes its meaning.
 - Options: `Options` is the base class of a probe's options, `Lengths` the type of a list of context lengths, `BadInput`
-  the error for a value that cannot be used.
+  the error for a value that cannot be used; validators of options raise ValueError, or `OptionError` with `OptionName`
+  to name an option as a flag or as a key.
 - Tables: `Table`, `Column` and `key` declare stored tables; MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, PAIR, VISIBLE and
   DISTANCE are the key columns that tables share; `Rows` is the type of table rows.
 - Runners: a `ProbeRunner` turns each `Cell` into rows; an `ObservingRunner` gives each cell a `TextPass` and an

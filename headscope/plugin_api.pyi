@@ -1,5 +1,7 @@
 from .attention.record import AttentionRecord as AttentionRecord
 from .errors import BadInput as BadInput
+from .errors import OptionError as OptionError
+from .errors import OptionName as OptionName
 from .forward.capture import CapturedLayers as CapturedLayers
 from .forward.capture import capturing as capturing
 from .forward.observe import FinishedPass as FinishedPass

@@ -10,12 +10,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Role, Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from headscope.study.cells import ObservingRunner, ProbeRunner
     from headscope.study.config import Options
     from headscope.study.context import StudyContext
@@ -83,7 +81,8 @@ class Probe:
     def statistics(self) -> "Mapping[str, Statistic]":
         """How to show its columns of the per-head and per-model tables, by name.
 
-        Names must be new, and must not end in _low, _high, _diff, _method or _<number>: those endings have a meaning.
+        Names must be new. A statistic also owns its name with _low, _high (its interval) and _method, and, if it is
+        declared `by_length`, with _<number>.
         """
         return {}
 
@@ -164,11 +163,7 @@ class Probe:
         """
         raise NotImplementedError(f"probe '{self.name}' has no explorer")
 
-    # Tests and timings -----------------------------------------------------------------------------------------------
-
-    def synthetic_rows(self, sizes: "Sizes", model: str, number: int) -> "Iterable[tuple[str, Mapping[str, Rows]]]":
-        """Random rows of a model, for tests and timings."""
-        return ()
+    # Timings --------------------------------------------------------------------------------------------------------
 
     def bench(self, model: "Model", max_length: int) -> "Mapping[str, Callable[[], object]]":
         """Functions to time up to a context length, by name; the first is the reference for the others."""

@@ -126,7 +126,7 @@ def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
         (["2.g0"], "zero", "is a KV group"),
         (["head"], "zero", "'head' is not a head"),
         ("capital", "zero", "'capital' is not a head"),
-        ([], "zero", "no heads to ablate"),
+        ([], "zero", "no heads are named"),
         (["L0H0"], "maen", r"unknown ablation 'maen' (did you mean 'mean'?). Use one of: zero, mean, resample"),
     ],
 )

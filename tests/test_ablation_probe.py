@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from support import families
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
@@ -26,7 +27,6 @@ from headscope.runs.arrow import add_absent_columns
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 from support.app_pages import wait_until_drawn
+from support.synthetic_runs import synthetic_run
 
 from dashboards.layout import all_pages
 from headscope.cli.flags import EXAMPLES, example_run
-from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these

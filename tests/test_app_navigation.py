@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from support.synthetic_runs import synthetic_run
 from werkzeug.serving import make_server
 
 from dashboards.app import create_app
 from dashboards.view_state import ViewState
 from headscope.plots import style
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 MIDDLE_OF_PLOT = """plot => {
   const box = plot.getBoundingClientRect(), {xaxis, yaxis} = plot._fullLayout;

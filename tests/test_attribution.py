@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import families
 from support.naive_attribution import head_contributions
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -27,7 +28,6 @@ from headscope.rendering import assembly
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.attribution import report, results
 from probes.circuits.run import circuit_rows
@@ -248,10 +248,16 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     assert np.mean([*logit.by_sample.values()]) == pytest.approx(logit.value)
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 2, 3)}
     assert "Direct logit attribution of layer 2, head 3" in titles
-    (ranks,) = results.head_results(run, "base", 2, 3)
+    ranks, ranks_of_answer = results.head_results(run, "base", 2, 3)
     assert sentence(ranks).startswith("Rank by direct logit attribution (next token)")
+    assert sentence(ranks_of_answer).startswith("Rank by direct logit attribution (answer)")
     counts = {group.heading: len([*group.charts]) for group in report.charts(assembly.render_context(run))}
-    assert counts == {"Contribution of each head to the next token's logit": 2, "Terms of the logit by layer": 2}
+    assert counts == {
+        "Contribution of each head to the next token's logit": 2,
+        "Terms of the logit by layer": 2,
+        "What each layer adds to the answer": 5,
+        "What each head adds to the answer": 2,
+    }
 
 
 def test_bad_options_give_one_line() -> None:

@@ -191,6 +191,14 @@ def test_a_step_of_the_bench_of_scale_measures_itself(tmp_path: Path) -> None:
     assert clock.measured["megabytes"] >= 0
 
 
+@pytest.mark.slow
+def test_steps_of_the_bench_of_scale_share_a_folder_and_measure_their_own_memory(tmp_path: Path) -> None:
+    """A process that measures begins with a larger parent, whose memory must not count."""
+    ballast = np.ones(100_000_000)
+    steps = [scale._run_step(step, 1, tmp_path) for step in ("report", "first head page")]
+    assert all(0 < step["megabytes"] < ballast.nbytes / 1e6 for step in steps)
+
+
 SMALL_SHAPE = {
     "hidden_size": 32,
     "num_hidden_layers": 1,

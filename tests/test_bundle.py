@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from support.synthetic_runs import synthetic_run
 
 from headscope.cli import bundle
 from headscope.cli.site_pages import Address, SitePages
@@ -23,7 +24,6 @@ from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 HOSTILE = '</script><b title="x">&amp;'
 LAYERS, HEADS = 2, 2
@@ -72,7 +72,13 @@ class Parsed(HTMLParser):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two models of which little was measured, to be drawn quickly."""
     synthetic = synthetic_run(
-        tmp_path_factory.mktemp("runs"), ("base", HOSTILE), LAYERS, HEADS, groups=2, pairs=4, lengths=(256,), docs=2
+        tmp_path_factory.mktemp("runs"),
+        models=("base", HOSTILE),
+        layers=LAYERS,
+        heads=HEADS,
+        pairs=4,
+        lengths=(256,),
+        docs=2,
     )
     tables = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
     write_manifest(synthetic.path, {**synthetic.manifest, "tables": tables})

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.fake_runs import AFTER, BEFORE, DOCUMENTS, QUESTIONS, fake_run, mean_of
+from support.synthetic_runs import synthetic_run
 
 import headscope as hs
 from headscope.errors import BadInput, CannotWrite
@@ -21,7 +22,6 @@ from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import torch
 from support import families
 from support.dense_circuits import DenseHead, dense_heads
 from support.measure_laws import geometry_of, random_record
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import contents, save_checkpoint, save_texts
 
 import headscope as hs
@@ -28,7 +29,6 @@ from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
 from probes.circuits.analysis import mean_contributions

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from headscope.rendering.run_results import claim_table
 from headscope.rendering.run_results import claims as claims_among
@@ -13,7 +14,6 @@ from headscope.results import words
 from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.paper_page import comparison_page
 from probes.adapt.results import results

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 from support import families
+from support.synthetic_runs import synthetic_run
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
@@ -23,7 +24,6 @@ from headscope.cli.app import app
 from headscope.cli.command_groups import ProbeCommand, command_groups
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve_schedule
-from headscope.runs.synthetic import synthetic_run
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 """A text of a few thousand tokens."""

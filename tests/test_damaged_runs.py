@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import small_runs
+from support.synthetic_runs import synthetic_run
 
 from dashboards.app import create_app
 from dashboards.layout import empty_page, resolve_url
@@ -25,7 +26,6 @@ from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.runs.writer import RunWriter
 
 FLIPPED = ("attention", "pairs", "distance", "nll", "retrieval")

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from dash import dcc, html
 from support.example_probes import Broken, Foreign, Late, Torn, WithoutTab, WithPage
+from support.synthetic_runs import synthetic_run
 
 from dashboards import export
 from dashboards.app import _describe_opened_run, create_app
@@ -20,6 +21,7 @@ from dashboards.pages import checkpoints, compare, probe
 from dashboards.run_store import current_store
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
+from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BrokenProbe
 from headscope.probe import Probe
 from headscope.rendering import assembly, similar_heads
@@ -28,7 +30,6 @@ from headscope.rendering.blocks import Chart, HeadTable, Links, PageContent, Tex
 from headscope.results.questions import questions
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
 PATHS = [page.PATH for page in all_pages()]

@@ -17,13 +17,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from support.app_pages import VISIBLE_DRAWN, set_display, wait_until_drawn
 from support.full_run import whole_run
+from support.synthetic_runs import synthetic_run
 
 from dashboards.layout import all_pages
 from headscope.cli.flags import example_run
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
 from headscope.runs.summary import heads_of_model
-from headscope.runs.synthetic import synthetic_run
 
 EXAMPLE = example_run()
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from support.synthetic_runs import synthetic_run
 
 from dashboards.app import create_app
 from dashboards.request_checks import CALLBACK_PATH
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 SHOW = "..content.children...controls.children...page-state.data.."
 BODY: dict[str, Any] = {

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from flask.testing import FlaskClient
+from support.synthetic_runs import synthetic_run
 
 from dashboards import export
 from dashboards.app import MAX_REQUEST_BYTES, create_app
@@ -17,7 +18,6 @@ from headscope.plots import head_matrices as head_figures
 from headscope.rendering.blocks import Chart
 from headscope.runs.column_metadata import format_number, is_role_measured
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 TINY = {"layers": 3, "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from playwright.sync_api import Browser, Page, expect
+from support.synthetic_runs import synthetic_run
 from werkzeug.serving import make_server
 
 from dashboards.app import create_app
@@ -26,7 +27,6 @@ from headscope.rendering.blocks import Chart
 from headscope.runs.notes import MAX_NOTE, RunNotes, read_notes, write_notes
 from headscope.runs.run import Run, run_progress
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 
 OWN_PAGE = {"base_url": "http://127.0.0.1:8050", "headers": {"Origin": "http://127.0.0.1:8050"}}
 

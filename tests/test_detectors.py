@@ -10,6 +10,7 @@ import torch
 from scipy.special import stdtrit
 from support import eager_reference, families
 from support.measure_laws import full_pass_record, geometry_of
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, tokenizer
 from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
@@ -28,7 +29,6 @@ from headscope.results.words import sentence
 from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.summary import model_table
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.detectors import report, results
 from probes.detectors.analysis import KIND_COLUMNS

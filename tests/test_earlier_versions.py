@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.synthetic_runs import synthetic_run
 
 import headscope
 from headscope import plugins
@@ -19,7 +20,6 @@ from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 
 RENAMED = [

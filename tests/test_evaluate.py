@@ -16,6 +16,7 @@ from lm_eval.tasks import manager
 from scipy import stats
 from support.adapters import noisy
 from support.harness_tasks import QUESTIONS, write_colours, write_task
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint
 
 from headscope.errors import BadInput, Interrupted, ResourceMissing
@@ -27,7 +28,6 @@ from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.runs.summary import model_table
-from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from headscope.tasks import harness

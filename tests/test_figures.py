@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 from plotly.colors import unlabel_rgb
 from scipy.stats import t
+from support.synthetic_runs import synthetic_run
 
 from headscope.bins import bin_center
 from headscope.plots import (
     axes,
     effective_length,
+    head_matrices,
     head_scatter,
-    heads,
     highlight,
     layers,
     learned_frequencies,
@@ -25,7 +26,6 @@ from headscope.plots import (
     style,
 )
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def figure_text(figure) -> str:
 
 
 def test_matrix_shows_every_head_with_log_colour_and_its_value_and_unit_on_hover(run: Run) -> None:
-    figure = heads.plot_matrix(run.heads, "ess2_1024", "yarn")
+    figure = head_matrices.plot_matrix(run.heads, "ess2_1024", "yarn")
     trace = figure.data[0]
     row = run.heads.query("model == 'yarn' and layer == 2 and head == 5").iloc[0]
     assert trace.z.shape == (4, 6)
@@ -51,19 +51,19 @@ def test_matrix_shows_every_head_with_log_colour_and_its_value_and_unit_on_hover
 
 def test_change_is_a_ratio_for_lengths_and_a_difference_otherwise(run: Run) -> None:
     table = run.heads.set_index(["model", "layer", "head"])
-    ratio = heads.plot_change(run.heads, "ess2_1024", "yarn", "base").data[0]
+    ratio = head_matrices.plot_change(run.heads, "ess2_1024", "yarn", "base").data[0]
     expected = table.loc[("yarn", 1, 3), "ess2_1024"] / table.loc[("base", 1, 3), "ess2_1024"]
     assert ratio.customdata[1][3][3] == pytest.approx(expected)
     assert ratio.z[1][3] == pytest.approx(np.log10(expected))
     assert ratio.zmin == -ratio.zmax
-    difference = heads.plot_change(run.heads, "growth", "yarn", "base").data[0]
+    difference = head_matrices.plot_change(run.heads, "growth", "yarn", "base").data[0]
     assert difference.z[0][1] == pytest.approx(
         table.loc[("yarn", 0, 1), "growth"] - table.loc[("base", 0, 1), "growth"]
     )
 
 
 def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> None:
-    boxes = [trace for trace in heads.plot_distribution(run.heads, "cov").data if trace.type == "box"]
+    boxes = [trace for trace in head_matrices.plot_distribution(run.heads, "cov").data if trace.type == "box"]
     values = run.heads.loc[run.heads["model"] == "base", "cov"]
     box_values = [boxes[0][key][0] for key in ("lowerfence", "q1", "median", "q3", "upperfence", "mean")]
     assert box_values == pytest.approx([*values.quantile([0, 0.25, 0.5, 0.75, 1]), values.mean()])
@@ -159,13 +159,13 @@ def test_layers_are_ranked_by_rms_change_which_opposite_signs_do_not_cancel(run:
 
 
 def test_matrices_of_all_models_share_one_scale_and_signed_ones_are_symmetric(run: Run) -> None:
-    pair = [heads.plot_matrix(run.heads, "growth", model).data[0] for model in ("base", "adarope")]
+    pair = [head_matrices.plot_matrix(run.heads, "growth", model).data[0] for model in ("base", "adarope")]
     assert len({(trace.zmin, trace.zmax) for trace in pair}) == 1
-    changes = [heads.plot_change(run.heads, "growth", model, "base").data[0] for model in ("yarn", "adarope")]
+    changes = [head_matrices.plot_change(run.heads, "growth", model, "base").data[0] for model in ("yarn", "adarope")]
     assert len({(trace.zmin, trace.zmax) for trace in changes}) == 1
-    signed = heads.plot_matrix(run.heads, "influence_joint", "adarope").data[0]
+    signed = head_matrices.plot_matrix(run.heads, "influence_joint", "adarope").data[0]
     assert signed.zmin == -signed.zmax
-    small = heads.plot_small_matrices(run.heads, "growth")
+    small = head_matrices.plot_small_matrices(run.heads, "growth")
     assert [trace.name for trace in small.data] == ["base", "yarn", "adarope"]
     assert small.layout.coloraxis.cmin == pair[0].zmin
     profiles = rotary.plot_pair_profiles(run.distance, 1, 2)
@@ -259,13 +259,13 @@ def test_loss_is_a_mean_over_documents_and_the_difference_is_paired(run: Run) ->
 @pytest.mark.parametrize(
     "figure",
     [
-        lambda frame: heads.plot_matrix(frame, "growth", "base"),
-        lambda frame: heads.plot_change(frame, "growth", "yarn", "base"),
-        lambda frame: heads.plot_distribution(frame, "cov"),
+        lambda frame: head_matrices.plot_matrix(frame, "growth", "base"),
+        lambda frame: head_matrices.plot_change(frame, "growth", "yarn", "base"),
+        lambda frame: head_matrices.plot_distribution(frame, "cov"),
         lambda frame: head_scatter.plot_against_baseline(frame, "ess2_1024", "base"),
         lambda frame: effective_length.plot_effective_length(frame, [(0, 0)]),
         lambda frame: rank_shift.plot_rank_shift(frame, "growth", "base"),
-        lambda frame: heads.plot_small_matrices(frame, "growth"),
+        lambda frame: head_matrices.plot_small_matrices(frame, "growth"),
         lambda frame: learned_frequencies.plot_layers_by_change(frame, "base"),
         lambda frame: rotary.plot_pair_profiles(frame, 0, 0),
         lambda frame: rotary.plot_logit_by_distance(frame, 0, 0),
@@ -307,8 +307,8 @@ def test_labels_cannot_inject_html_into_a_figure(run: Run) -> None:
     hostile = '<a href="https://example.org">x</a>'
     table = run.heads.assign(model=run.heads["model"].cat.rename_categories({"base": hostile}))
     for figure in (
-        heads.plot_matrix(table, "growth", hostile),
-        heads.plot_distribution(table),
+        head_matrices.plot_matrix(table, "growth", hostile),
+        head_matrices.plot_distribution(table),
         head_scatter.plot_against_baseline(table, "growth", hostile),
     ):
         assert "&lt;a href" in figure.to_json()
@@ -333,8 +333,8 @@ def test_plots_import_neither_torch_nor_transformers() -> None:
 def test_selected_heads_are_framed_in_every_matrix_and_the_axes_stay(run: Run) -> None:
     selected_heads = {(0, 5), (3, 0)}  # at the ends of both axes
     for figure, panels in (
-        (heads.plot_matrix(run.heads, "cov", "base"), 1),
-        (heads.plot_small_matrices(run.heads, "cov"), 3),
+        (head_matrices.plot_matrix(run.heads, "cov", "base"), 1),
+        (head_matrices.plot_small_matrices(run.heads, "cov"), 3),
     ):
         highlight.highlight_heads(figure, selected_heads)
         frames = [trace for trace in figure.data if trace.type == "scatter"]

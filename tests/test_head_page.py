@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
@@ -23,7 +24,6 @@ from headscope.runs.head_profiles import (
 )
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import default_models_with
-from headscope.runs.synthetic import synthetic_run
 from probes.patterns import maps, similarity
 from probes.patterns.analysis import stored_queries, top_keys
 

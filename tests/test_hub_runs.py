@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.hub_server import Hub
-
-from headscope.runs.synthetic import synthetic_run
+from support.synthetic_runs import synthetic_run
 
 SCRIPT = """
 import json, sys

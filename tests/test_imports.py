@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
+from support.synthetic_runs import synthetic_run
 
 from headscope import plugins
-from headscope.runs.synthetic import synthetic_run
 
 ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
@@ -22,6 +22,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "model_identity": {"errors"},
     "bins": set(),
     "streaming": set(),
+    "process_memory": set(),
     "user_input": {"errors"},
     "probe": set(),
     "lazy_names": set(),
@@ -90,6 +91,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     },
     "study": {
         "compat",
+        "process_memory",
         "errors",
         "kernels",
         "user_input",

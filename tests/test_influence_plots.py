@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from headscope.effects.agreement import agreements
 from headscope.effects.sweep import Effects, effects_table
@@ -13,7 +14,6 @@ from headscope.results import words
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic, statistics
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from probes.influence import band_plots, plots, report
 from probes.influence.analysis import all_sweeps, ranked_sets, set_sweeps, unit_sweeps
 from probes.influence.claims import claims

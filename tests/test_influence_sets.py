@@ -11,6 +11,7 @@ import torch
 import yaml
 from playwright.sync_api import Browser
 from support import families
+from support.synthetic_runs import synthetic_run
 from werkzeug.serving import make_server
 
 import headscope as hs
@@ -24,7 +25,6 @@ from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study

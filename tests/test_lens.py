@@ -12,6 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from dash import html
 from playwright.sync_api import Browser, Page, expect
+from support.synthetic_runs import synthetic_run
 from werkzeug.serving import make_server
 
 from dashboards import explorer_components, export
@@ -22,7 +23,6 @@ from headscope.rendering.blocks import Chart, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
 from headscope.rendering.token_spans import context_spans, shaded_tokens
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from probes.patterns import analysis
 from probes.patterns.lens import far_rows_table, lens_page, resolve_state
 

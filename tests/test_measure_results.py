@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t
+from support.synthetic_runs import synthetic_run
 
 from headscope.heads import format_head
 from headscope.results.collection import all_results
@@ -14,7 +15,6 @@ from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from probes.measure.results import head_results, results
 
 LENGTHS = (256, 512)

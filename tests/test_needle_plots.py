@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import spearmanr
+from support.synthetic_runs import synthetic_run
 
 from headscope.plots import head_matrices
 from headscope.rendering import assembly, html_page
@@ -13,7 +14,6 @@ from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.summary import model_table
-from headscope.runs.synthetic import synthetic_run
 from probes.needle import plots, report
 from probes.needle import results as needle_results
 from probes.needle.analysis import (

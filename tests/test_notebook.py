@@ -12,6 +12,7 @@ import plotly.io as pio
 import pytest
 from nbclient import NotebookClient
 from playwright.sync_api import Browser
+from support.synthetic_runs import synthetic_run
 
 from headscope.errors import BadInput, ResourceMissing
 from headscope.rendering import assembly, run_results
@@ -21,7 +22,6 @@ from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS
 from headscope.results.words import sentence
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.synthetic import synthetic_run
 
 MAX_BYTES = 300_000
 """Largest output of one cell."""

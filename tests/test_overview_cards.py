@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dash import html
+from support.synthetic_runs import synthetic_run
 
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
@@ -15,7 +16,6 @@ from headscope.rendering import assembly
 from headscope.rendering.blocks import Card
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture(scope="module")

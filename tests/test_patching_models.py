@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.effects.sweep import effects_table
 from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_manifest
 from headscope.runs.writer import RunWriter
 from probes.patching import analysis
 from probes.patching.model_changes import model_results

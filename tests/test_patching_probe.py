@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy.stats import false_discovery_control
 from support import families
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
@@ -24,7 +25,6 @@ from headscope.results.words import sentence
 from headscope.runs.aggregation import adjust_p_values
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
 import headscope as hs
@@ -22,7 +23,6 @@ from headscope.results.questions import questions
 from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import eager_reference, families
 from support.measure_laws import full_pass_record, geometry_of, random_record
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
@@ -36,7 +37,6 @@ from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
 from probes.patterns import analysis, report, results

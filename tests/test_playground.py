@@ -20,6 +20,7 @@ from flask import Flask
 from playwright.sync_api import Browser, Page, Route, expect
 from support import families
 from support.adapters import noisy
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from werkzeug.serving import make_server
@@ -39,7 +40,6 @@ from headscope.playground.prompt_predictions import PromptPrediction
 from headscope.positions.model import Model
 from headscope.rendering import assembly
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
 HEADS = [(0, 1), (1, 2)]

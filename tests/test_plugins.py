@@ -353,17 +353,31 @@ def declare_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
     statistics.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["norm_low", "norm_high", "norm_diff", "norm_16", "layer", "query_norm"])
+@pytest.mark.parametrize("name", ["query_norm_low", "query_norm_high", "query_norm_method", "layer", "query_norm"])
 def test_a_statistic_whose_name_means_something_else_is_left_out_with_one_line(
     name: str, declare_second: Callable[[str], dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`norm_low` is the low end of the interval of `norm`; the second probe that declares a name cannot replace it."""
+    """`query_norm_low` is the low end of the interval of `query_norm`; a second probe cannot replace a statistic."""
     assert declare_second(name) == {"query_norm": "first"}
     (record,) = caplog.records
     assert f"probe 'second': statistic '{name}' is left out: " in record.getMessage()
 
 
-@pytest.mark.parametrize("name", ["top_norm", "low", "norm_of_high_values", "diff_norm"])
+def test_a_statistic_whose_columns_have_the_name_of_another_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [
+        (type("Named", (Probe,), {"name": "first"})(), {"norm_16": Statistic("first", "", "")}),
+        (type("Named", (Probe,), {"name": "second"})(), {"norm": Statistic("second", "", "", by_length=True)}),
+    ]
+    monkeypatch.setattr(plugins, "call_parts", lambda part: iter(parts))
+    monkeypatch.setattr(plugins, "_reported", {})
+    statistics.cache_clear()
+    try:
+        assert {*statistics()} == {"norm_16"}
+    finally:
+        statistics.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["top_norm", "low", "norm_low", "norm_diff", "query_norm_16", "query_norm_diff"])
 def test_every_other_statistic_of_a_plugin_is_offered(
     name: str, declare_second: Callable[[str], dict[str, str]]
 ) -> None:

@@ -16,8 +16,9 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 from support.example_probes import Broken, Foreign, Late
+from support.synthetic_runs import synthetic_run
 
-from headscope import plugins, report
+from headscope import plugins, rendering
 from headscope.errors import BadInput, CannotWrite
 from headscope.probe import Probe
 from headscope.rendering import assembly, html_page, run_results, terminal
@@ -30,7 +31,6 @@ from headscope.results.words import sentence
 from headscope.runs import summary
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.synthetic import synthetic_run
 from probes.measure import results as measuring
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -83,7 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def source(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = report.write_report([run], tmp_path_factory.mktemp("report") / "deep" / "report.html")
+    out = rendering.write_report([run], tmp_path_factory.mktemp("report") / "deep" / "report.html")
     return out.read_text(encoding="utf-8")
 
 
@@ -289,7 +289,7 @@ def test_glossary_explains_what_the_runs_measured_and_nothing_else(run: Run, par
     other_terms = ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence")
     assert all(term in glossary(parsed) for term in ("Retrieval score", *other_terms))
     needles = {name: run.manifest["tables"][name] for name in ("needles", "retrieval")}
-    page = Page(report.render_report([Run(run.path, {**run.manifest, "tables": needles})]))
+    page = Page(rendering.render_report([Run(run.path, {**run.manifest, "tables": needles})]))
     assert "Retrieval score" in glossary(page)
     assert not any(term in glossary(page) for term in other_terms)
     assert "highest retrieval score" in page.text
@@ -297,7 +297,7 @@ def test_glossary_explains_what_the_runs_measured_and_nothing_else(run: Run, par
 
 @pytest.mark.slow
 def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
-    single = Page(report.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
+    single = Page(rendering.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
     for text in (
         "Change against the first model",
         ", compared with base,",
@@ -314,7 +314,7 @@ def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", ["attention", "pairs", "nll", "positions", "scales"])
 def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str) -> None:
     part = Run(run.path, {**run.manifest, "tables": {table: run.manifest["tables"][table]}})
-    page = Page(report.render_report([part]))
+    page = Page(rendering.render_report([part]))
     figures = sum(tag == "figure" for tag, _ in page.tags)
     assert (figures > 0) == (table != "positions")  # these frequencies change equally in every layer
     assert re.findall(r"Table (\w+):", page.text) == [table]
@@ -326,7 +326,7 @@ def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1, probes=("measure",))
     models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
     tables = {"attention": run.manifest["tables"]["attention"]}
-    parsed = Page(report.render_report([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
+    parsed = Page(rendering.render_report([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
     assert "During training" in parsed.text
     assert "show 6 of the" in parsed.text
 
@@ -351,11 +351,11 @@ def test_numbers_are_short_and_infinity_is_not_a_number() -> None:
 
 def test_errors_name_the_cause(run: Run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least one run"):
-        report.write_report([], tmp_path / "report.html")
+        rendering.write_report([], tmp_path / "report.html")
     (tmp_path / "file").write_text("")
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
     with pytest.raises(CannotWrite, match="Choose another file with --out"):
-        report.write_report([loss], tmp_path / "file" / "report.html")
+        rendering.write_report([loss], tmp_path / "file" / "report.html")
 
 
 def test_a_report_can_be_written_to_a_file_name_without_folder(
@@ -363,9 +363,9 @@ def test_a_report_can_be_written_to_a_file_name_without_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
-    assert report.write_report([loss], "report.html") == Path("report.html")
+    assert rendering.write_report([loss], "report.html") == Path("report.html")
     assert (tmp_path / "report.html").stat().st_size > 1e6
-    report.write_report([loss], "report.html")  # an older report is replaced
+    rendering.write_report([loss], "report.html")  # an older report is replaced
 
 
 def test_a_file_that_is_no_report_is_never_overwritten(
@@ -375,7 +375,7 @@ def test_a_file_that_is_no_report_is_never_overwritten(
     own = Path("report.html")
     own.write_text("<html>my own page</html>")
     with pytest.raises(CannotWrite, match="is not a report of headscope"):
-        report.write_report([run], own)
+        rendering.write_report([run], own)
     code, out, err = headscope("demo")
     assert code == CannotWrite.exit_code
     assert "Choose another file with --report" in err
@@ -431,7 +431,7 @@ def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callabl
     chapters = assembly.collect_chapters(assembly.render_context(run))
     titles = [chart.figure.layout.title.text for group in chapters["Foreign matters"] for chart in group.charts]
     assert titles == ["At home with base", "Abroad"]
-    page = Page(report.render_report([run]))
+    page = Page(rendering.render_report([run]))
     glossary = page.text.partition("How to read this")[2].partition("Statistics of heads")[0]
     assert "How foreign a head is." in glossary
     assert "F = 1" in glossary

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
+from support.synthetic_runs import synthetic_run
 
 from headscope import rendering
-from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
 

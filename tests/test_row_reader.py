@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from headscope.errors import BadRun
 from headscope.runs import merging, row_reader, run_tables
@@ -14,7 +15,6 @@ from headscope.runs.memory_cache import CachedValues, MemoryCache, memory_size
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.summary import beyond_native_context
-from headscope.runs.synthetic import synthetic_run
 from probes.measure import analysis
 
 MEASURED = ("measure", "positions")

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from dashboards import run_store
 from dashboards.app import create_app
@@ -13,7 +14,6 @@ from dashboards.run_store import RunStore
 from headscope.errors import BadRun
 from headscope.rendering.blocks import RecordTable
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -20,7 +21,6 @@ from headscope.cli.flags import example_run
 from headscope.errors import BadInput, CannotWrite, ResourceMissing
 from headscope.heads import HeadSet
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.synthetic import synthetic_run
 
 EXAMPLE = example_run()
 

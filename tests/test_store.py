@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
+from support.synthetic_runs import synthetic_run
 
+from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
@@ -24,7 +26,6 @@ from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
 from headscope.runs.run import Run, combine_runs, list_runs, open_runs
 from headscope.runs.run_tables import validate
-from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter, join_runs
 
 # Killed at any moment

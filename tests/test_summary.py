@@ -5,13 +5,14 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from support.synthetic_runs import synthetic_run
 
+from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import is_statistic, parse_column, statistic, statistics
-from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
 
@@ -297,7 +298,7 @@ def test_hundreds_of_heads_are_summarised_in_as_many_calls_as_a_few(tmp_path):
 
     def calls(layers, heads, groups):
         sizes = {"pairs": 4, "lengths": (256,), "docs": 2}
-        run = synthetic_run(tmp_path / str(layers), ("m",), layers, heads, groups, **sizes)
+        run = synthetic_run(tmp_path / str(layers), ("m",), layers=layers, heads=heads, groups=groups, **sizes)
         _ = [run.table(name) for name in run.tables]
         count = 0
 

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.synthetic_runs import synthetic_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -24,7 +25,6 @@ from headscope.results.model_notes import model_notes
 from headscope.results.words import sentence
 from headscope.runs.manifest import read_manifest, write_manifest
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from dashboards import explorer_components
 from dashboards.view_state import ViewState
@@ -11,7 +12,6 @@ from headscope.rendering.blocks import Chart, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import LinkChoice, Passage
 from headscope.rendering.text import format_percent
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 from probes.needle import results
 from probes.needle.schema import NEEDLES
 from probes.needle.trial_explorer import trials_page

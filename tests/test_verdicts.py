@@ -4,11 +4,11 @@ import math
 
 import pandas as pd
 import pytest
+from support.synthetic_runs import synthetic_run
 
 from headscope.effects.statistics import top_share_interval, top_unit_count
 from headscope.runs.aggregation import verdict_above, verdict_of_parts
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.mark.parametrize(

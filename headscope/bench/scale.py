@@ -4,7 +4,6 @@ Each step runs in a process of its own, on synthetic rows: `python -m headscope.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -19,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from headscope import process_memory
+from headscope.bench.synthetic_run import Sizes, rope_frequencies, synthetic_manifest, synthetic_run
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.synthetic import rope_frequencies, synthetic_manifest, synthetic_run
 
 MAX_TIME_RATIO, MAX_MEMORY_RATIO = 2.3, 1.2
 """Bounds of the ratios at twice the size."""
@@ -54,27 +54,24 @@ def compare_growth() -> Iterator[list[dict[str, Any]]]:
 def _run_step(step: str, size: int, folder: Path) -> dict[str, float]:
     """Seconds of processor time and megabytes of a step, in a process of its own."""
     command = [sys.executable, "-m", "headscope.bench.scale", step, str(size), str(folder)]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    measured: dict[str, float] = json.loads(answer.splitlines()[-1])
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)  # errors are shown as they come
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
 
 class Clock:
-    """Processor time and growth of the peak memory of a block of code."""
+    """Processor time and peak memory, above that before it, of a block of code."""
 
     def __init__(self) -> None:
         self.measured: Mapping[str, float] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        peak, start = _peak_megabytes(), time.process_time()
+        process_memory.reset_peak()
+        before, start = process_memory.peak_bytes(), time.process_time()
         yield
-        self.measured = {"seconds": time.process_time() - start, "megabytes": _peak_megabytes() - peak}
-
-
-def _peak_megabytes() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+        megabytes = (process_memory.peak_bytes() - before) / 1e6
+        self.measured = {"seconds": time.process_time() - start, "megabytes": megabytes}
 
 
 def _commit(size: int, folder: Path, clock: Clock) -> None:
@@ -120,7 +117,7 @@ def _list(size: int, folder: Path, clock: Clock) -> None:
     from dashboards.run_store import RunStore
 
     runs = folder / f"runs {size}"
-    path = synthetic_run(runs, layers=1, heads=2, groups=1, pairs=2, lengths=(64,), docs=1).path
+    path = synthetic_run(runs, ["base", "yarn"], Sizes(1, 2, 1, 2, lengths=(64,), docs=1)).path
     for number in range(1, size):
         shutil.copytree(path, path.with_name(f"{path.name}-{number}"))
     store = RunStore(runs)
@@ -144,7 +141,7 @@ def _join(size: int, folder: Path, clock: Clock) -> None:
     from headscope.runs.writer import join_runs
 
     out = folder / f"parts {size}"
-    parts = [synthetic_run(out, [f"model {n}"], docs=2, seed=n, probes=("measure",)) for n in range(size)]
+    parts = [synthetic_run(out, [f"model {n}"], Sizes(docs=2, seed=n)) for n in range(size)]
     opened = [Run.open(run.path) for run in parts]
     with clock.running():
         join_runs(opened, folder / f"joined {size}", "joined")
@@ -174,8 +171,8 @@ def _bundle(size: int, folder: Path, clock: Clock) -> None:
     from headscope.cli.site_pages import SitePages
     from headscope.rendering.static_site import render_page
 
-    sizes: dict[str, Any] = {"layers": 1, "heads": 4, "groups": 2, "pairs": 4, "probes": ("measure",)}
-    runs = [synthetic_run(folder / f"site {size}", [f"model {n}"], seed=n, **sizes) for n in range(size)]
+    out = folder / f"site {size}"
+    runs = [synthetic_run(out, [f"model {n}"], Sizes(1, 4, 2, 4, seed=n)) for n in range(size)]
     with clock.running():
         site = SitePages(combine_runs(runs))
         for address in site.addresses():
@@ -211,8 +208,9 @@ def _measured_run(size: int, folder: Path) -> Run:
     """A run of `size` models with the tables of the probe `measure`, written by another process, whose memory does not
     count."""
     out, models = folder / f"measured {size}", [f"model {number}" for number in range(size)]
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(synthetic_run, out, models, LAYERS, HEADS, GROUPS, PAIRS, probes=("measure",)).result()
+    if not out.exists():  # two steps read the same run
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            pool.submit(synthetic_run, out, models, Sizes(LAYERS, HEADS, GROUPS, PAIRS)).result()
     (path,) = out.glob("[!.]*")
     return Run.open(path)
 

@@ -3,15 +3,15 @@
 Repeats are interleaved and medians are taken, so a machine that slows down affects all calls alike.
 """
 
-import ctypes
 import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from headscope import process_memory
 
 
 def time_calls(
@@ -55,27 +55,12 @@ def _time_call(call: Callable[[], Any], device: torch.device) -> tuple[float, fl
         torch.cuda.reset_peak_memory_stats(gpu)
         torch.cuda.synchronize(gpu)
     if not on_cuda:
-        _reset_peak_memory()
+        process_memory.reset_peak()
     start = time.perf_counter()
     call()
     for gpu in gpus:
         torch.cuda.synchronize(gpu)
     elapsed = time.perf_counter() - start
-    return elapsed, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 2**20 if on_cuda else _peak_memory()
-
-
-def _reset_peak_memory() -> None:
-    """Return freed memory to the system and reset the kernel's high-water mark of resident memory (Linux)."""
-    clear = Path("/proc/self/clear_refs")
-    if clear.exists():
-        ctypes.CDLL(None).malloc_trim(0)
-        clear.write_text("5")
-
-
-def _peak_memory() -> float:
-    """Peak resident memory in MiB; NaN outside Linux."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return float("nan")
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    if on_cuda:
+        return elapsed, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 2**20
+    return elapsed, process_memory.peak_bytes() / 2**20 if process_memory.CAN_RESET_PEAK else float("nan")

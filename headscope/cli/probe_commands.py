@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from headscope import plugins
 from headscope.cli import flags
-from headscope.errors import BadInput
+from headscope.errors import BadInput, BadOption, OptionError, quote_option
 from headscope.probe import Probe
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
 
     try:
         study = _read_study(probe, options, values)
-    except BadInput as error:
-        raise BadInput(_replace_keys_with_flags(str(error), probe, options, values)) from error
+    except BadOption as error:
+        raise BadInput(_describe_with_flags(error, probe, options, values)) from error
     run = execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"])
     print_result(run, values["as_json"], values["show_all"])
 
@@ -185,31 +185,27 @@ FLAGS_BY_KEY = {"texts.source": "text", "texts.docs": "docs", "engine.name": "en
 """Flags of the keys of a study file whose names differ."""
 
 
-def _replace_keys_with_flags(
-    message: str, probe: Probe, options: Mapping[str, FieldInfo], values: Mapping[str, Any]
+def _describe_with_flags(
+    error: BadOption, probe: Probe, options: Mapping[str, FieldInfo], values: Mapping[str, Any]
 ) -> str:
-    """A message about the options of a study, with flags in place of its keys.
+    """The message of a mistake, with flags in place of the keys of a study.
 
     Beside a study file only flags that were typed are named so: the others may be keys of the file.
     """
     file = values.get("study_file") or values["config"]
     names = {name for name, value in values.items() if not file or value not in (None, [])}
     flag_by_key = {**FLAGS_BY_KEY, **{f"{probe.name}.{name}": name for name in options}}
-    prefix = f"study file '{file}': " if file else "study: "
-    if message.startswith(prefix):
-        body = message.removeprefix(prefix)
-        match = re.fullmatch(r"([\w.]*?)(?:\.\d+)*((?::? .*)?)", body, re.DOTALL)
-        key, rest = match.groups() if match else ("", body)  # a label is a key, too, and may be any text
-        name = flag_by_key.get(key, key.removeprefix("engine."))
-        if key in (probe.name, "engine") and rest.startswith(": ") and not file:
-            message = rest.removeprefix(": ")
-        elif name in names:
-            message = f"{_flag(name)}{rest}"
-        elif not file:
-            message = body
-    quoted_values = {value for field in options.values() for value in _literal_values(field.annotation)}
-    quoted_values |= {item for value in values.values() for item in (value if isinstance(value, list) else [value])}
-    return re.sub(r"'(\w+)'", lambda m: _flag(m[1]) if m[1] in names - quoted_values else m[0], message)
+
+    def name_option(name: str) -> str:
+        return _flag(name) if name in names else quote_option(name)
+
+    name = flag_by_key.get(error.key, error.key.removeprefix("engine."))
+    if isinstance(error.fault, OptionError) and error.key in (probe.name, "engine") and not file:
+        return error.describe(name_option, "")
+    if name in names:
+        return error.describe(name_option, _flag(name))
+    source = f"{error.source}: " if file and error.source else ""
+    return source + error.describe(name_option, ".".join(map(str, error.path)))
 
 
 def _flag(name: str) -> str:

@@ -1,7 +1,8 @@
-"""Direct logit attribution: every term of the next token's logit, recorded as it is added to the residual stream.
+"""Direct logit attribution: every term of a logit, recorded as it is added to the residual stream.
 
-The direction of a row is known before the pass, from the token that comes next; the scale of the final norm only after
-it, so every term is divided by it at the end. Memory is O(L) numbers per head.
+The logit of a row is that of the token that comes next, or of an answer, the same in every row; of an answer also minus
+the logit of a wrong answer. Its direction is known before the pass, the scale of the final norm only after it, so every
+term is divided by it at the end. Memory is O(L) numbers per head.
 """
 
 from typing import Any
@@ -13,28 +14,32 @@ from headscope.decomposition.residual_decomposition import AttentionBranch, Resi
 from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.logits import last_hidden_states, predicting_position_slices
+from headscope.forward.logits import POSITIONS_PER_CHUNK, last_hidden_states
 from headscope.forward.module_calls import extract_hidden_states
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.logit_attribution import direct_logit_attribution
 from headscope.positions.model import Model
 
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Largest allowed gap between the logit and the sum of its terms, relative to the largest logit; other dtypes round at
-every step."""
+"""Largest allowed gap between the logit and the sum of its terms, relative to the largest logit or term; other dtypes
+round at every step."""
 
 
 class LogitAttribution:
-    """The terms of the next token's logit for ids [1, L], in logits.
+    """The terms of one logit per row for ids [1, L], in logits.
 
-    After the pass `head_terms` is [layers, H, L - 1], 0 for heads that a layer does not have, and `part_terms` holds
-    [L - 1] by (part, layer), the heads of a layer summed; the part "logit" is the sum of all others. Raises
-    UnsupportedModel for a model whose logits are not such a sum.
+    Without an `answer` it is the logit of the next token, minus the mean over the vocabulary, for L - 1 rows. With it,
+    it is the logit of that token in all L rows, minus that of another token, `wrong`, or minus the mean without one.
+
+    After the pass `head_terms` is [layers, H, rows], 0 for heads that a layer does not have, and `part_terms` holds
+    [rows] by (part, layer), the heads of a layer summed; the part "logit" is the sum of all others. `layer_biases`
+    [decoder layers, rows] and `final_bias` [rows] add up to the part "bias". Raises UnsupportedModel for a model whose
+    logits are not such a sum.
     """
 
     needs_whole_text = True
 
-    def __init__(self, model: Model, ids: Tensor):
+    def __init__(self, model: Model, ids: Tensor, answer: int | None = None, wrong: int | None = None):
         with capturing(model) as layers:
             decomposition = decompose_residual_stream(model, layers, ids, allow_scaled_layers=True)
             # A final soft cap is linearised at the logits of the run, which only a pass of its own tells in advance.
@@ -42,14 +47,21 @@ class LogitAttribution:
         self.decomposition: ResidualDecomposition = decomposition
         geometry = model.geometry
         self.ids, self.geometry = ids, geometry
-        targets = ids[0, 1:].to(decomposition.unembedding.device)
-        self.target_directions, self.target_biases = self._logit_gradients(targets, hidden)
+        targets = ids[0, 1:] if answer is None else torch.full_like(ids[0], answer)
+        self.rows = len(targets)
+        self.target_directions, self.target_biases, self.capped_logits = self._logit_gradients(targets, hidden)
+        if wrong is not None:
+            of_wrong = self._logit_gradients(torch.full_like(targets, wrong), hidden)
+            self.target_directions = self.target_directions - of_wrong[0]
+            self.target_biases = self.target_biases - of_wrong[1]
+            self.capped_logits = self.capped_logits - of_wrong[2]
         self.pre_norm_directions = decomposition.final_norm.pull_back(self.target_directions)
-        self.head_terms = torch.zeros(geometry.layers, geometry.heads, len(targets))
+        self.head_terms = torch.zeros(geometry.layers, geometry.heads, self.rows)
         self.part_terms: dict[tuple[str, int], Tensor] = {}
-        self.bias_terms = torch.zeros(len(targets), device=ids.device)
+        self.layer_biases = torch.zeros(len(decomposition.layers), self.rows, device=ids.device)
+        self.final_bias = torch.zeros(self.rows, device=ids.device)
         self.relative_error = 0.0
-        self._norm_scales = torch.ones(len(targets), device=ids.device)
+        self._norm_scales = torch.ones(self.rows, device=ids.device)
 
     def listen(self, layers: CapturedLayers) -> None:
         for number, layer in enumerate(self.decomposition.scaled_layers()):
@@ -59,7 +71,7 @@ class LogitAttribution:
                 self._hook_heads(layer.attention_branch, layers)
             if layer.bias is not None:
                 directions = self.pre_norm_directions.to(layer.bias.device)
-                self.bias_terms += (directions @ layer.bias).to(self.bias_terms.device)
+                self.layer_biases[number] += (directions @ layer.bias).to(self.layer_biases.device)
             for part in layer.other_branches:
                 layers.hook(part.module, self._part_hook(number, part.factor))
         layers.hook(self.decomposition.final_norm.module, self._record_norm_scale)
@@ -71,7 +83,7 @@ class LogitAttribution:
             raise UnsupportedModel(
                 f"direct logit attribution of '{finished_pass.model.name}' failed its check: the terms differ from the "
                 "logits by "
-                f"{self.relative_error:.2g} of the largest logit. Use --dtype fp32"
+                f"{self.relative_error:.2g} of the largest logit or term. Use --dtype fp32"
             )
         return {}
 
@@ -80,45 +92,52 @@ class LogitAttribution:
         decomposition, device = self.decomposition, self.ids.device
         for index, number in enumerate(self.geometry.layer_numbers):
             self.part_terms["heads", number] = self.head_terms[index].sum(0).to(device)
-        self.part_terms["bias", 0] = self.bias_terms
         for name in self.part_terms:
             self.part_terms[name] = decomposition.logit_factor * self.part_terms[name] / self._norm_scales
         self.head_terms = decomposition.logit_factor * self.head_terms / self._norm_scales.cpu()
-        directions = self.target_directions.to(device)
+        self.layer_biases = decomposition.logit_factor * self.layer_biases / self._norm_scales
+        directions, biases = self.target_directions.to(device), self.target_biases.to(device)
         shift = torch.linalg.vecdot(directions, decomposition.final_norm.shift.to(device).expand_as(directions))
-        logit = torch.linalg.vecdot(hidden[0, :-1].to(device).float(), directions)
-        shift, logit = (term + self.target_biases.to(device) for term in (shift, logit))
-        self.part_terms["bias", 0] = self.part_terms["bias", 0] + decomposition.logit_factor * shift
-        total = torch.stack([*self.part_terms.values()]).sum(0)
+        self.final_bias = decomposition.logit_factor * (shift + biases)
+        self.part_terms["bias", 0] = self.layer_biases.sum(0) + self.final_bias
+        logit = torch.linalg.vecdot(hidden[0, : self.rows].to(device).float(), directions) + biases
+        terms = torch.stack([*self.part_terms.values()])
         logit = decomposition.logit_factor * logit
-        self.relative_error = float((total - logit).abs().max() / logit.abs().max())
+        scale = torch.maximum(logit.abs().max(), terms.abs().max())
+        self.relative_error = float((terms.sum(0) - logit).abs().max() / scale)
         if decomposition.soft_cap is not None:
             self.part_terms["cap", 0] = self.capped_logits.to(device) - logit
             logit = self.capped_logits.to(device)
         self.part_terms["logit", 0] = logit
 
-    def _logit_gradients(self, targets: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Gradients [L - 1, D] and bias terms [L - 1] of the targets' logits; a soft cap needs `hidden` [1, L, D]."""
+    def _logit_gradients(self, targets: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients [rows, D] and bias terms [rows] of the targets' logits, and the logits [rows] after a soft cap.
+
+        A soft cap needs `hidden` [1, L, D]; without one the last tensor is empty.
+        """
+        targets = targets.to(self.decomposition.unembedding.device)
         if hidden is None:
-            return self.decomposition.logit_gradients(targets, None)
+            return *self.decomposition.logit_gradients(targets, None), targets.new_empty(0)
         chunks = []
-        for positions in predicting_position_slices(self.ids):
-            logits, tokens = self.decomposition.logits(hidden[0, positions]), targets[positions]
+        for start in range(0, len(targets), POSITIONS_PER_CHUNK):
+            tokens = targets[start : start + POSITIONS_PER_CHUNK]
+            logits = self.decomposition.logits(hidden[0, start : start + len(tokens)])
             centred = logits.gather(1, tokens[:, None])[:, 0] - logits.mean(-1)
             chunks.append((*self.decomposition.logit_gradients(tokens, logits), centred))
-        gradients, biases, self.capped_logits = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-        return gradients, biases
+        gradients, biases, capped_logits = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return gradients, biases, capped_logits
 
     def _hook_heads(self, heads: AttentionBranch, layers: CapturedLayers) -> None:
         norm = heads.norm
         directions = self.pre_norm_directions if norm is None else norm.pull_back(self.pre_norm_directions)
         directions = directions.to(heads.projection.device)
+        layer_bias = self.layer_biases[self.geometry.layer_numbers[heads.layer_index]]  # a view, changed in place
 
         def record_heads(z: Tensor) -> None:
-            terms = direct_logit_attribution(z[:, :-1], heads.projection, directions)
+            terms = direct_logit_attribution(z[:, : self.rows], heads.projection, directions)
             self.head_terms[heads.layer_index, : len(terms)] = heads.factor * terms.cpu()
             if heads.bias is not None and norm is None:
-                self.bias_terms += heads.factor * (directions @ heads.bias.float()).to(self.bias_terms.device)
+                layer_bias.add_(heads.factor * (directions @ heads.bias.float()).to(layer_bias.device))
 
         if heads.is_gated:
 
@@ -132,11 +151,11 @@ class LogitAttribution:
         if norm is not None:
 
             def divide_by_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-                scales = norm.scales(args[0][0, :-1], output[0, :-1])
+                scales = norm.scales(args[0][0, : self.rows], output[0, : self.rows])
                 self.head_terms[heads.layer_index] /= scales.cpu()
                 bias = 0 if heads.bias is None else directions @ heads.bias.float() / scales
                 shift = self.pre_norm_directions.to(norm.shift.device) @ norm.shift
-                self.bias_terms += heads.factor * (bias + shift).to(self.bias_terms.device)
+                layer_bias.add_(heads.factor * (bias + shift).to(layer_bias.device))
 
             layers.hook(norm.module, divide_by_scale)
 
@@ -144,29 +163,36 @@ class LogitAttribution:
         def record_part(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state = extract_hidden_states(output)
             assert state is not None
-            term = factor * torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
+            term = factor * torch.linalg.vecdot(
+                state[0, : self.rows].float(), self.pre_norm_directions.to(state.device)
+            )
             self.part_terms["other", layer] = self.part_terms.get(("other", layer), 0) + term.to(self.ids.device)
 
         return record_part
 
     def _record_embedding(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         state = args[0] if args else kwargs["hidden_states"]
-        term = torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
+        term = torch.linalg.vecdot(state[0, : self.rows].float(), self.pre_norm_directions.to(state.device))
         self.part_terms["embedding", 0] = self.decomposition.input_factor * term.to(self.ids.device)
 
     def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
+        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, : self.rows], output[0, : self.rows]).to(
+            self.ids.device
+        )
 
 
-def attribute_logits(model: Model, ids: Tensor) -> LogitAttribution:
+def attribute_logits(
+    model: Model, ids: Tensor, answer: int | None = None, wrong: int | None = None
+) -> LogitAttribution:
     """All terms of the logit of each next token of ids [L], under the model's scheme.
 
-    Raises UnsupportedModel for a model whose logits are not such a sum.
+    With a token `answer`: of the answer's logit in every row, minus that of `wrong` if given. Raises UnsupportedModel
+    for a model whose logits are not such a sum.
     """
     observers: list[LogitAttribution] = []
 
     def create(ids: Tensor) -> LogitAttribution:
-        observers.append(LogitAttribution(model, ids))
+        observers.append(LogitAttribution(model, ids, answer, wrong))
         return observers[0]
 
     observe(model, ids, [create])

@@ -62,8 +62,7 @@ def ablated(
     of a model without a tokenizer. One thread enters the context and runs the model, as in `capturing`; other models
     may run in other threads.
     """
-    if isinstance(heads, HeadSet) and heads.model_digests:
-        refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
+    refuse_other_head_set(model, heads, weights)
     if is_streaming(str(kind)):
         with _streaming(model, heads, str(kind)):
             yield
@@ -101,9 +100,19 @@ def _streaming(model: Model, heads: Heads, kind: str) -> Iterator[None]:
 
 def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str) -> str:
     """The description of the context in run.json and in labels of models."""
+    return f"hs.ablated({describe_heads(model, by_layer)}: {kind})"
+
+
+def describe_heads(model: Model, by_layer: Mapping[int, Sequence[int]]) -> str:
+    """The names of heads by index of their attention layer, separated by commas."""
     numbers = model.geometry.layer_numbers
-    names = [format_head(numbers[layer], head) for layer, members in by_layer.items() for head in members]
-    return f"hs.ablated({','.join(names)}: {kind})"
+    return ",".join(format_head(numbers[layer], head) for layer, members in by_layer.items() for head in members)
+
+
+def refuse_other_head_set(model: Model, heads: Heads, weights: AcceptedWeights) -> None:
+    """Raise BadInput for a HeadSet that was measured on other weights, unless `weights` is "any"."""
+    if isinstance(heads, HeadSet) and heads.model_digests:
+        refuse_other_weights("this head set", heads.model_digests, model.identity, model.name, weights)
 
 
 def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
@@ -113,7 +122,7 @@ def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
     else:
         pairs = [_parse(head) for head in (re.split(r"[,\s]+", heads) if isinstance(heads, str) else heads)]
     if not pairs:
-        raise BadInput("no heads to ablate. Name at least one, e.g. L18H6")
+        raise BadInput("no heads are named. Name at least one, e.g. L18H6")
     geometry = model.geometry
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(set(pairs)):

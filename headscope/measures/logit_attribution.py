@@ -53,10 +53,13 @@ def last_query_outputs(record: AttentionRecord, spans: Tensor) -> Tensor:
 
 
 class AttributionByPosition:
-    """Means of contributions to the next token's logit over log-spaced bins of its position 1..length-1."""
+    """Means of contributions to the next token's logit over log-spaced bins of its position 1..length-1.
 
-    def __init__(self, length: int):
-        self.edges = torch.from_numpy(position_bin_edges(length))
+    With `by_token` every position is a bin of its own.
+    """
+
+    def __init__(self, length: int, by_token: bool = False):
+        self.edges = torch.arange(1, length) if by_token else torch.from_numpy(position_bin_edges(length))
         self.token_bins = torch.bucketize(torch.arange(1, length), self.edges)
         self.token_counts = torch.bincount(self.token_bins, minlength=len(self.edges))
 

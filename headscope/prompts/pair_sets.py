@@ -31,14 +31,14 @@ from headscope.prompts.pairs import (
     read_prompt_pairs,
     tokenize_pair,
 )
-from headscope.prompts.special_tokens import leading_special_tokens, warn_about_repeated_bos
+from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
 
 SetName = Literal["ioi", "greater-than", "induction", "needle"]
 GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
 SETS_OF_ANY_LENGTH: tuple[SetName, ...] = ("induction", "needle")
 """Sets whose prompts have as many tokens as requested."""
 PROMPT_SET = "prompt"
-"""Name of the set of a single prompt, which `headscope ablate` takes."""
+"""Name of the set of a single prompt (`single_pair_set`)."""
 MAX_REPEATED_DRAWS = 1000
 """Draws in a row that repeat an earlier pair before a set counts as exhausted."""
 
@@ -73,6 +73,22 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
     return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
+
+
+def single_pair_set(
+    tokenizer: Any, prompt: str, answer: str, wrong: str, *, template: bool, needs_one_token: bool, needs_wrong: bool
+) -> PairSet:
+    """A prompt and its answers as a set of one pair, without a corrupted prompt; raises as `tokenize_pair` does.
+
+    `template`: the prompt is put into the chat template of the tokenizer.
+    """
+    if template:
+        prompt = chat_text(tokenizer, prompt, "Leave out the template")
+    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, wrong, has_template=template)
+    tokens = tokenize_pair(tokenizer, pair, needs_one_token=needs_one_token, needs_wrong=needs_wrong)
+    if not template:
+        warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
+    return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
 
 
 def _file_set_name(file: str) -> str:

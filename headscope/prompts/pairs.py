@@ -163,7 +163,7 @@ def tokenize_pair(
             tokens = " + ".join(repr(decode_tokens(tokenizer, ids[at : at + 1])) for at in range(len(ids)))
             raise BadInput(
                 f"{location}: answer {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
-                "token, or --metric nll"
+                "token; only the metric nll takes several"
             )
     spans = _token_spans(tokenizer, pair, len(clean), location)
     return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast)

@@ -45,7 +45,6 @@ GENERATOR = b'<meta name="generator" content="headscope">'
 """Marks a page that headscope wrote, within its first `HEAD_BYTES`."""
 HEAD_BYTES = 2000
 REASON_COLUMN = "reason"
-INTERVAL_SUFFIXES = ("_low", "_high")
 
 
 def write_report(runs: Sequence[Run], out: Path | str) -> Path:
@@ -220,7 +219,7 @@ def _notable_heads_table(context: RenderContext) -> TextTable:
         REASON_COLUMN,
         "model",
         *names,
-        *(f"{name}{suffix}" for name in names for suffix in INTERVAL_SUFFIXES),
+        *(f"{name}_{end}" for name in names for end in ("low", "high")),
     ]
     rows = []
     for (layer, head), reason in assembly.notable_heads(heads).items():

@@ -11,7 +11,7 @@ from headscope.estimates import ESTIMATE_MARK, estimate_mask, mark_of
 from headscope.rendering.blocks import TextTable
 from headscope.results.ranks import head_ranks
 from headscope.results.words import count_nouns, headline, percent
-from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
+from headscope.runs.column_metadata import ENDINGS, format_number, is_statistic, statistic
 from headscope.runs.run import Run
 
 WINDOWED = "sliding-window"
@@ -115,7 +115,8 @@ def explain_columns(column_names: Iterable[str]) -> list[str]:
 
 def value_columns(frame: pd.DataFrame) -> list[str]:
     """The columns that are neither an end of an interval nor the methods of another column."""
-    return [name for name in map(str, frame) if not parse_column(name).ending]
+    others = {f"{name}_{ending}" for name in frame for ending in ENDINGS}
+    return [name for name in map(str, frame) if name not in others]
 
 
 def column_heading(column_name: str) -> str:

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterator
 
+import pandas as pd
+
 from headscope.estimates import ESTIMATE_MARK, estimate_mask, method_column
-from headscope.heads import Head
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.runs.column_metadata import statistic
@@ -25,42 +26,38 @@ def head_ranks(
     run: Run, statistic_name: str, layer: int, head: int, models: Collection[str] | None = None
 ) -> Iterator[Result]:
     """The rank of a head by a statistic, highest first, with one part per model; none without values."""
-    ranks = run.derived(_ranks, statistic_name).get((layer, head), {})
-    parts = [result for model, result in ranks.items() if models is None or model in models]
-    if parts:
-        yield Result(
-            question="heads.ranks",
-            layer=layer,
-            head=head,
-            where={"statistic": statistic(statistic_name).label},
-            parts=parts,
-        )
-
-
-def _ranks(run: Run, statistic_name: str) -> dict[Head, dict[str, Result]]:
-    """The rank of every head in each model that has the statistic."""
-    ranks: dict[Head, dict[str, Result]] = {}
-    if statistic_name not in run.heads:
-        return ranks
     label = statistic(statistic_name).label
+    ranks = run.derived(_ranks, statistic_name)
+    rows = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)]
+    parts = [
+        Result(
+            question="heads.rank",
+            value=float(row["rank"]),
+            n=int(row["heads"]),
+            model=str(row["model"]),
+            layer=int(layer),
+            head=int(head),
+            is_exact=not row["is_estimate"],
+            where={"statistic": label},
+            details={"score": float(row["score"]), "estimate": ESTIMATE_MARK if row["is_estimate"] else ""},
+        )
+        for row in rows.to_dict("records")
+        if models is None or row["model"] in models
+    ]
+    if parts:
+        yield Result(question="heads.ranks", layer=layer, head=head, where={"statistic": label}, parts=parts)
+
+
+def _ranks(run: Run, statistic_name: str) -> pd.DataFrame:
+    """The rank of every head in each model that has the statistic, among `heads` heads; a single head has no rank."""
+    if statistic_name not in run.heads:
+        return pd.DataFrame(columns=["model", "layer", "head", "score", "is_estimate", "rank", "heads"])
     columns = [name for name in (statistic_name, method_column(statistic_name)) if name in run.heads]
     heads = run.heads[["model", "layer", "head", *columns]].dropna(subset=[statistic_name])
-    for model, rows in heads.groupby("model", observed=True):
-        if len(rows) < 2:  # the only head has rank 1
-            continue
-        order = rows[statistic_name].rank(ascending=False, method="min")
-        for layer, head, score, rank, is_estimate in zip(
-            rows["layer"], rows["head"], rows[statistic_name], order, estimate_mask(rows, statistic_name), strict=True
-        ):
-            ranks.setdefault((layer, head), {})[str(model)] = Result(
-                question="heads.rank",
-                value=float(rank),
-                n=len(rows),
-                model=str(model),
-                layer=int(layer),
-                head=int(head),
-                is_exact=not is_estimate,
-                where={"statistic": label},
-                details={"score": float(score), "estimate": ESTIMATE_MARK if is_estimate else ""},
-            )
-    return ranks
+    table = heads[["model", "layer", "head"]].assign(
+        score=heads[statistic_name], is_estimate=estimate_mask(heads, statistic_name)
+    )
+    scores = table.groupby("model", observed=True)["score"]
+    table["rank"] = scores.rank(ascending=False, method="min")
+    table["heads"] = scores.transform("size")
+    return table[table["heads"] > 1]

@@ -1,14 +1,13 @@
 """Names, labels and number formats of the columns of the per-head and per-model tables.
 
-A column name is a statistic, optionally with a context length, a difference to the first model, and an ending for an
-end of its interval or for the methods of its values: `ess2_2048`, `growth_low`, `nll_512_diff_high`,
-`influence_joint_method`. Probes declare their statistics; this module joins them.
+Probes declare their statistics; this module joins them. A column is a statistic, at a context length and as a
+difference to the first model if it is declared so, optionally with an ending for an end of its interval or for the
+methods of its values: `ess2_2048`, `growth_low`, `nll_512_diff_high`, `influence_joint_method`.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pandas as pd
@@ -19,6 +18,8 @@ from headscope.probe import Probe
 
 RESERVED_COLUMNS = frozenset({"model", "layer", "head", "kv_group", "value", "baseline", "change"})
 """Keys of the per-head table, and columns that comparisons add to it."""
+ENDINGS = ("low", "high", "method")
+"""Endings of the columns with the interval of a value and with its method."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Statistic:
     number_format: str = ""
     best_head_name: str = ""
     explanation: str = ""
+    by_length: bool = False
+    """Whether it has a column per context length: <name>_<length>."""
+    against_first: bool = False
+    """Whether it also has columns of the difference to the first model: <name>_<length>_diff."""
 
     @property
     def title(self) -> str:
@@ -65,9 +70,9 @@ class ColumnName:
     """The parts of a column name; `ending` is "", "low", "high" (the interval) or "method"."""
 
     stem: str
-    length: int | None
-    is_difference: bool
-    ending: str
+    length: int | None = None
+    is_difference: bool = False
+    ending: str = ""
 
     @property
     def value_column(self) -> str:
@@ -76,27 +81,44 @@ class ColumnName:
         return f"{self.stem}{length}{'_diff' if self.is_difference else ''}"
 
 
-@cache
 def parse_column(name: str) -> ColumnName:
-    """Split the name of a column into its parts."""
-    match = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high|method))?", name)
-    assert match is not None  # every non-empty name matches
-    return ColumnName(match[1], int(match[2]) if match[2] else None, bool(match[3]), match[4] or "")
+    """The declared statistic that a column belongs to, and which of its columns it is; any other name is a stem."""
+    declared = statistics()
+    return (None if name in declared else _column_of_statistic(name, declared)) or ColumnName(name)
+
+
+def _column_of_statistic(name: str, declared: Mapping[str, Statistic]) -> ColumnName | None:
+    """The parts of a further column of one of these statistics, or None."""
+    value_name, _, last_part = name.rpartition("_")
+    ending = last_part if last_part in ENDINGS else ""
+    if not ending:
+        value_name = name
+    elif value_name in declared:
+        return ColumnName(value_name, ending=ending)
+    name_with_length = value_name.removesuffix("_diff")
+    is_difference = name_with_length != value_name
+    stem, _, length = name_with_length.rpartition("_")
+    entry = declared.get(stem)
+    if entry is None or not entry.by_length or not (length.isascii() and length.isdecimal()):
+        return None
+    return ColumnName(stem, int(length), is_difference, ending) if entry.against_first or not is_difference else None
 
 
 @cache
 def statistics() -> Mapping[str, Statistic]:
     """Every declared statistic by name, without a context length.
 
-    A name that is already used, or that ends like a column of another statistic, is reported and left out.
+    A name that is already used, also by a column of another statistic, is reported and left out.
     """
     entries: dict[str, Statistic] = {}
     for probe, declared in plugins.call_parts(Probe.statistics):
         for name, entry in declared.items():
             if name in entries or name in RESERVED_COLUMNS:
                 fault = "the name is already used"
-            elif parse_column(name).stem != name:
-                fault = "_<number>, _diff, _low, _high and _method end the columns that belong to another statistic"
+            elif owner := _column_of_statistic(name, entries):
+                fault = f"the name is that of a column of the statistic '{owner.stem}'"
+            elif other := next((other for other in entries if _column_of_statistic(other, {name: entry})), None):
+                fault = f"the statistic '{other}' has the name of one of its columns"
             else:
                 entries[name] = entry
                 continue
@@ -128,9 +150,7 @@ def statistic(name: str) -> Statistic:
     against = " against the first model" if parts.is_difference else ""
     label = f"{entry.label}{against} at {parts.length:,}"
     meaning = f"{entry.meaning}, in contexts of {parts.length:,} tokens"
-    return Statistic(
-        label, entry.unit, meaning, entry.log_scale, entry.formula, entry.number_format, entry.best_head_name
-    )
+    return replace(entry, label=label, meaning=meaning, explanation="")
 
 
 def columns_by_length(names: Iterable[str], stem: str) -> list[str]:

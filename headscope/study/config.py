@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from headscope import plugins, user_input
-from headscope.errors import BadInput, did_you_mean
+from headscope.errors import BadInput, BadOption, OptionError, OptionName, did_you_mean
 from headscope.model_spec import ModelSpec
 from headscope.probe import Probe
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
@@ -102,27 +102,44 @@ class PromptOptions(MultilineOptions):
     prompt_file: str | None = Field(None, description="file to read the prompt from")
     template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
 
+    @classmethod
+    def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
+        """What takes the place of documents under these values of the options; "" if the probe reads documents."""
+        return "a prompt" if values.get("prompt") or values.get("prompt_file") else ""
+
     @model_validator(mode="after")
     def _check_prompt_alone(self) -> "PromptOptions":
         prompts = [name for name in ("prompt", "prompt_file") if getattr(self, name) is not None]
         if self.template and not prompts:
-            raise ValueError("'template' needs a prompt. Add 'prompt', or remove 'template'")
+            raise OptionError("{template} needs a prompt. Add {prompt}, or remove {template}")
         if len(prompts) == 2:
-            raise ValueError("'prompt' and 'prompt_file' cannot be combined. Give one of them")
+            raise OptionError("{prompt} and {prompt_file} cannot be combined. Give one of them")
         if prompts and (unused := {"lengths", "rows"} & self.model_fields_set):
-            raise ValueError(
-                f"'{min(unused)}' cannot be combined with a prompt: every token of a prompt is analysed. "
-                f"Remove '{min(unused)}'"
+            raise OptionError(
+                "{option} cannot be combined with a prompt: every token of a prompt is analysed. Remove {option}",
+                option=OptionName(min(unused)),
             )
         return self
 
 
+def refuse_unused(options: Options, reasons: Mapping[str, str]) -> None:
+    """Raise OptionError for the first of these options that is set: each has no effect, for its reason."""
+    for name, reason in reasons.items():
+        if name in options.model_fields_set:
+            raise OptionError(
+                "{option} has no effect here: {reason}. Remove {option}", option=OptionName(name), reason=reason
+            )
+
+
 def refuse_texts_beside_prompt(options: type, values: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """Raise BadInput if `values` of a probe's options hold a prompt and `texts` name settings of documents as well."""
-    if issubclass(options, PromptOptions) and texts and (values.get("prompt") or values.get("prompt_file")):
-        raise BadInput(
-            f"'{texts[0]}' has no effect with a prompt, which takes the place of documents. Remove one of them"
+    """Raise BadOption if `values` of a probe's options replace documents and `texts` name settings of these as well."""
+    if issubclass(options, PromptOptions) and texts and (replacement := options.replacement_of_texts(values)):
+        fault = OptionError(
+            "{option} has no effect with {replacement} in place of documents. Remove one of them",
+            option=OptionName(texts[0]),
+            replacement=replacement,
         )
+        raise BadOption("", (), fault)
 
 
 def check_prompt(text: str) -> str:
@@ -182,7 +199,7 @@ class EngineOptions(Options):
     @model_validator(mode="after")
     def _check_ray_options(self) -> "EngineOptions":
         if self.name == "plain" and (self.model_fields_set - {"name"}):
-            raise ValueError("'address', 'workers' and 'gpus_per_worker' need the engine ray. Set 'engine' to ray")
+            raise OptionError("{address}, {workers} and {gpus_per_worker} need the engine ray. Set {engine} to ray")
         return self
 
 
@@ -268,7 +285,7 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
 def _warn_of_unused_texts(study: Study, source_name: str) -> None:
     """Warn if each probe that could read the documents of a study file has a prompt instead."""
     readers = {name: o for name, o in study.probe_options.items() if "text" in plugins.requestable_probes()[name].takes}
-    if readers and all(isinstance(o, PromptOptions) and (o.prompt or o.prompt_file) for o in readers.values()):
+    if readers and all(isinstance(o, PromptOptions) and o.replacement_of_texts(vars(o)) for o in readers.values()):
         log.warning(
             "%s: 'texts' has no effect: every probe that could read it has a prompt (%s). Remove 'texts', or prompts",
             source_name,
@@ -281,7 +298,7 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
     try:
         return study_type().model_validate(content)
     except ValidationError as error:
-        raise BadInput(f"{source_name}: {_describe_first_error(error)}") from error
+        raise BadOption(source_name, *_first_fault(error)) from error
 
 
 REQUIREMENTS = {
@@ -332,29 +349,30 @@ def _merge_options(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     return merged
 
 
-def _describe_first_error(error: ValidationError) -> str:
-    """The first mistake: its key, what is expected (by each type that was tried) and the value."""
+def _first_fault(error: ValidationError) -> tuple[tuple[str | int, ...], str | OptionError]:
+    """The path of the first mistake, and what is expected (by each type that was tried) with the value."""
     mistakes = [(_error_path(mistake["loc"]), mistake) for mistake in error.errors()]
     mistakes.sort(key=lambda item: item[1]["type"] != "extra_forbidden")  # which may be why another key is missing
     first = mistakes[0][0]
     # Of the types that were tried, the one whose validation went furthest was probably meant.
     same_key = (item for item in mistakes if item[0][: len(first)] == first)
     steps, mistake = max(same_key, key=lambda item: len(item[0]))
-    path = ".".join(str(step) for step, _ in steps)
+    path = tuple(step for step, _ in steps)
     if mistake["type"] == "extra_forbidden":
         if option := steps[-1][1].former_names.get(steps[-1][0]):
-            return f"option '{steps[-1][0]}' of '{steps[-2][0]}' is now '{option}'"
+            return (), f"option '{steps[-1][0]}' of '{steps[-2][0]}' is now '{option}'"
         known_keys = list(steps[-1][1].model_fields)
-        return f"unknown key '{path}'{did_you_mean(str(steps[-1][0]), known_keys)}. Use one of: {', '.join(known_keys)}"
+        hint = did_you_mean(str(steps[-1][0]), known_keys)
+        return (), f"unknown key '{'.'.join(map(str, path))}'{hint}. Use one of: {', '.join(known_keys)}"
     same_place = [item for item_steps, item in mistakes if item_steps == steps]
     if own_check := next((item for item in same_place if item["type"] == "value_error"), None):
-        reason = str(own_check["msg"]).removeprefix("Value error, ")
-        return f"{path}: {reason}" if path else reason
+        cause = own_check["ctx"]["error"]
+        return path, cause if isinstance(cause, OptionError) else OptionError("{text}", text=str(cause))
     if mistake["type"] == "missing":
-        return f"{path} is missing. Give it a value"
+        return path, " is missing. Give it a value"
     first_text, *texts = dict.fromkeys(map(_error_text, same_place))
     reason = " or ".join([first_text, *(text.removeprefix("must be ") for text in texts)])
-    return f"{path} {reason}: {user_input.quote(mistake['input'])}{_example(steps, mistake['type'])}"
+    return path, f" {reason}: {user_input.quote(mistake['input'])}{_example(steps, mistake['type'])}"
 
 
 def _error_text(error: Any) -> str:

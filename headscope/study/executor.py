@@ -3,7 +3,6 @@
 import logging
 import math
 import platform
-import resource
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from headscope import plugins
+from headscope import plugins, process_memory
 from headscope.compat.torch import cpu_flash_attention
 from headscope.compat.transformers import COMMIT_HASH
 from headscope.forward.observe import observe
@@ -218,7 +217,7 @@ def peak_bytes() -> float:
     """Largest memory use of this process so far, in bytes; on CUDA, that of all GPUs together."""
     if torch.cuda.is_available():
         return float(sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))))
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return process_memory.peak_bytes()
 
 
 def hardware() -> dict[str, Any]:

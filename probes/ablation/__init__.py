@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import ChartGroup, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.ablation.run import AblationRunner
     from probes.ablation.schema import AblationOptions
 
@@ -87,11 +85,6 @@ class Ablation(Probe):
         from probes.ablation.report import charts
 
         return charts(context)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.ablation.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
 
 PROBE = Ablation()

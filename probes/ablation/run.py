@@ -32,9 +32,15 @@ from headscope.patching.activation_patching import MetricName, PairTokens, finit
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
-from headscope.prompts.pair_sets import PROMPT_SET, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
-from headscope.prompts.pairs import PromptPair, TokenPair, tokenize_pair
-from headscope.prompts.special_tokens import chat_text, warn_about_repeated_bos
+from headscope.prompts.pair_sets import (
+    PROMPT_SET,
+    SETS_OF_ANY_LENGTH,
+    PairSet,
+    check_set_names,
+    load_pair_set,
+    single_pair_set,
+)
+from headscope.prompts.pairs import TokenPair
 from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
 from headscope.streaming import StreamingWindow
@@ -251,7 +257,15 @@ class AblationRunner:
         if (label, source) not in self._pair_sets:
             options, tokenizer = self.options, self.context.tokenizer(label)
             if options.prompt is not None:
-                pairs = _single_pair_set(options, tokenizer)
+                pairs = single_pair_set(
+                    tokenizer,
+                    options.prompt,
+                    str(options.answer),
+                    options.wrong or "",
+                    template=options.template,
+                    needs_one_token=options.metric in ("logit_diff", "logprob"),
+                    needs_wrong=options.metric == "logit_diff",
+                )
             else:
                 pairs = load_pair_set(
                     source,
@@ -266,20 +280,6 @@ class AblationRunner:
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
-
-
-def _single_pair_set(options: AblationOptions, tokenizer: Any) -> PairSet:
-    """The prompt of the options as a set of one."""
-    prompt, answer, template = str(options.prompt), str(options.answer), options.template
-    if template:
-        prompt = chat_text(tokenizer, prompt, "Leave out the template")
-    pair = PromptPair(PROMPT_SET, prompt, prompt, answer, options.wrong or "", has_template=template)
-    is_one_token = options.metric in ("logit_diff", "logprob")
-    needs_wrong = options.metric == "logit_diff"
-    tokens = tokenize_pair(tokenizer, pair, needs_one_token=is_one_token, needs_wrong=needs_wrong)
-    if not template:
-        warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
-    return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
 
 
 class _AnswerReplay:

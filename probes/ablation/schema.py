@@ -1,20 +1,16 @@
-"""Options, stored tables and synthetic rows of the ablation probe."""
+"""Options and stored tables of the ablation probe."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import pandas as pd
 from pydantic import BeforeValidator, Field, model_validator
 
+from headscope.errors import OptionError, OptionName
 from headscope.heads import HeadSet, format_head
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights, WeightDigests
 from headscope.prompts.pair_sets import unused_pair_options
-from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
-from headscope.study.config import MultilineOptions
+from headscope.study.config import MultilineOptions, refuse_unused
 
 KINDS = ("zero", "mean", "resample", "streaming")
 
@@ -110,46 +106,50 @@ class AblationOptions(MultilineOptions):
     @model_validator(mode="after")
     def _check_prompts(self) -> "AblationOptions":
         if (self.prompt is None) == (self.pairs is None):
-            raise ValueError("give either 'prompt' with 'answer', or 'pairs'")
+            raise OptionError("give either {prompt} with {answer}, or {pairs}")
         if self.prompt is not None and self.answer is None:
-            raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
+            raise OptionError("the prompt has no answer. Add {answer}, with its leading space")
         unused = {"count", "length"} if self.prompt is not None else {"answer", "wrong", "template"}
         if unused := unused & self.model_fields_set:
-            source = "a prompt" if self.prompt is not None else "'pairs'"
-            raise ValueError(f"'{min(unused)}' cannot be combined with {source}. Remove '{min(unused)}'")
-        for name, reason in unused_pair_options(self.pairs).items() if self.pairs is not None else ():
-            if name in self.model_fields_set:
-                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+            raise OptionError(
+                "{option} cannot be combined with {source}. Remove {option}",
+                option=OptionName(min(unused)),
+                source="a prompt" if self.prompt is not None else OptionName("pairs"),
+            )
+        if self.pairs is not None:
+            refuse_unused(self, unused_pair_options(self.pairs))
         if self.wrong is not None and self.metric != "logit_diff":
-            raise ValueError(
-                f"'wrong' is for the metric logit_diff, not {self.metric}. Remove 'wrong', or change 'metric'"
+            raise OptionError(
+                "{wrong} is for the metric logit_diff, not {value}. Remove {wrong}, or change {metric}",
+                value=self.metric,
             )
         return self
 
     @model_validator(mode="after")
     def _check_control(self) -> "AblationOptions":
         if self.heads == ["all"] and "random_sets" in self.model_fields_set:
-            raise ValueError("'random_sets' is a control for named heads. Remove 'random_sets', or name 'heads'")
+            raise OptionError("{random_sets} is a control for named heads. Remove {random_sets}, or name {heads}")
         return self
 
     @model_validator(mode="after")
     def _check_window(self) -> "AblationOptions":
         if "streaming" not in self.kinds and (unused := {"sink", "recent"} & self.model_fields_set):
-            name = min(unused)
-            raise ValueError(
-                f"'{name}' is for the kind streaming, not {self.kinds[0]}. Remove '{name}', or change 'kinds'"
+            raise OptionError(
+                "{option} is for the kind streaming, not {kind}. Remove {option}, or change {kinds}",
+                option=OptionName(min(unused)),
+                kind=self.kinds[0],
             )
         return self
 
     @model_validator(mode="after")
     def _check_draws(self) -> "AblationOptions":
         if "resample" not in self.kinds and "draws" in self.model_fields_set:
-            raise ValueError(
-                f"'draws' is for the kind resample, not {self.kinds[0]}. Remove 'draws', or change 'kinds'"
+            raise OptionError(
+                "{draws} is for the kind resample, not {kind}. Remove {draws}, or change {kinds}", kind=self.kinds[0]
             )
         if "resample" in self.kinds and self.prompt is not None:
-            raise ValueError(
-                "resample takes head outputs from other prompts of a set, and there is only one prompt. Use 'pairs', "
+            raise OptionError(
+                "resample takes head outputs from other prompts of a set, and there is only one prompt. Use {pairs}, "
                 "or the kinds zero and mean"
             )
         return self
@@ -199,22 +199,3 @@ ABLATION_SETS = Table(
     ),
 )
 TABLES = (ABLATION, ABLATION_SETS)
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell per prompt; heads with growth near 0 matter most."""
-    for number in range(sizes.docs):
-        rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
-        keys["metric_before"] = -1.0
-        blocks, sets = [], []
-        for kind in KINDS:
-            change = -np.exp(-12 * sizes.heads["growth"]) + rng.normal(0, 0.02, len(sizes.heads))
-            blocks.append(sizes.heads.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
-            after = np.array([-3.0, -1.1, -1.1]) + rng.normal(0, 0.05, 3)
-            sets.append(pd.DataFrame({"kind": kind, "draw": range(3), "size": 2, "metric_after": after}))
-        tables = {"ablation": blocks, "ablation_sets": sets}
-        yield (
-            f"ioi {number}",
-            {name: pd.concat(parts, ignore_index=True).assign(**keys) for name, parts in tables.items()},
-        )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from headscope.errors import OptionError, OptionName
 from headscope.prompts.shakespeare import DEFAULT_SOURCE
 from headscope.runs.columns import DOC, LENGTH, Column, Table, key
 from headscope.study.config import Options, TextSource
@@ -128,26 +129,34 @@ class AdaptOptions(Options):
         if not self.phases:
             raise ValueError("no phases. Give at least one, e.g. 2048:26:4")
         if self.adapter is None and self.strategy.startswith("adarope-"):
-            raise ValueError(f"strategy {self.strategy} needs an adapter to start from. Set 'adapter'")
+            raise OptionError("strategy {name} needs an adapter to start from. Set {adapter}", name=self.strategy)
         if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
-            raise ValueError(f"strategy {self.strategy} cannot continue an adapter. Remove 'adapter'")
+            raise OptionError("strategy {name} cannot continue an adapter. Remove {adapter}", name=self.strategy)
         if self.adapter is not None and self.start is not None:
-            raise ValueError(
-                "'start' and 'adapter' cannot be combined: an adapter has its own start. Remove one of them"
+            raise OptionError(
+                "{start} and {adapter} cannot be combined: an adapter has its own start. Remove one of them"
             )
         other = next((name for name in ("start", "adapter") if getattr(self, name) is not None), None)
         if other is not None and "factor" in self.model_fields_set:
-            raise ValueError(
-                f"'factor' is for the default start and cannot be combined with '{other}'. Remove 'factor'"
+            raise OptionError(
+                "{factor} is for the default start and cannot be combined with {other}. Remove {factor}",
+                other=OptionName(other),
             )
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
-            raise ValueError(f"strategy {self.strategy} does not train positions. Remove 'variant' ({self.variant})")
+            raise OptionError(
+                "strategy {name} does not train positions. Remove {variant} ({value})",
+                name=self.strategy,
+                value=self.variant,
+            )
         if self.strategy == "adarope" and (
             unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]
         ):
-            raise ValueError(f"strategy adarope does not train a LoRA. Remove '{unused[0]}', or use another strategy")
+            raise OptionError(
+                "strategy adarope does not train a LoRA. Remove {option}, or use another strategy",
+                option=OptionName(unused[0]),
+            )
         if self.adapter is not None and self.variant == "fixed-log":
-            raise ValueError("variant fixed-log resets every scale and cannot continue an adapter. Remove 'adapter'")
+            raise OptionError("variant fixed-log resets every scale and cannot continue an adapter. Remove {adapter}")
         return self
 
     def _differs_from_default(self, option: str) -> bool:

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, ChartGroup, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.attribution.run import AttributionRunner
     from probes.attribution.schema import AttributionOptions
 
@@ -32,7 +30,8 @@ class Attribution(Probe):
     title = "Direct logit attribution"
     tab = "Attribution"
     summary = (
-        "Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token."
+        "Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token or "
+        "of an answer."
     )
     group = "Causes"
     order = 28
@@ -59,7 +58,7 @@ class Attribution(Probe):
         return STATISTICS
 
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
-        from probes.attribution.schema import head_statistics
+        from probes.attribution.analysis import head_statistics
 
         return head_statistics(tables)
 
@@ -92,11 +91,6 @@ class Attribution(Probe):
         from probes.attribution.report import head_charts
 
         return head_charts(run, model, layer, head)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.attribution.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.attribution.run import benchmark_variants

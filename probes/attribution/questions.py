@@ -25,4 +25,42 @@ QUESTIONS = (
         samples="documents",
         level="headline",
     ),
+    Question(
+        name="attribution.answer",
+        sentence="In {model}, {prompts}: the logit of the answer is above {compared} by {value}. Direct terms: "
+        "{heads:+.2f} from heads, {mlps:+.2f} from MLPs and other layer terms, {embedding:+.2f} from the embedding and "
+        "{biases:+.2f} from biases",
+        headline="{prompts}: logit of the answer above {compared}: {value}",
+        number="+.2f",
+        value_unit="logits",
+        samples="pairs",
+        level="headline",
+        better="higher",
+    ),
+    Question(
+        name="attribution.answered",
+        sentence="{model}, {prompts}: the model gives the answer ({answer_criterion}) in {value}[. Means include "
+        "{unanswered:n pairs} without it][. {doubt}]",
+        number="percent",
+        samples="pairs",
+        better="higher",
+    ),
+    Question(
+        name="attribution.answer_layer",
+        sentence="In {model}, {prompts}: of all layers, the {component} adds most to the logit of the answer: {value}",
+        headline="{prompts}: {component} adds most to the answer, {value}",
+        number="+.3f",
+        value_unit="logits",
+        samples="pairs",
+        level="headline",
+    ),
+    Question(
+        name="attribution.answer_extreme",
+        sentence="In {model}, {prompts}: {unit} has the {which} direct logit attribution of the answer: {value}",
+        headline="{prompts}: {which} direct logit attribution of the answer: {unit}, {value}",
+        number="+.3f",
+        value_unit="logits",
+        samples="pairs",
+        level="headline",
+    ),
 )

@@ -10,6 +10,7 @@ from headscope.rendering.text import describe_extremes
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.attribution import PROBE, plots
+from probes.attribution.answers import report as answers
 from probes.attribution.schema import STATISTIC_NAME
 
 GLOSSARY = (
@@ -17,8 +18,8 @@ GLOSSARY = (
         "Direct logit attribution (DLA)",
         "The logit of a token is a sum: the embedding, every head and every MLP add a term. The direct logit "
         "attribution of a head is the term of its own output; effects through later layers are not counted. The mean "
-        "over the vocabulary is subtracted, because a constant makes no token more likely. Norms are frozen at their "
-        "observed scale.",
+        "over the vocabulary is subtracted, because a constant makes no token more likely; for an answer, the logit of "
+        "a wrong answer. Norms are frozen at their observed scale.",
         "(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
         ("attribution",),
     ),
@@ -26,15 +27,17 @@ GLOSSARY = (
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """What every head adds to the next token's logit, and all terms of that logit."""
+    """What every head adds to the next token's logit, and all terms of that logit; the same of answers."""
     yield ChartGroup(PROBE.title, "Contribution of each head to the next token's logit", _head_charts(context))
     yield ChartGroup(PROBE.title, "Terms of the logit by layer", _part_charts(context))
+    yield from answers.charts(context, PROBE.title)
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
-    """The contribution of one head by position."""
+    """The contribution of one head by position, and to an answer by row."""
     if "attribution" in run.tables:
         yield from _position_chart(run, tuple(default_models_with(run, model)), layer, head)
+    yield from answers.head_charts(run, model, layer, head)
 
 
 @lru_cache(8)

@@ -1,4 +1,5 @@
-"""Results of direct logit attribution: the terms of the logit, and the heads with the largest and smallest."""
+"""Results of direct logit attribution: the terms of the logit, and the heads with the largest and smallest; of the next
+token and of answers."""
 
 import math
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from headscope.results.samples import extreme_head_result, mean_result
 from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
+from probes.attribution.answers import results as answers
+from probes.attribution.answers.schema import ANSWER_STATISTIC
 from probes.attribution.schema import STATISTIC_NAME, mean_over_positions
 
 NO_LIMITS = (-math.inf, math.inf)
@@ -24,11 +27,13 @@ def results(run: Run) -> Iterator[Result]:
             yield from _logit_results(run, label)
         for _, heads in heads_by_model(run.heads[run.heads["model"] == label], STATISTIC_NAME):
             yield from _head_results(run, label, heads)
+    yield from answers.results(run)
 
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
     """The head's rank by direct logit attribution."""
-    return head_ranks(run, STATISTIC_NAME, layer, head)
+    for statistic in (STATISTIC_NAME, ANSWER_STATISTIC):
+        yield from head_ranks(run, statistic, layer, head)
 
 
 def _logit_results(run: Run, label: str) -> Iterator[Result]:

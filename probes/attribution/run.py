@@ -1,4 +1,4 @@
-"""Runner of direct logit attribution: one shared pass over each document."""
+"""Runner of direct logit attribution: one shared pass over each document, or a pass over each prompt with an answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,17 +16,22 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.prompt import ProbeTexts
+from probes.attribution.answers.run import AnswerRunner
 from probes.attribution.schema import AttributionOptions
 
 
 class AttributionRunner:
-    """Cells: each (model, context length, document). It only observes, so its passes are shared with other probes."""
+    """Cells: each (model, context length, document), whose passes are shared with other probes; or each prompt with an
+    answer, which has passes of its own."""
 
     def __init__(self, options: AttributionOptions, context: StudyContext):
+        self.answers = AnswerRunner(options, context) if options.has_answers else None
         self.texts = ProbeTexts(options, options.lengths, context)
         self.context = context
 
     def cells(self) -> list[Cell]:
+        if self.answers is not None:
+            return self.answers.cells()
         return [
             Cell(
                 f"{label}: {length} tokens, document {number}",
@@ -39,25 +44,30 @@ class AttributionRunner:
             for number, document in enumerate(self.texts.documents(label))
         ]
 
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert self.answers is not None
+        return self.answers.compute_rows(cell, model)
+
     def token_ids(self, cell: Cell) -> Sequence[int]:
         document, length = document_of(cell, self.texts.documents)
         return document.ids[:length]
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "AttributionObserver":
         document, length = document_of(cell, self.texts.documents)
-        return AttributionObserver(model, ids, {"model": cell.model, "context_length": length, "doc": document.name})
+        keys = {"model": cell.model, "context_length": length, "doc": document.name}
+        return AttributionObserver(model, ids, keys, by_token=self.texts.is_prompt)
 
 
 class AttributionObserver(LogitAttribution):
-    """The terms of the next token's logit as means over bins of positions; `keys` are the first columns."""
+    """The terms of the next token's logit, means over bins of positions or by token; `keys` are the first columns."""
 
-    def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any]):
+    def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any], by_token: bool = False):
         super().__init__(model, ids)
-        self.keys = keys
+        self.keys, self.bins = keys, AttributionByPosition(ids.shape[1], by_token)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         super().tables(finished_pass)
-        geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
+        geometry, bins = self.geometry, self.bins
         layers, heads = np.nonzero(np.arange(geometry.heads) < np.array(geometry.layer_heads)[:, None])
         head_columns = {"layer": np.array(geometry.layer_numbers)[layers], "head": heads}
         head_columns["kv_group"] = geometry.kv_group(layers, heads)

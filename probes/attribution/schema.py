@@ -1,31 +1,99 @@
-"""Options, stored tables, per-head statistic and synthetic rows of the attribution probe."""
+"""Options, stored tables and per-head statistic of the attribution probe."""
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Self
 
-import numpy as np
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from headscope.bins import position_bin_edges
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
-from headscope.runs.arrow import Rows
+from headscope.errors import OptionError, OptionName
+from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
-from headscope.runs.run_tables import RunTables
-from headscope.runs.synthetic import Sizes
-from headscope.study.config import Lengths, PromptOptions
+from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions, refuse_unused
+from probes.attribution.answers import schema as answers
+
+DEFAULT_PROMPT_LENGTH = 128
+"""Tokens of a prompt of the sets induction and needle."""
 
 
 class AttributionOptions(PromptOptions):
-    """What each head adds directly to the logit of the next token."""
+    """What each part adds directly to the logit of the next token, or of an answer."""
 
-    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
+    lengths: Lengths = Field(
+        default=[2048],
+        description="context lengths in tokens; with pairs one length, of a prompt of the sets induction and needle, "
+        f"by default {DEFAULT_PROMPT_LENGTH}",
+    )
+    answer: str | None = Field(
+        None,
+        min_length=1,
+        description="token after the prompt whose logit is attributed in every row, with its leading space; default: "
+        "the next token of each row",
+    )
+    wrong: str | None = Field(
+        None,
+        min_length=1,
+        description="wrong answer, whose logit is subtracted; default: the mean logit of the vocabulary",
+    )
+    pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None,
+        min_length=1,
+        description="instead of a prompt, sets of prompt pairs whose clean prompts and answers are used: ioi, "
+        "greater-than, induction, needle, or a JSON lines file",
+    )
+    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
+
+    @classmethod
+    def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
+        pairs = values.get("pairs") or []
+        is_replaced = pairs and "needle" not in pairs  # needles are hidden in the documents
+        return "prompt pairs" if is_replaced else super().replacement_of_texts(values)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the logits of answers are attributed, not those of the next tokens."""
+        return self.answer is not None or self.pairs is not None
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of a prompt of the sets induction and needle."""
+        return self.lengths[0] if "lengths" in self.model_fields_set else DEFAULT_PROMPT_LENGTH
+
+    @model_validator(mode="after")
+    def _check_answers(self) -> Self:
+        has_prompt = self.prompt is not None or self.prompt_file is not None
+        if self.pairs is not None and (given := {"prompt", "prompt_file", "answer", "wrong"} & self._given):
+            raise OptionError(
+                "{option} cannot be combined with {pairs}, which hold prompts and answers",
+                option=OptionName(min(given)),
+            )
+        if self.answer is not None and not has_prompt:
+            raise OptionError("{answer} needs a prompt that it follows. Add {prompt}, or use {pairs}")
+        if self.wrong is not None and self.answer is None:
+            raise OptionError("{wrong} needs the right answer. Add {answer}")
+        if self.answer is not None and self.answer == self.wrong:
+            raise OptionError("{answer} and {wrong} are both '{text}'. Change one", text=self.answer)
+        if self.pairs is None:
+            refuse_unused(self, {"count": "it is for pairs"})
+            return self
+        reasons = unused_pair_options(self.pairs)
+        refuse_unused(self, {"lengths" if name == "length" else name: reason for name, reason in reasons.items()})
+        if len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS:
+            raise OptionError(
+                "with pairs {lengths} is one length of at most {most} tokens, not {given}. Give one",
+                most=MAX_PROMPT_TOKENS,
+                given=",".join(map(str, self.lengths)),
+            )
+        return self
+
+    @property
+    def _given(self) -> set[str]:
+        return {name for name in self.model_fields_set if getattr(self, name) is not None}
 
 
-POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions")
+POSITION = key("position", "index32", "tokens", "last predicted token of the bin; of a prompt every token")
 CONTRIBUTION_MEANING = (
     "minus the mean over the vocabulary, which changes no probability; norms are frozen at their observed scale, and a "
     "final soft cap is linearised at the observed logits"
@@ -76,27 +144,7 @@ ATTRIBUTION_PARTS = Table(
     ),
 )
 
-TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS)
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """Synthetic rows of each length and document: late heads of low growth contribute most."""
-    for length, doc in product(sizes.lengths, range(sizes.docs)):
-        rng = np.random.default_rng([sizes.seed, model_index, length, doc])
-        keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
-        edges = position_bin_edges(length)
-        bins = pd.DataFrame({"position": edges, "tokens": np.diff(edges, prepend=0)})
-        heads = sizes.heads.merge(bins, how="cross").assign(**keys)
-        heads["contribution"] = 0.1 * (0.5 - heads["growth"]) * (1 + heads["layer"]) + rng.normal(0, 0.01, len(heads))
-        by_layer = heads.groupby(["layer", "position", "tokens"], as_index=False)["contribution"].sum()
-        parts = [by_layer.assign(part="heads"), by_layer.assign(part="other", contribution=0.3)]
-        for part, contribution in (("embedding", 0.2), ("bias", 0.0)):
-            parts.append(bins.assign(part=part, layer=0, contribution=contribution))
-        terms = pd.concat(parts, ignore_index=True)
-        logit = terms.groupby(["position", "tokens"], as_index=False)["contribution"].sum()
-        rows = pd.concat([terms, logit.assign(part="logit", layer=0)], ignore_index=True).assign(**keys)
-        yield f"{length}/{doc}", {"attribution": heads.drop(columns="growth"), "attribution_parts": rows}
-
+TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS, *answers.TABLES)
 
 STATISTIC_NAME = "next_token_attribution"
 
@@ -109,17 +157,10 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "over positions at the longest length; negative if the head lowers the logit",
             formula="(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
             number_format="+.3f",
-        )
+        ),
+        **answers.STATISTICS,
     }
 )
-
-
-def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """`next_token_attribution` by (model, layer, head, kv_group) at the longest length, with its interval."""
-    if "attribution" not in run.tables:
-        return None
-    rows = rows_at_longest_length(plain_types(run.table("attribution")))
-    return mean_with_interval(mean_over_positions(rows, *HEAD_KEYS, "doc"), STATISTIC_NAME)
 
 
 def mean_over_positions(rows: pd.DataFrame, *group_columns: str) -> pd.Series:

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Card, ChartGroup, Overview, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.budget.run import BudgetRunner
     from probes.budget.schema import BudgetOptions
 
@@ -90,11 +88,6 @@ class Budget(Probe):
         from probes.budget.report import overview_cards
 
         return overview_cards(context)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.budget.synthetic import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.budget.bench import benchmark_variants

@@ -31,6 +31,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "largest share of the KV groups that can stream, in the best order, before the loss rises by more than the "
             "bound",
             number_format=".0%",
+            by_length=True,
         )
     }
 )

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.errors import OptionError, OptionName
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.runs.columns import DOC, FILTER, GROUP, HEAD, LAYER, LENGTH, METRIC, MODEL, TASK, Column, Table, key
 from headscope.streaming import StreamingWindow
@@ -113,11 +114,11 @@ class BudgetOptions(Options):
             raise ValueError("sink 0 and recent 0 leave a streaming KV group no token. Use a recent of at least 1")
         _ = self.window
         if "draws" in self.model_fields_set and RANDOM not in self.orders:
-            raise ValueError("'draws' is for the order random. Remove 'draws', or add random to 'orders'")
+            raise OptionError("{draws} is for the order random. Remove {draws}, or add random to {orders}")
         if "count" in self.model_fields_set and not self.prompts:
-            raise ValueError("'count' is for prompts. Remove 'count', or add 'prompts'")
+            raise OptionError("{count} is for prompts. Remove {count}, or add {prompts}")
         if not self.tasks and (unused := {"task_limit", "trust_task_code"} & self.model_fields_set):
-            raise ValueError(f"'{min(unused)}' is for tasks. Remove '{min(unused)}', or add tasks")
+            raise OptionError("{option} is for tasks. Remove {option}, or add tasks", option=OptionName(min(unused)))
         return self
 
     @property

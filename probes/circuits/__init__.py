@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, ChartGroup, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.circuits.run import CircuitsRunner
     from probes.circuits.schema import CircuitsOptions
 
@@ -96,11 +94,6 @@ class Circuits(Probe):
         from probes.circuits.report import row_charts
 
         return row_charts(run, model, length, doc, layer, head, query)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.circuits.synthetic import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.circuits.bench import benchmark_variants

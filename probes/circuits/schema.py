@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headscope.errors import OptionError
 from headscope.heads import format_head, parse_head
 from headscope.runs.columns import (
     DISTANCE,
@@ -96,24 +97,26 @@ class CircuitsOptions(PromptOptions):
     def _check_unused(self) -> "CircuitsOptions":
         set_options = self.model_fields_set
         if "distances" in set_options and not self.pairs:
-            raise ValueError("'distances' has no effect without 'pairs'. Add 'pairs', or remove 'distances'")
+            raise OptionError("{distances} has no effect without {pairs}. Add {pairs}, or remove {distances}")
         if "top" in set_options and not self.tokens:
-            raise ValueError("'top' has no effect without 'tokens'. Add 'tokens', or remove 'top'")
+            raise OptionError("{top} has no effect without {tokens}. Add {tokens}, or remove {top}")
         if self.query_rows and not self.heads:
-            raise ValueError("'query_rows' has no effect without 'heads'. Add 'heads', or remove 'query_rows'")
+            raise OptionError("{query_rows} has no effect without {heads}. Add {heads}, or remove {query_rows}")
         if self.heads and not self.query_rows and min(self.lengths) < MIN_FAR_LENGTH:
-            raise ValueError(
-                f"length {min(self.lengths)} is too short for 'heads', whose top far rows see keys 32 or more tokens "
-                f"back. Use at least {MIN_FAR_LENGTH} tokens"
+            raise OptionError(
+                "length {length} is too short for {heads}, whose top far rows see keys 32 or more tokens back. Use at "
+                "least {minimum} tokens",
+                length=min(self.lengths),
+                minimum=MIN_FAR_LENGTH,
             )
         if "lengths" in set_options and not {"distance", "values"} & {*self.parts} and not self.heads:
-            raise ValueError(
-                "'lengths' has no effect: only 'heads' and the parts distance and values read texts. Remove 'lengths', "
-                "or add values to 'parts'"
+            raise OptionError(
+                "{lengths} has no effect: only {heads} and the parts distance and values read texts. Remove {lengths}, "
+                "or add values to {parts}"
             )
         if self.embedding != "plain" and "weights" not in self.parts and not (self.tokens or self.pairs):
-            raise ValueError(
-                "'embedding' changes weights, tokens and pairs only. Remove 'embedding', or add weights to 'parts'"
+            raise OptionError(
+                "{embedding} changes weights, tokens and pairs only. Remove {embedding}, or add weights to {parts}"
             )
         return self
 

@@ -21,7 +21,9 @@ MAX_LENGTH_RATIO = 1.25
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        f"task_{kind}": Statistic(f"mean {kind} on tasks", "", f"mean {kind} over the tasks that all models have")
+        f"task_{kind}": Statistic(
+            f"mean {kind} on tasks", "", f"mean {kind} over the tasks that all models have", by_length=True
+        )
         for kind in ("accuracy", "match")
     }
 )

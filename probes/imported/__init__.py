@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import ChartGroup, RenderContext
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.imported.run import ImportedRunner
     from probes.imported.schema import ImportedOptions
 
@@ -79,11 +77,6 @@ class Imported(Probe):
         from probes.imported.report import charts
 
         return charts(context)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.imported.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
 
 PROBE = Imported()

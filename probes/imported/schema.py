@@ -1,6 +1,6 @@
 """Options, table and column of imported scores, and how they agree with headscope's own measures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -17,14 +17,12 @@ from headscope.plugin_api import (
     MODEL,
     Column,
     Options,
-    Rows,
     RunTables,
     Statistic,
     Table,
     plain_types,
 )
 from headscope.runs.column_metadata import is_statistic
-from headscope.runs.synthetic import Sizes
 
 
 class ImportedOptions(Options):
@@ -73,10 +71,3 @@ def correlations(heads: pd.DataFrame, label: str) -> pd.DataFrame:
             records.append({"name": str(name), "correlation": float(correlation), "heads": len(pair)})
     table = pd.DataFrame(records, columns=["name", "correlation", "heads"])
     return table.sort_values("correlation", key=abs, ascending=False, kind="stable", ignore_index=True)
-
-
-def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, dict[str, Rows]]]:
-    """Scores that fall with the growth exponent, as a retrieval score does."""
-    noise = np.random.default_rng([sizes.seed, number]).normal(0, 0.05, len(sizes.heads))
-    keys = {name: sizes.heads[name].to_numpy() for name in ("layer", "head", "kv_group")}
-    yield "scores", {IMPORTED.name: {"model": model, **keys, "score": 1 - sizes.heads["growth"].to_numpy() + noise}}

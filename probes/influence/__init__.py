@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Card, ChartGroup, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.influence.run import InfluenceRunner, head_influence
     from probes.influence.schema import InfluenceOptions
 
@@ -97,11 +95,6 @@ class Influence(Probe):
         from probes.influence.report import page
 
         return page(context)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.influence.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.influence.bench import benchmark_variants

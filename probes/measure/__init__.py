@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, Card, ChartGroup, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Role, Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.measure.run import MeasureRunner
     from probes.measure.schema import MeasureOptions
 
@@ -110,11 +108,6 @@ class Measure(Probe):
         from probes.measure.report import head_charts
 
         return head_charts(run, model, layer, head)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.measure.synthetic import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
 
 PROBE = Measure()

@@ -42,6 +42,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "exp of the mean ln ESS2 over query rows in the last octave of visible keys",
             True,
             "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
+            by_length=True,
         ),
         "growth": Statistic(
             "growth exponent",
@@ -127,7 +128,14 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "logit_scale": Statistic(
             "logit multiplier", "", "factor on all logits up to L_ref, relative to the checkpoint's own"
         ),
-        "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", number_format=".3f"),
+        "nll": Statistic(
+            "loss",
+            "nats/token",
+            "mean over documents of the mean next-token loss",
+            number_format=".3f",
+            by_length=True,
+            against_first=True,
+        ),
     }
 )
 

@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Role, Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.needle.run import NeedleRunner
     from probes.needle.schema import NeedleOptions
 
@@ -120,11 +118,6 @@ class Needle(Probe):
         from probes.needle.trial_explorer import trials_page
 
         return trials_page(context, query)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.needle.synthetic import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.needle.run import benchmark_variants

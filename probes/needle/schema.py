@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from headscope.errors import OptionError
 from headscope.prompts.needle_grid import even_depths
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Options
@@ -90,17 +91,17 @@ class NeedleOptions(Options):
     @model_validator(mode="after")
     def _check_combinations(self) -> "NeedleOptions":
         if self.file is not None and self.kind != "literal":
-            raise ValueError(
-                "'kind' selects built-in needles and cannot be combined with a file. Remove 'kind' or 'file'"
+            raise OptionError(
+                "{kind} selects built-in needles and cannot be combined with a file. Remove {kind} or {file}"
             )
         if self.mode == "wu" and (self.kind != "literal" or self.attribution):
             raise ValueError("mode wu supports only copies of literal needles. Use mode strict")
         if self.ablate_top and min(self.ablate_top) < 1:
-            raise ValueError(f"'ablate_top' {min(self.ablate_top)} ablates no head. Use at least 1")
+            raise OptionError("{ablate_top} {size} ablates no head. Use at least 1", size=min(self.ablate_top))
         if self.ablate_top and self.needles < 2:
-            raise ValueError("'ablate_top' ranks heads on half of the needles. Use at least 2 needles")
+            raise OptionError("{ablate_top} ranks heads on half of the needles. Use at least 2 needles")
         if self.ablate_top and self.mode == "wu":
-            raise ValueError("'ablate_top' needs mode strict. Remove 'ablate_top' or mode wu")
+            raise OptionError("{ablate_top} needs mode strict. Remove {ablate_top} or mode wu")
         if self.rank_by == "attribution" and not self.attribution:
             raise ValueError(
                 "heads can be ranked by attribution only if it is measured. Add --attribution, or attribution: "

@@ -1,18 +1,15 @@
-"""Options, stored tables and synthetic rows of the patching probe."""
+"""Options and stored tables of the patching probe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
-from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
-from headscope.study.config import Options
+from headscope.study.config import Options, refuse_unused
 
 MIN_DIFFERENCE = 0.5
 """Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits or nats [ours]."""
@@ -81,9 +78,7 @@ class PairOptions(Options):
             unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
         if {*self.pairs} <= {*GENERATED_SETS}:
             unused["align"] = "it is for files of pairs"
-        for name, reason in unused.items():
-            if name in self.model_fields_set:
-                raise ValueError(f"'{name}' has no effect here: {reason}. Remove '{name}'")
+        refuse_unused(self, unused)
         return self
 
 
@@ -272,41 +267,3 @@ def effect_columns(patched: Any, clean: float, corrupted: float, direction: str)
         "is_counted": is_normalised,
         "effect": effect,
     }
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell per pair; heads with growth near 0 have the largest effects, and estimates are a little off."""
-    for number in range(sizes.docs):
-        rng = np.random.default_rng([sizes.seed, model_index, number])
-        prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
-        keys = {"model": model, "prompts": prompts, "pair": pair}
-        blocks = [_synthetic_activation(sizes.heads, activation, rng) for activation in ACTIVATIONS]
-        tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
-        rows = pd.concat(blocks, ignore_index=True).assign(**keys)
-        spans = rows[(rows["activation"] == "z") & (rows["position"] > 0)].assign(first=lambda f: f["position"])
-        spans = spans.assign(last=spans["first"], span=np.where(spans["first"] == 2, "last", "subject"))
-        yield (
-            f"{prompts} {pair}",
-            {
-                "patching": rows,
-                "patching_tokens": tokens.assign(**keys),
-                "patching_spans": spans.drop(columns="position"),
-            },
-        )
-
-
-def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:
-    """Exact and estimated rows of one activation; those of z also at three positions."""
-    units = heads
-    if activation in ("k", "v"):
-        units = heads.groupby(["layer", "kv_group"], as_index=False)["growth"].min().assign(head=WHOLE_GROUP)
-    positions = [ALL_POSITIONS, 0, 1, 2] if activation == "z" else [ALL_POSITIONS]
-    rows = pd.concat([units.assign(position=at) for at in positions], ignore_index=True)
-    true_effect = np.exp(-12 * rows["growth"]) / np.where(rows["position"] < 0, 1, 3)
-    blocks = []
-    for method, noise in (("exact", 0.0), ("estimate", 0.02)):
-        patched = -1 + 3 * (true_effect + rng.normal(0, 0.01 + noise, len(rows)))
-        keys = {"activation": activation, "direction": "denoising", "metric": "logit_diff", "method": method}
-        columns = effect_columns(patched, 2.0, -1.0, "denoising")
-        blocks.append(rows.drop(columns="growth").assign(group="", **keys, **columns))
-    return pd.concat(blocks, ignore_index=True)

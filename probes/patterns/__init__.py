@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from headscope.rendering.blocks import Block, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
-    from headscope.runs.synthetic import Sizes
     from probes.patterns.run import PatternsRunner
     from probes.patterns.schema import PatternsOptions
 
@@ -111,11 +109,6 @@ class Patterns(Probe):
         from probes.patterns.lens import lens_page
 
         return lens_page(context, query)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.patterns.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.patterns.run import benchmark_variants

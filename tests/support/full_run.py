@@ -8,9 +8,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 
+from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.runs.run import Run
-from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
+from support.synthetic_runs import synthetic_run
 
 
 def whole_run(

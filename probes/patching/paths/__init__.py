@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from headscope.probe import Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from headscope.rendering.blocks import ChartGroup, Overview, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
-    from headscope.runs.arrow import Rows
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
-    from headscope.runs.synthetic import Sizes
     from probes.patching.paths.run import PathsRunner
     from probes.patching.paths.schema import PathsOptions
 
@@ -78,11 +76,6 @@ class Paths(Probe):
         from probes.patching.paths.report import charts
 
         return charts(context)
-
-    def synthetic_rows(self, sizes: Sizes, model: str, number: int) -> Iterable[tuple[str, Mapping[str, Rows]]]:
-        from probes.patching.paths.schema import synthetic_cells
-
-        return synthetic_cells(sizes, model, number)
 
 
 PROBE = Paths()

@@ -1,16 +1,12 @@
-"""Options, stored tables and synthetic rows of path patching."""
+"""Options and stored tables of path patching."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
-import numpy as np
-import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
+from headscope.errors import OptionError
 from headscope.heads import HeadSet
-from headscope.runs.arrow import Rows
 from headscope.runs.columns import MODEL, Column, Table, key
-from headscope.runs.synthetic import Sizes
 from probes.patching.schema import (
     DIRECTION,
     MAX_UNITS,
@@ -19,7 +15,6 @@ from probes.patching.schema import (
     PROMPTS,
     VALUES,
     PairOptions,
-    effect_columns,
 )
 
 PathEnd = Literal["q", "k", "v", "logits"]
@@ -83,7 +78,7 @@ class PathsOptions(PairOptions):
     @model_validator(mode="after")
     def _refuse_unused_receivers(self) -> Self:
         if self.through == ["logits"] and "receivers" in self.model_fields_set:
-            raise ValueError("'receivers' has no effect here: paths lead to the logits only. Remove 'receivers'")
+            raise OptionError("{receivers} has no effect here: paths lead to the logits only. Remove {receivers}")
         return self
 
 
@@ -118,33 +113,3 @@ PATH_ESTIMATES = Table(
     mean_over_cells="pairs",
 )
 TABLES = (PATHS, PATH_ESTIMATES)
-
-
-def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell per pair: estimates of all paths, and exact effects of some; senders with growth near 0 matter most."""
-    paths = _synthetic_paths(sizes.heads)
-    true_effect = np.exp(-12 * paths.pop("growth"))
-    chosen = np.argsort(-true_effect.to_numpy(), kind="stable")[:20]
-    for number in range(sizes.docs):
-        rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys: dict[str, Any] = {"model": model, "prompts": "ioi", "direction": "denoising", "metric": "logit_diff"}
-        keys |= {"norms": "frozen"}
-        estimates = paths.assign(effect=true_effect + rng.normal(0, 0.02, len(paths)), pairs=1, **keys)
-        patched = -1 + 3 * (true_effect.iloc[chosen] + rng.normal(0, 0.01, len(chosen)))
-        columns = effect_columns(patched, 2.0, -1.0, "denoising")
-        exact = paths.iloc[chosen].assign(pair=f"ioi {number}", group="", **keys, **columns)
-        yield f"ioi {number}", {"paths": exact, "path_estimates": estimates}
-
-
-def _synthetic_paths(heads: pd.DataFrame) -> pd.DataFrame:
-    """Every path between heads of different layers, and to the logits, with the growth of its sender."""
-    names = {"layer": "layer", "head": "head"}
-    senders, receivers = (
-        heads.rename(columns={name: f"{end}_{name}" for name in names}).drop(columns="kv_group")
-        for end in ("sender", "receiver")
-    )
-    pairs = senders.merge(receivers.drop(columns="growth"), how="cross")
-    pairs = pairs[pairs["receiver_layer"] > pairs["sender_layer"]]
-    blocks = [pairs.assign(through=name) for name in RECEIVER_INPUTS]
-    direct = senders.assign(receiver_layer=LOGITS, receiver_head=LOGITS, through="logits")
-    return pd.concat([*blocks, direct], ignore_index=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from headscope.runs.synthetic import Sizes
 from probes.circuits.analysis import INPUTS
 from probes.circuits.schema import ALL_OTHERS, SIDES
 
@@ -20,7 +20,7 @@ TOP = 3
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Weights, composition and positional curves; heads of low growth copy and compose most."""
     rng = np.random.default_rng([sizes.seed, model_index])
-    units = sizes.heads
+    units = sizes.units
     heads = units.drop(columns="growth").assign(
         model=model,
         copying=np.clip(0.9 - 1.5 * units["growth"] + rng.normal(0, 0.05, len(units)), -1, 1),
@@ -64,8 +64,8 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
 
 
 def _composition(sizes: Sizes, model: str, rng: np.random.Generator) -> pd.DataFrame:
-    senders = sizes.heads[["layer", "head"]].add_prefix("sender_")
-    rows = senders.merge(sizes.heads, how="cross").merge(pd.DataFrame({"input": INPUTS}), how="cross")
+    senders = sizes.units[["layer", "head"]].add_prefix("sender_")
+    rows = senders.merge(sizes.units, how="cross").merge(pd.DataFrame({"input": INPUTS}), how="cross")
     rows = rows[rows["sender_layer"] < rows["layer"]]
     score = 0.1 + 0.2 * (1 - rows["growth"]) * rng.random(len(rows))
     return rows.drop(columns="growth").assign(model=model, score=score, baseline=0.1)
@@ -73,7 +73,7 @@ def _composition(sizes: Sizes, model: str, rng: np.random.Generator) -> pd.DataF
 
 def _positional_rows(sizes: Sizes, model: str, length: int, doc: int) -> Mapping[str, Rows]:
     keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
-    units = sizes.heads
+    units = sizes.units
     distances = pd.DataFrame({"distance": [0, *(2**power for power in range(length.bit_length() - 1))]})
     curve = units.merge(distances, how="cross").assign(**keys)
     curve["logit"] = -(1 - curve["growth"]) * np.log1p(curve["distance"]) + 0.01 * doc

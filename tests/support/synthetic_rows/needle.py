@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from headscope.runs.synthetic import Sizes
 
 SUCCESS_DROP = 0.15
 """Drop of the success rate from each model to the next."""
@@ -35,7 +35,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     trials["answer"] = np.where(trials["success"], "1847 by Odette Marchbanks.", "the king.")
     trials["steps"] = 10
     keys = ["model", "mode", "needle", "context_length", "depth", "doc", "seed"]
-    heads = sizes.heads.merge(trials[[*keys, "success"]], how="cross")
+    heads = sizes.units.merge(trials[[*keys, "success"]], how="cross")
     may_copy = np.where(heads["mode"] == "strict", 0.3 + 0.7 * heads["success"], 0)
     skill = np.clip(1 - 4 * heads["growth"], 0, 1) * may_copy
     heads["copies"] = rng.binomial(8, 0.95 * skill)
@@ -90,7 +90,7 @@ def _synthetic_attribution(heads: pd.DataFrame, rng: np.random.Generator) -> pd.
 
 def _synthetic_ablation(sizes: Sizes, trials: pd.DataFrame, model: str, model_index: int) -> dict[str, pd.DataFrame]:
     """Ablation of the top heads, which lowers success, and of three random sets, which hardly does."""
-    ranked = sizes.heads.sort_values("growth", ignore_index=True)
+    ranked = sizes.units.sort_values("growth", ignore_index=True)
     questions = trials.drop(columns=["prompt_tokens", "achieved_depth", "span_start", "span_end", "steps"])
     trial_blocks, head_blocks = [], []
     for size, draw, half in product((1, 4), range(4), range(2)):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.bench.synthetic_run import Sizes
 from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
-from headscope.runs.synthetic import Sizes
 from probes.budget.schema import (
     ANSWERS,
     CACHE,
@@ -36,7 +36,7 @@ BOUND, BYTES_PER_TOKEN = 0.01, 128
 def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Losses that rise with the share, more slowly for better orders; every document has its own scale."""
     rng = np.random.default_rng([sizes.seed, number])
-    groups = sizes.heads[UNIT].drop_duplicates()
+    groups = sizes.units[UNIT].drop_duplicates()
     orders = [*((order, 0) for order in MEASURED_ORDERS), *((RANDOM, draw) for draw in range(DRAWS))]
     for doc in range(sizes.docs):
         blocks = [
@@ -45,16 +45,16 @@ def synthetic_cells(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str
             for order, draw, share in _curve_points(orders)
         ]
         yield f"losses {doc}", {LOSS.name: pd.concat(blocks).assign(model=model, doc=f"text/{doc}")}
-        scores = sizes.heads.assign(log_ess2=4 * sizes.heads["growth"], far_mass=sizes.heads["growth"])
+        scores = sizes.units.assign(log_ess2=4 * sizes.units["growth"], far_mass=sizes.units["growth"])
         scores["local_mass"] = 1 - scores["far_mass"]
         keys: dict[str, Any] = {"model": model, "context_length": max(sizes.lengths), "doc": f"text/{doc}"}
-        errors = sizes.heads.assign(log_ess2_se=0.05, local_mass_se=0.01, far_mass_se=0.01)
+        errors = sizes.units.assign(log_ess2_se=0.05, local_mass_se=0.01, far_mass_se=0.01)
         tables: dict[str, Rows] = {
             SCORES.name: scores.drop(columns="growth").assign(**keys),
             SCORE_ERRORS.name: errors.drop(columns="growth").assign(**keys),
         }
         yield f"scores {doc}", tables
-    scores = sizes.heads.rename(columns={"growth": "score"})
+    scores = sizes.units.rename(columns={"growth": "score"})
     ranks, cache = [], []
     for (order, draw), half in product(orders, (0, 1)):
         keys = {"model": model, "order": order, "draw": draw, "half": half}

@@ -1,0 +1,94 @@
+"""Charts of the attribution of answers."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from headscope.plots import head_matrices, style
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
+from headscope.rendering.statistic_charts import comparison_chart
+from headscope.rendering.text import describe_extremes, to_visible_line
+from headscope.runs.aggregation import plain_types
+from headscope.runs.run import Run
+from headscope.runs.summary import default_models_with
+from probes.attribution.answers import plots
+from probes.attribution.answers.analysis import add_stages, parts_at_answer, sets_of
+from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_STATISTIC, ANSWER_TOKENS
+
+STREAM_CAPTION = (
+    "What the residual stream gives to the answer after each stage, with the final norm frozen at its scale at the "
+    "end: the sum of the terms so far, in the last row of the prompt, mean over pairs. Band: 95 % confidence interval "
+    "over pairs, from three pairs on."
+)
+COMPONENT_CAPTION = (
+    "Mean over pairs, in the last row of the prompt. All bars add up to the logit difference. Error bars: 95 % "
+    "confidence interval over pairs, from three pairs on."
+)
+ROW_CAPTION = (
+    "The same sum in every row of one prompt: above zero (red) the residual stream of this token favours the answer "
+    "after this layer, below zero (blue) the wrong answer."
+)
+
+
+def charts(context: RenderContext, chapter: str) -> Iterator[ChartGroup]:
+    """The answer's logit along the residual stream, by component and by row, and what every head adds."""
+    if ANSWER_PARTS.name not in context.run.tables:
+        return
+    yield ChartGroup(chapter, "What each layer adds to the answer", _stream_charts(context))
+    yield ChartGroup(chapter, "What each head adds to the answer", _head_charts(context))
+
+
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+    """What one head adds in every row of the first prompt."""
+    if ANSWER_HEADS.name not in run.tables:
+        return
+    rows = run.rows(ANSWER_HEADS.name, model=tuple(default_models_with(run, model)), layer=layer, head=head)
+    if rows.empty:
+        return
+    prompts, pair = rows["prompts"].iloc[0], rows["pair"].iloc[0]
+    chosen = rows[(rows["prompts"] == prompts) & (rows["pair"] == pair)]
+    tokens = _tokens(run, str(chosen["model"].iloc[0]), prompts, pair)
+    title = f"Direct contribution of L{layer}H{head} to {_answer_text(tokens)}, {style.escape_label(pair)}"
+    caption = "Every row of the prompt; the last one predicts the answer."
+    yield Chart(plots.plot_head_rows(chosen, tokens, title), caption, half_width=True)
+
+
+def _stream_charts(context: RenderContext) -> Iterator[Chart]:
+    models = [*context.models]
+    parts = [*sets_of(context.run.derived(parts_at_answer), models)]
+    for prompts in dict.fromkeys(name for _, name, _ in parts):
+        of_set = {model: rows for model, name, rows in parts if name == prompts}
+        yield Chart(plots.plot_accumulated(of_set, prompts), STREAM_CAPTION)
+        for model, rows in of_set.items():
+            yield Chart(plots.plot_components(rows, model, prompts), COMPONENT_CAPTION, half_width=True)
+            yield _row_chart(context.run, model, prompts, rows["pair"].iloc[0])
+
+
+def _row_chart(run: Run, model: str, prompts: str, pair: str) -> Chart:
+    parts = plain_types(run.rows(ANSWER_PARTS.name, model=model, prompts=prompts, pair=pair))
+    tokens = _tokens(run, model, prompts, pair)
+    title = f"{_answer_text(tokens)} by layer and row, {style.escape_label(pair)}: {style.escape_label(model)}"
+    return Chart(plots.plot_rows(add_stages(parts), tokens, title), ROW_CAPTION, half_width=True)
+
+
+def _head_charts(context: RenderContext) -> Iterator[Chart]:
+    labels = list(context.finite_values(ANSWER_STATISTIC))
+    for label in labels[:1]:
+        yield Chart(
+            head_matrices.plot_matrix(context.heads, ANSWER_STATISTIC, label, context.scale_heads),
+            "One cell per head; layer 0 is at the bottom. Direct contribution to the answer in the last row of the "
+            "prompt, mean over pairs.",
+            describe_extremes(context.heads, ANSWER_STATISTIC, label),
+        )
+    if len(labels) > 1:
+        yield comparison_chart(context.heads, ANSWER_STATISTIC, labels[0])
+
+
+def _tokens(run: Run, model: str, prompts: str, pair: str) -> pd.DataFrame:
+    return plain_types(run.rows(ANSWER_TOKENS.name, model=model, prompts=prompts, pair=pair))
+
+
+def _answer_text(tokens: pd.DataFrame) -> str:
+    """The answer and, if there is one, the wrong answer, such as "' Mary' − ' John'"."""
+    answer, wrong = (to_visible_line(tokens[name].iloc[0]) for name in ("answer", "wrong"))
+    return style.escape_label(f"'{answer}' − '{wrong}'" if wrong else f"'{answer}'")

@@ -1,0 +1,78 @@
+"""Stored tables and per-head statistic of the attribution of answers."""
+
+from collections.abc import Mapping
+
+from headscope.runs.column_metadata import Statistic
+from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
+
+PROMPTS = key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None)
+PAIR_NAME = key("pair", "label", "", "name of the prompt within its set", None)
+ROW = key("position", "index32", "tokens", "row: the position in the prompt, from 0; the last one predicts the answer")
+CONTRIBUTION_MEANING = (
+    "to the logit of the answer minus that of the wrong answer, or, without a wrong answer, minus the mean over the "
+    "vocabulary; norms are frozen at their scale in this row, and a final soft cap is linearised"
+)
+
+ANSWER_HEADS = Table(
+    "attribution_answer_heads",
+    "what each head adds directly to the logit of the answer, in every row of a prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        LAYER,
+        HEAD,
+        GROUP,
+        ROW,
+        Column("contribution", "value", "logits", f"contribution {CONTRIBUTION_MEANING}"),
+    ),
+)
+ANSWER_PARTS = Table(
+    "attribution_answer_parts",
+    "all terms of the logit of the answer, the heads of a layer summed, in every row of a prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        key(
+            "part",
+            "label",
+            "",
+            "embedding: the input of the first layer; heads: all heads of a layer; attention_bias: biases after these "
+            "heads, if there are any; other: everything else that a layer adds (its MLP); bias: biases of the final "
+            "norm and of the unembedding; cap: what the linearised soft cap leaves out, in models with a final soft "
+            "cap; logit: the sum",
+            None,
+        ),
+        key("layer", "index16", "", "decoder layer, from 0; 0 for terms of no layer"),
+        ROW,
+        Column("contribution", "value", "logits", f"contribution {CONTRIBUTION_MEANING}"),
+    ),
+)
+ANSWER_TOKENS = Table(
+    "attribution_answer_tokens",
+    "tokens of the prompts whose answers were attributed",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        ROW,
+        Column("token", "text", "", "token of the prompt"),
+        Column("answer", "text", "", "token of the answer"),
+        Column("wrong", "text", "", "token of the wrong answer; empty without one"),
+    ),
+    describes_inputs=True,
+)
+TABLES = (ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS)
+
+ANSWER_STATISTIC = "answer_attribution"
+STATISTICS: Mapping[str, Statistic] = {
+    ANSWER_STATISTIC: Statistic(
+        "direct logit attribution (answer)",
+        "logits",
+        "what the head adds directly to the logit of the answer minus that of the wrong answer, in the last row of the "
+        "prompt, mean over the pairs of all sets; negative if the head favours the wrong answer",
+        formula="(z_h W_h) · g ∘ (U_answer − U_wrong) / scale of the final norm",
+        number_format="+.3f",
+    )
+}

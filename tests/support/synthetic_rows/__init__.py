@@ -1,0 +1,41 @@
+"""Plausible rows of the probes, a function for each: called with (sizes, model, number of the model)."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from headscope.bench.synthetic_run import Sizes
+from headscope.runs.arrow import Rows
+
+from . import (
+    ablation,
+    attribution,
+    budget,
+    circuits,
+    detectors,
+    evaluate,
+    imported,
+    influence,
+    needle,
+    patching,
+    paths,
+    patterns,
+)
+
+Cells = Iterator[tuple[str, Mapping[str, Rows]]]
+
+ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
+    module.__name__.rpartition(".")[2]: module.synthetic_cells
+    for module in (
+        ablation,
+        attribution,
+        budget,
+        circuits,
+        detectors,
+        evaluate,
+        imported,
+        influence,
+        needle,
+        patching,
+        paths,
+        patterns,
+    )
+}

@@ -1,0 +1,48 @@
+"""Synthetic rows of the patching probe."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+
+from headscope.bench.synthetic_run import Sizes
+from headscope.runs.arrow import Rows
+from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, WHOLE_GROUP, Activation, effect_columns
+
+
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+    """One cell per pair; heads with growth near 0 have the largest effects, and estimates are a little off."""
+    for number in range(sizes.docs):
+        rng = np.random.default_rng([sizes.seed, model_index, number])
+        prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
+        keys = {"model": model, "prompts": prompts, "pair": pair}
+        blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
+        tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
+        rows = pd.concat(blocks, ignore_index=True).assign(**keys)
+        spans = rows[(rows["activation"] == "z") & (rows["position"] > 0)].assign(first=lambda f: f["position"])
+        spans = spans.assign(last=spans["first"], span=np.where(spans["first"] == 2, "last", "subject"))
+        yield (
+            f"{prompts} {pair}",
+            {
+                "patching": rows,
+                "patching_tokens": tokens.assign(**keys),
+                "patching_spans": spans.drop(columns="position"),
+            },
+        )
+
+
+def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:
+    """Exact and estimated rows of one activation; those of z also at three positions."""
+    units = heads
+    if activation in ("k", "v"):
+        units = heads.groupby(["layer", "kv_group"], as_index=False)["growth"].min().assign(head=WHOLE_GROUP)
+    positions = [ALL_POSITIONS, 0, 1, 2] if activation == "z" else [ALL_POSITIONS]
+    rows = pd.concat([units.assign(position=at) for at in positions], ignore_index=True)
+    true_effect = np.exp(-12 * rows["growth"]) / np.where(rows["position"] < 0, 1, 3)
+    blocks = []
+    for method, noise in (("exact", 0.0), ("estimate", 0.02)):
+        patched = -1 + 3 * (true_effect + rng.normal(0, 0.01 + noise, len(rows)))
+        keys = {"activation": activation, "direction": "denoising", "metric": "logit_diff", "method": method}
+        columns = effect_columns(patched, 2.0, -1.0, "denoising")
+        blocks.append(rows.drop(columns="growth").assign(group="", **keys, **columns))
+    return pd.concat(blocks, ignore_index=True)

@@ -1,0 +1,283 @@
+"""Direct logit attribution of an answer: every term equals a reference by hooks, and all terms add up to the logit
+difference of the model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support import families
+from support.naive_answers import AnswerReference
+from support.synthetic_runs import synthetic_run
+from support.tiny_studies import PAIRS, save_checkpoint
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.tools.analysis import direct_logit_attribution
+from transformers import AutoModelForCausalLM
+
+import headscope as hs
+from headscope.decomposition.logit_attribution import LogitAttribution, attribute_logits
+from headscope.errors import BadInput
+from headscope.models.loading import locate
+from headscope.positions.model import Model
+from headscope.rendering import assembly
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from probes.attribution import report, results
+from probes.attribution.answers.run import answer_parts
+
+FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox", "qwen2")
+IDS = torch.randint(3, families.VOCAB, (21,), generator=torch.Generator().manual_seed(3))
+ANSWER, WRONG = 17, 90
+TOLERANCE = 1e-5
+"""Of the largest term or logit difference."""
+
+
+def assert_close(actual: Tensor, expected: Tensor, scale: float) -> None:
+    assert actual.shape == expected.shape
+    assert float((actual.double() - expected.double()).abs().max()) <= TOLERANCE * scale
+
+
+def largest(terms: LogitAttribution) -> float:
+    return max(float(part.abs().max()) for part in terms.part_terms.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_term_in_every_row_equals_a_reference_by_hooks(family: str) -> None:
+    module = families.MEASURABLE[family]()
+    expected = AnswerReference(module, IDS, families.HEADS, ANSWER, WRONG)
+    terms = attribute_logits(hs.load(module, device="cpu"), IDS, ANSWER, WRONG)
+    parts, scale = answer_parts(terms), largest(terms)
+    assert_close(parts["logit", 0], expected.difference, scale)
+    for name in (("embedding", 0), ("bias", 0), *(("other", layer) for layer in range(families.LAYERS))):
+        assert_close(parts[name], expected.terms[name], scale)
+    for layer in range(families.LAYERS):
+        attention = parts["heads", layer] + parts.get(("attention_bias", layer), 0)
+        assert_close(attention, expected.terms["attention", layer], scale)
+        for head in range(families.HEADS):
+            assert_close(terms.head_terms[layer, head], expected.heads[layer, head], scale)
+    total = torch.stack([part for (name, _), part in parts.items() if name != "logit"]).double().sum(0)
+    assert_close(total, expected.difference, scale)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(3, families.VOCAB - 1), st.integers(3, families.VOCAB - 1), st.integers(1, 12))
+def test_terms_add_up_and_exchanged_answers_change_the_sign(answer: int, wrong: int, length: int) -> None:
+    assume(answer != wrong)
+    model = LLAMA
+    terms, exchanged = (attribute_logits(model, IDS[:length], *pair) for pair in ((answer, wrong), (wrong, answer)))
+    parts, scale = answer_parts(terms), max(largest(terms), 1e-3)
+    assert terms.rows == length
+    with torch.no_grad():
+        logits = model.module(IDS[None, :length]).logits[0]
+    total = torch.stack([part for (name, _), part in parts.items() if name != "logit"]).sum(0)
+    assert_close(total, logits[:, answer] - logits[:, wrong], scale)
+    assert_close(exchanged.head_terms, -terms.head_terms, scale)
+
+
+LLAMA = hs.load(families.MEASURABLE["llama-gqa"](), device="cpu")
+
+
+def test_without_a_wrong_answer_the_mean_over_the_vocabulary_is_subtracted() -> None:
+    terms = attribute_logits(LLAMA, IDS, ANSWER)
+    with torch.no_grad():
+        logits = LLAMA.module(IDS[None]).logits[0]
+    assert_close(terms.part_terms["logit", 0], logits[:, ANSWER] - logits.mean(-1), largest(terms))
+    last = attribute_logits(LLAMA, torch.cat([IDS, torch.tensor([ANSWER])]))
+    torch.testing.assert_close(terms.head_terms[..., -1], last.head_terms[..., -1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [None, WRONG])
+def test_a_soft_cap_is_linearised_in_every_row(wrong: int | None) -> None:
+    module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
+    module.config.final_logit_softcapping = 3.0
+    terms = attribute_logits(hs.load(module, device="cpu"), IDS, ANSWER, wrong)
+    with torch.no_grad():
+        logits = module(IDS[None]).logits[0]
+    other = logits.mean(-1) if wrong is None else logits[:, wrong]
+    total = torch.stack([part for (name, _), part in answer_parts(terms).items() if name != "logit"]).sum(0)
+    assert_close(total, logits[:, ANSWER] - other, largest(terms))
+
+
+# Against transformer-lens ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_all_heads_layers_and_rows_of_smollm2_equal_those_of_transformer_lens(smollm2: Model) -> None:
+    ids = torch.tensor(smollm2.tokenizer("When Mary and John went to the store, John gave a drink to")["input_ids"])
+    answer, wrong = (smollm2.tokenizer(name)["input_ids"][0] for name in (" Mary", " John"))
+    fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
+    lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
+    lens.enable_compatibility_mode()
+    terms = attribute_logits(smollm2, ids, answer, wrong)
+    parts, theirs = answer_parts(terms), {}
+    with torch.no_grad():
+        cache = lens.run_with_cache(ids[None])[1]
+        for unit in ("head", "component", "layer"):
+            tokens = {"answer_tokens": answer, "incorrect_tokens": wrong}
+            of_unit: Any = direct_logit_attribution(lens, cache=cache, unit=unit, pos=None, **tokens)
+            theirs[unit] = dict(zip(of_unit.labels, of_unit.attribution.reshape(len(of_unit.labels), -1), strict=True))
+    scale, layers = largest(terms), range(30)
+    stream = parts["embedding", 0]
+    assert_close(stream, theirs["component"]["embed"], scale)
+    for layer in layers:
+        for head in range(9):
+            assert_close(terms.head_terms[layer, head], theirs["head"][f"L{layer}H{head}"], scale)
+        assert_close(parts["heads", layer], theirs["component"][f"{layer}_attn_out"], scale)
+        assert_close(parts["other", layer], theirs["component"][f"{layer}_mlp_out"], scale)
+        assert_close(stream, theirs["layer"][f"{layer}_pre"], scale)
+        stream = stream + parts["heads", layer]
+        assert_close(stream, theirs["layer"][f"{layer}_mid"], scale)
+        stream = stream + parts["other", layer]
+    assert_close(stream, theirs["layer"]["final_post"], scale)
+
+
+# Runs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def pair_run(tiny: Path) -> Run:
+    file = tiny.parent / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, PAIRS)))
+    return hs.attribution(str(tiny), pairs=[str(file)], out=tiny.parent / "runs", quiet=True)
+
+
+def test_a_prompt_has_every_row_head_and_part(tiny: Path) -> None:
+    run = hs.attribution(
+        str(tiny), prompt="w1 w2 w3 w4 w5", answer=" w9", wrong=" w8", out=tiny.parent / "runs", quiet=True
+    )
+    assert validate(run) == []
+    heads, parts, tokens = (run.table(f"attribution_answer_{name}") for name in ("heads", "parts", "tokens"))
+    assert tokens["token"].str.strip().tolist() == ["w1", "w2", "w3", "w4", "w5"]
+    assert (tokens["answer"].str.strip() == "w9").all()
+    assert (tokens["wrong"].str.strip() == "w8").all()
+    assert len(heads) == families.LAYERS * families.HEADS * 5
+    values = parts.astype({"contribution": "float64"}).set_index(["part", "position"])["contribution"]
+    total = values.drop("logit").groupby("position").sum()
+    np.testing.assert_allclose(total, values["logit"], atol=1e-5)
+    last = heads[heads["position"] == 4].set_index(["layer", "head"])["contribution"]
+    stored = run.heads.set_index(["layer", "head"])["answer_attribution"]
+    np.testing.assert_allclose(stored.sort_index(), last.sort_index(), rtol=1e-6)
+    model = hs.load(str(tiny), device="cpu")
+    ids, answers = (torch.tensor(model.tokenizer(text)["input_ids"]) for text in ("w1 w2 w3 w4 w5", "w9 w8"))
+    with torch.no_grad():
+        logits = model.module(ids[None]).logits[0]
+    np.testing.assert_allclose(values["logit"], logits[:, answers[0]] - logits[:, answers[1]], atol=1e-5)
+
+
+def test_means_over_pairs_have_intervals(pair_run: Run) -> None:
+    assert validate(pair_run) == []
+    heads = pair_run.table("attribution_answer_heads").astype({"contribution": "float64"})
+    one = heads[(heads["layer"] == 2) & (heads["head"] == 1) & (heads["position"] == heads["position"].max())]
+    assert one["pair"].nunique() == len(PAIRS)
+    row = pair_run.heads.set_index(["layer", "head"]).loc[(2, 1)]
+    assert row["answer_attribution"] == pytest.approx(one["contribution"].mean(), rel=1e-5)
+    assert row["answer_attribution_low"] < row["answer_attribution"] < row["answer_attribution_high"]
+    found = {(r.question, r.where.get("which")): r for r in results.results(pair_run)}
+    answer = found["attribution.answer", None]
+    terms = [answer.details[name] for name in ("heads", "mlps", "embedding", "biases")]
+    assert answer.value == pytest.approx(sum(terms), abs=1e-5)
+    assert answer.n == len(PAIRS)
+    assert answer.low < answer.value < answer.high
+    answered = found["attribution.answered", None]
+    assert answered.value == pytest.approx(np.mean([value > 0 for value in answer.by_sample.values()]))
+    highest = found["attribution.answer_extreme", "highest"]
+    assert highest.value == pytest.approx(pair_run.heads["answer_attribution"].max())
+    assert highest.selected_from == families.LAYERS * families.HEADS
+
+
+def test_generated_sets_are_attributed(tiny: Path) -> None:
+    run = hs.attribution(str(tiny), pairs=["induction"], count=3, lengths=[12], out=tiny.parent / "runs", quiet=True)
+    tokens = run.table("attribution_answer_tokens")
+    assert tokens.groupby("pair", observed=True).size().tolist() == [12, 12, 12]
+
+
+def test_a_prompt_without_an_answer_has_a_row_for_every_token(tiny: Path) -> None:
+    text = " ".join(f"w{number}" for number in range(40))
+    run = hs.attribution(str(tiny), prompt=text, out=tiny.parent / "runs", quiet=True)
+    one = run.attribution[(run.attribution["layer"] == 0) & (run.attribution["head"] == 0)]
+    assert one["position"].tolist() == [*range(1, 40)]
+    assert (one["tokens"] == 1).all()
+
+
+def test_charts_show_the_sum_at_the_end(pair_run: Run) -> None:
+    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(pair_run))}
+    stream, components, rows = (chart.figure for chart in groups["What each layer adds to the answer"])
+    answer = next(r for r in results.results(pair_run) if r.question == "attribution.answer")
+    line = next(trace for trace in stream.data if trace.name == "base")
+    assert line.y[-1] == pytest.approx(answer.value, abs=1e-5)
+    assert len(line.y) == 2 * families.LAYERS + 1
+    assert sum(float(np.sum(trace.y)) for trace in components.data) == pytest.approx(answer.value, abs=1e-5)
+    first = next(iter(answer.by_sample.values()))
+    assert np.asarray(rows.data[0].z)[-1, -1] == pytest.approx(first, abs=1e-5)
+    (head_chart,) = report.head_charts(pair_run, "base", 2, 1)
+    heads = pair_run.table("attribution_answer_heads")
+    one = heads[(heads["layer"] == 2) & (heads["head"] == 1) & (heads["pair"] == PAIRS[0]["name"])]
+    np.testing.assert_allclose(head_chart.figure.data[0].y, one.sort_values("position")["contribution"])
+
+
+@pytest.mark.slow
+def test_synthetic_answers_are_complete(tmp_path: Path) -> None:
+    run: Run = synthetic_run(tmp_path, layers=3)
+    assert validate(run) == []
+    parts = run.table("attribution_answer_parts").astype({"contribution": "float64"})
+    keys = ["model", "pair", "position"]
+    sums = parts.assign(is_sum=parts["part"] == "logit").groupby([*keys, "is_sum"], observed=True)["contribution"].sum()
+    np.testing.assert_allclose(sums.xs(True, level="is_sum"), sums.xs(False, level="is_sum"), atol=1e-4)
+
+
+# Bad input ---------------------------------------------------------------------------------------------------------
+
+PROMPT: dict[str, Any] = {"prompt": "w1 w2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({**PROMPT, "answer": " w5 w6"}, r"answer ' w5 w6' is 2 tokens, 'w5' \+ 'w6'"),
+        ({**PROMPT, "answer": " w5", "wrong": " w6 w7"}, r"answer ' w6 w7' is 2 tokens"),
+        ({**PROMPT, "answer": " w5", "wrong": " w5"}, "'answer' and 'wrong' are both ' w5'"),
+        ({**PROMPT, "answer": " w777", "wrong": " w888"}, "are the same token '<unk>'"),
+        ({"answer": " w5"}, "'answer' needs a prompt"),
+        ({**PROMPT, "wrong": " w5"}, "'wrong' needs the right answer"),
+        ({**PROMPT, "pairs": ["ioi"]}, "'prompt' cannot be combined with 'pairs'"),
+        ({"answer": " w5", "pairs": ["ioi"]}, "'answer' cannot be combined with 'pairs'"),
+        ({**PROMPT, "count": 3}, "'count' has no effect"),
+        ({**PROMPT, "answer": " w5", "lengths": [20]}, "'lengths' cannot be combined with a prompt"),
+        ({**PROMPT, "answer": " w5", "docs": 3}, "'docs' has no effect with a prompt"),
+        ({"pairs": ["ioi"], "text": "pkg:britannica"}, "'text' has no effect with prompt pairs"),
+        ({"pairs": ["ioi"], "lengths": [64]}, "'lengths' has no effect"),
+        ({"pairs": ["induction"], "lengths": [64, 128]}, "one length of at most 1024 tokens, not 64,128"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(tiny: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        hs.attribution(str(tiny), out=tiny.parent / "runs", quiet=True, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"wrong": ""}, "line 1.*has no wrong answer"),
+        ({"clean": " ".join(["w1"] * 1024) + " w4"}, "line 1.*the prompt has 1,025 tokens"),
+        ({"answer": " w5 w6"}, "line 1.*is 2 tokens"),
+    ],
+)
+def test_pairs_of_a_file_that_cannot_be_attributed_are_refused(
+    tiny: Path, change: dict[str, str], message: str
+) -> None:
+    file = tiny.parent / "bad.jsonl"
+    file.write_text(json.dumps({**PAIRS[0], **change}))
+    with pytest.raises(BadInput, match=message):
+        hs.attribution(str(tiny), pairs=[str(file)], out=tiny.parent / "runs", quiet=True)

@@ -1,0 +1,136 @@
+"""`hs.steered`: heads whose weights outside a span are scaled and renormalised, in passes and in generation."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import families
+from support.tiny_studies import save_texts, tokenizer
+from torch import Tensor
+
+import headscope as hs
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.heads import HeadSet
+from headscope.model_identity import WeightDigests
+from headscope.positions.model import Model
+
+IDS = torch.randint(3, families.VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
+SPAN, ALPHA = range(2, 5), 0.01
+FAMILIES = ("llama", "llama-gqa", "llama-mqa", "qwen2", "qwen3", "phi", "gpt_neox", "smollm3", "granite", "cohere")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return hs.load(families.MEASURABLE["llama-gqa"]())
+
+
+@torch.no_grad()
+def logits(model: Model, ids: Tensor = IDS) -> Tensor:
+    return model.module(ids, use_cache=False).logits
+
+
+@torch.no_grad()
+def eager_logits(family: str, heads: Iterable[int], span: Iterable[int], alpha: float) -> Tensor:
+    """Logits of eager attention with ln(alpha) in the masks of these heads of all layers, outside the span."""
+    module = families.MEASURABLE[family]()
+    module.set_attn_implementation("eager")
+    length = IDS.shape[1]
+    mask = torch.full((1, families.HEADS, length, length), -math.inf).triu(1)
+    outside = [key for key in range(length) if key not in {*span}]
+    for head in heads:
+        mask[:, head, :, outside] += math.log(alpha)
+    return module(IDS, attention_mask=mask.clamp(min=torch.finfo(torch.float32).min), use_cache=False).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steering_equals_eager_attention_with_scaled_and_renormalised_weights(family: str) -> None:
+    model = hs.load(families.MEASURABLE[family]())
+    with hs.steered(model, {layer: [1, 3] for layer in range(families.LAYERS)}, SPAN, ALPHA):
+        steered = logits(model)
+    expected = eager_logits(family, [1, 3], SPAN, ALPHA)
+    assert (steered - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (steered - logits(model)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["mistral-sliding", "deepseek_v3", "qwen3_next"])
+def test_other_attention_is_steered_by_the_definition(family: str) -> None:
+    """The output of a head, from weights that are scaled by hand: windows, latent attention, gated heads."""
+    model = hs.load((families.SPECS | families.OTHERS)[family].build())
+    layer, head, records = 1, 2, []
+    number = model.geometry.layer_numbers[layer]
+    with torch.no_grad(), hs.capturing(model) as layers:
+        layers.listen(records.append, [layer])
+        model.module(IDS[:1], use_cache=False)
+    weights = records[0].weights(range(IDS.shape[1]))[head]
+    scale = torch.full((IDS.shape[1],), ALPHA)
+    scale[[*SPAN]] = 1
+    scaled = weights * scale
+    group = head // (records[0].q.shape[0] // records[0].k.shape[0])
+    expected = scaled / scaled.sum(-1, keepdim=True) @ records[0].v[group]
+    with torch.no_grad(), hs.steered(model, [(number, head)], SPAN, ALPHA), hs.capturing(model) as layers:
+        layers.listen(records.append, [layer])
+        model.module(IDS[:1], use_cache=False)
+    torch.testing.assert_close(records[1].z[head], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_alpha_of_1_changes_no_bit_and_leaving_restores_the_model(model: Model) -> None:
+    before = logits(model)
+    with hs.steered(model, "L0H0,L2H3", SPAN, 1):
+        assert torch.equal(logits(model), before)
+    with hs.steered(model, "L0H0,L2H3", SPAN, ALPHA):
+        assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), before)
+
+
+def test_rows_that_see_no_key_of_the_span_keep_their_output(model: Model) -> None:
+    with hs.steered(model, {layer: range(4) for layer in range(4)}, range(6, 8), ALPHA):
+        torch.testing.assert_close(logits(model)[:, :6], logits(model)[:, :6], atol=1e-5, rtol=1e-5)
+        steered = logits(model)
+    torch.testing.assert_close(steered[:, :6], logits(model)[:, :6], atol=1e-5, rtol=1e-5)
+
+
+def test_generation_equals_decoding_without_a_cache(model: Model) -> None:
+    everything = {layer: range(4) for layer in range(4)}
+    with hs.steered(model, everything, SPAN, ALPHA):
+        generated = model.module.generate(IDS[:1], max_new_tokens=6, do_sample=False, pad_token_id=0)
+        step_by_step = IDS[:1]
+        for _ in range(6):
+            step_by_step = torch.cat([step_by_step, logits(model, step_by_step)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(generated, step_by_step)
+
+
+def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path) -> None:
+    texts = save_texts(tmp_path / "texts", words=40)
+    named = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=tokenizer())
+    with hs.steered(named, ["L1H2"], [7, 2, 3, 4], ALPHA):
+        run = hs.measure(named, text=texts, lengths=[32], docs=1, out=tmp_path, quiet=True)
+    assert "hs.steered(L1H2: tokens 2-4,7, alpha 0.01)" in " ".join(run.findings()["text"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"span": []}, "has no token position"),
+        ({"span": [-1]}, "below 0"),
+        ({"span": ["context"]}, "has no token position"),
+        ({"alpha": 0}, "alpha=0 "),
+        ({"alpha": 1.5}, "alpha=1.5 "),
+        ({"alpha": True}, "alpha=True "),
+        ({"heads": "L9H0"}, "has no head L9H0"),
+        ({"heads": HeadSet(((0, 0),), model_digests=WeightDigests("b" * 64))}, "other weights"),
+    ],
+)
+def test_bad_input_is_refused(model: Model, arguments: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message), hs.steered(model, **{"heads": "L0H0", "span": SPAN, **arguments}):
+        pass
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_soft_capped_logits_and_learned_sinks_are_refused(family: str) -> None:
+    model = hs.load(families.OTHERS[family].build())
+    layer = model.geometry.layer_numbers[0]
+    with pytest.raises(UnsupportedModel, match="cannot steer"), hs.steered(model, [(layer, 0)], SPAN):
+        logits(model)
