@@ -33,16 +33,21 @@ PLAYGROUND = [
 """Its questions about a prompt have the names of probes, whose code it does not use."""
 OTHER_MEANINGS = {
     "ablation": [
-        f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema", "synthetic")
+        f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema")
     ],
     "attribution": ["probes/needle/schema.py", *PLAYGROUND],
     "patching": PLAYGROUND,
     "needle": [
         *("headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py", "headscope/prompts/pair_sets.py"),
-        *("probes/ablation/schema.py", "probes/patching/run.py"),
+        *("headscope/prompts/needles.py", "probes/ablation/schema.py", "probes/patching/run.py"),
+        "probes/attribution/schema.py",
     ],
-    "patterns": ["headscope/measures/top_keys.py"],
-    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py", "probes/budget/synthetic.py"],
+    "patterns": ["headscope/measures/key_patterns.py", "headscope/measures/top_keys.py"],
+    "circuits": ["probes/circuit/__init__.py"],  # says how the two probes differ
+    "spans": [
+        f"headscope/prompts/{name}.py" for name in ("pair_sets", "pairs", "span_tokens", "spans", "token_classes")
+    ],
+    "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py"],
     "scaling": ["headscope/models/gguf_check.py"],
     "window": ["headscope/attention/record.py", "headscope/kernels/pair_moments.py"],
 }
@@ -101,6 +106,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "patterns",
         "adapt",
         "pretrain",
+        "spans",
         "detectors",
         "circuits",
         "attribution",

@@ -144,7 +144,7 @@ def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
     """A module headscope/measure.py would replace the function `headscope.measure` as soon as it is imported."""
     package = Path(headscope.__file__).parent
     modules = {path.stem for path in package.iterdir()}
-    assert modules.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
+    assert modules.isdisjoint([*headscope.__all__, *plugins.probe_functions()])
 
 
 def test_another_seed_gives_other_numbers(study_run: Run, folder: Path, tmp_path: Path) -> None:

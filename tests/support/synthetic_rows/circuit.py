@@ -29,6 +29,6 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             columns = {"metric_circuit": values[0], "metric_model": values[1], "metric_empty": 0.1, "size": 3}
             is_selecting = name.startswith("greedy") and number % 2 == 0
             subsets.append({**keys, "subset": name, "heads": removed, **columns, "is_selecting": is_selecting})
-        without = 3.0 - np.array([1.5, 0.8, 0.0]) + rng.normal(0, 0.1, 3)
+        without = (3.0 - np.array([1.5, 0.8, 0.0]) + rng.normal(0, 0.1, 3))[: len(heads)]
         members.append(heads.assign(**keys, metric_circuit=3.0, metric_without=without))
     yield "ioi", {CIRCUIT.name: pd.DataFrame(subsets), CIRCUIT_MEMBERS.name: pd.concat(members, ignore_index=True)}
