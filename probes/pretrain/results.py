@@ -100,9 +100,10 @@ def _judged_over_seeds(by_seed: Mapping[int, Statistic]) -> Result:
     """The verdict on the mean of a statistic over seeds."""
     first = next(iter(by_seed.values()))
     values = pd.Series({f"seed {seed}": statistic.value for seed, statistic in by_seed.items()})
-    part = mean_result(first.question, np.log(values) if first.is_ratio else values)
+    part = mean_result(first.question, values.map(math.log) if first.is_ratio else values)
     if first.is_ratio:
-        part = replace(part, **{end: math.exp(getattr(part, end)) for end in ("value", "low", "high")})
+        value, low, high = map(math.exp, (part.value, part.low, part.high))
+        part = replace(part, value=value, low=low, high=high)
     where = {"other": first.other} if first.other else {}
     return judge(replace(part, where=where, details={"by_seed": values.to_dict()}), first.bound)
 
