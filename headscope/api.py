@@ -33,14 +33,21 @@ SHARED_KEYWORDS: Mapping[str, Any] = {
     "name": "",
     "device": "auto",
     "dtype": "auto",
+    "bos": "auto",
     "engine": "plain",
     "resume": False,
     "quiet": False,
 }
-"""Keywords that all probes share, with their defaults; `text` and `docs` only for probes that declare them (`takes`).
+"""Keywords that all probes share, with their defaults; see `shared_keywords`.
 
 `engine` is "plain", "ray" or a mapping such as {"name": "ray", "workers": 8, "address": "auto"}.
 """
+
+
+def shared_keywords(probe: Probe) -> dict[str, Any]:
+    """The shared keywords of a probe: `text` and `docs` only if it declares them, `bos` only if it takes models."""
+    absent = {"text", "docs"} - {*probe.takes} | (set() if {"models", "model"} & {*probe.takes} else {"bos"})
+    return {name: default for name, default in SHARED_KEYWORDS.items() if name not in absent}
 
 
 def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
@@ -129,7 +136,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     shared = {key: keywords.pop(key, default) for key, default in SHARED_KEYWORDS.items()}
     resume, quiet = (user_input.check_flag(shared[key], key) for key in ("resume", "quiet"))
     content: dict[str, Any] = {"name": shared["name"] or probe_name, probe_name: keywords}
-    content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}
+    content |= {key: shared[key] for key in ("seed", "device", "dtype", "bos", "engine")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
         changed = [name for name in ("text", "docs") if shared[name] != SHARED_KEYWORDS[name]]
@@ -199,11 +206,7 @@ def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Parameter]:
-    shared = {
-        name: default
-        for name, default in SHARED_KEYWORDS.items()
-        if name not in ("text", "docs") or name in probe.takes
-    }
+    shared = shared_keywords(probe)
     probe_defaults = {
         name: field.get_default(call_default_factory=True) for name, field in keyword_fields(options).items()
     }

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from headscope import plugins
-from headscope.api import SHARED_KEYWORDS, keyword_fields
+from headscope.api import keyword_fields, shared_keywords
 from headscope.probe import Probe
 
 FILE = Path(__file__).with_name("__init__.pyi")
@@ -23,6 +23,7 @@ SHARED_TYPES = {
     "name": "str",
     "device": "str",
     "dtype": "str",
+    "bos": 'Literal["auto", "yes", "no"]',
     "engine": "str | Mapping[str, Any]",
     "resume": "bool",
     "quiet": "bool",
@@ -42,9 +43,8 @@ def _function(probe: Probe, options: type[BaseModel]) -> Iterator[str]:
     if {"models", "model"} & {*probe.takes}:
         yield "    model: ModelSource | Mapping[str, ModelSource],"
     yield "    *,"
-    for name, default in SHARED_KEYWORDS.items():
-        if name not in ("text", "docs") or name in probe.takes:
-            yield f"    {name}: {SHARED_TYPES[name]} = {_literal(default)},"
+    for name, default in shared_keywords(probe).items():
+        yield f"    {name}: {SHARED_TYPES[name]} = {_literal(default)},"
     for name, field in keyword_fields(options).items():
         default = field.get_default(call_default_factory=True)
         yield f"    {name}: {_type(field.annotation)} = {_literal(default)},"
@@ -69,10 +69,12 @@ def _type(annotation: Any) -> str:
         return f"Literal[{', '.join(_literal(value) for value in arguments)}]"
     if origin in (Union, types.UnionType):
         return " | ".join(map(_type, arguments))
-    if origin is list:
+    if origin in (list, tuple):
         return f"Sequence[{_type(arguments[0])}]"
     if origin is dict:
         return f"Mapping[{_type(arguments[0])}, {_type(arguments[1])}]"
     if annotation is type(None):
         return "None"
+    if annotation is Any:
+        return "Any"
     return "Mapping[str, Any]" if issubclass(annotation, BaseModel) else str(annotation.__name__)

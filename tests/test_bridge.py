@@ -230,13 +230,15 @@ def test_processed_copies_of_joint_projections_are_refused(family: str) -> None:
 
 def test_a_run_records_compatibility_mode(tmp_path: Path) -> None:
     model = bridged("llama-gqa")
-    entries = []
+    entries, notes = [], []
     for enable in (lambda: None, partial(model.bridge.enable_compatibility_mode, disable_warnings=True)):
         enable()
         loaded = hs.load(model.bridge, tokenizer=tiny_studies.tokenizer())
         run = hs.circuits(loaded, parts=["weights"], out=tmp_path, quiet=True)
         entries.append(run.manifest["models"][0]["bridge"])
+        notes.append("models.compatibility_mode" in set(run.findings()["question"]))
     assert entries == ["TransformerBridge", "TransformerBridge in compatibility mode"]
+    assert notes == [False, True]
 
 
 @FAMILY

@@ -290,7 +290,7 @@ FUSED_PROJECTIONS = {
 @pytest.mark.parametrize("family", FUSED_PROJECTIONS)
 def test_exact_paths_equal_a_change_of_the_fused_projection_in_the_untouched_model(family: str, norms: Norms) -> None:
     pair, sender, receiver = random_pair(), (0, 2), (2, 1)
-    paths = [Path(sender, receiver, end) for end in RECEIVER_INPUTS]
+    paths = [Path(sender, (receiver,), end) for end in RECEIVER_INPUTS]
     replay = PatchingReplay(loaded(family), pair, "logit_diff", memory_bytes=1e9)
     with replay.capturing():
         patching = PathPatching(replay, inspect_paths(loaded(family), pair.clean), "denoising", norms)
@@ -306,9 +306,8 @@ def test_exact_paths_equal_a_change_of_the_fused_projection_in_the_untouched_mod
 def logits_with_changed_projection(family: str, pair: PairTokens, path: Path, norms: Norms) -> Tensor:
     """Last logits of the corrupted prompt if one head's q, k or v follows what the sender sends in the clean run."""
     module, (blocks, *names) = untouched(family), FUSED_PROJECTIONS[family]
-    assert path.receiver is not None
     heads, inputs = loaded(family).geometry.heads, dict[str, Tensor]()
-    (sender_layer, sender), (layer, head) = path.sender, path.receiver
+    (sender_layer, sender), (layer, head) = path.sender, path.receivers[0]
     stack = module.base_model.get_submodule(blocks)
     output = stack[sender_layer].get_submodule(names[2])
     norm, fused = (stack[layer].get_submodule(name) for name in names[:2])

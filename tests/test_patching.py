@@ -250,6 +250,33 @@ def test_patching_a_position_where_the_runs_agree_up_to_then_changes_nothing() -
             assert value == pytest.approx(replay.corrupted_value, abs=1e-6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama-gqa", "gpt_oss"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_units_patched_together_equal_eager_attention_patched_by_hand(family: str, activation: Activation) -> None:
+    """Units of two layers and of one layer, each with the activation of the unchanged source run."""
+    model, pair = loaded(family), random_pair()
+    units = [unit for unit in patched_units(model, activation) if unit.layer in (0, 2)][1::2]
+    replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
+    with replay.capturing():
+        values = dict(replay.patch_together(activation, "denoising", units, [None, range(9, 12)]))
+        ((_, alone),) = replay.patch_together(activation, "denoising", units[:1], [None])
+    source = eager_patching.run(model, pair.clean[:, :-1])[1]
+    for span, value in values.items():
+        at = slice(None) if span is None else slice(span.start, span.stop)
+        changes = {}
+        for layer in (0, 2):
+            heads = [
+                h for u in units if u.layer == layer for h in range(model.geometry.heads)[u.head_slice(model.geometry)]
+            ]
+            chosen = torch.zeros(model.geometry.heads, dtype=torch.bool)
+            chosen[heads] = True
+            changes[layer] = {activation: (chosen, at, source[layer][activation])}
+        expected = logit_difference(eager_patching.run(model, pair.corrupted[:, :-1], changes)[0])
+        assert value == pytest.approx(expected, abs=1e-5)
+    assert alone == pytest.approx(exact(model, pair, activation, units=units[:1])[units[0]], abs=1e-5)
+
+
 # Metrics, alignment, failures --------------------------------------------------------------------------------------
 
 

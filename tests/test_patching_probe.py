@@ -17,6 +17,8 @@ import headscope as hs
 from headscope.bench.timing import time_calls
 from headscope.effects.sweep import effects_table
 from headscope.errors import Interrupted
+from headscope.forward.interventions import Unit
+from headscope.heads import HeadSet
 from headscope.models.loading import load_tokenizer
 from headscope.patching.activation_patching import PairTokens, PatchingReplay, patched_units
 from headscope.prompts.pair_sets import file_pairs
@@ -235,10 +237,11 @@ def test_a_named_span_is_patched_as_its_positions_are(folder: Path, tmp_path: Pa
 def test_bench_times_all_estimates_and_some_exact_patches_with_their_bounds() -> None:
     model = hs.load(families.build("llama", {"vocab_size": 49152}), tokenizer=load_tokenizer("smollm2-135m"))
     rows = time_calls(24, bench.benchmark_variants(model, 24), 1, model.device, warm_up=False)
-    plain, estimate, exact = (row["what"] for row in rows)
+    plain, estimate, exact, layers = (row["what"] for row in rows)
     assert plain == "plain forward with logits"
     assert estimate.endswith("all heads estimated (bound: 5)")
     assert exact.endswith("12 heads patched exactly, 3 evenly spaced layers (bound: 7.2)")
+    assert layers.endswith("3 layers, resid_pre, attn_out, mlp_out patched exactly (bound: 9)")
     assert all(row["ratio"] > 0 for row in rows)
 
 
@@ -248,6 +251,33 @@ def test_verify_patches_all_units_of_a_model_with_fewer_than_it_selects(folder: 
         study(folder, method="verify", verify_top=10, verify_random=10), tmp_path, progress=NoProgress()
     )
     assert set(effects_table(analysis.sweeps(run))["method"]) == {"exact"}
+
+
+def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path) -> None:
+    section = {"heads": HeadSet(((1, 0), (2, 3))), "activations": ["z", "v"], "positions": ["last"], "method": "exact"}
+    run = runner.run_study(study(folder, **section), tmp_path, progress=NoProgress())
+    assert validate(run) == []
+    rows = run.table("patching").astype({"activation": str})
+    assert {*zip(rows["activation"], rows["layer"], rows["kv_group"], rows["head"], strict=True)} == {
+        ("z", 1, 0, 0),
+        ("z", 2, 1, 3),
+        ("v", 1, 0, -1),
+        ("v", 2, 1, -1),
+    }
+    model = hs.load(f"{folder}/tiny", device="cpu")
+    pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    replay = PatchingReplay(model, PairTokens.on_device(pairs.build(2), model.device), "logit_diff", 1e9)
+    with replay.capturing():
+        units = [Unit(1, 0, 0), Unit(2, 1, 3)]
+        values = [value for _, value in replay.patch_together("z", "denoising", units, [None, range(4, 5)])]
+    sets = run.table("patching_sets").query("model == 'base' and pair == 'pair 2' and activation == 'z'")
+    stored = sets.astype({"span": str}).set_index("span")["metric_patched"]
+    assert [stored[""], stored["last"]] == pytest.approx(values, abs=1e-5)
+    together = [result for result in results(run) if result.question == "patching.set"]
+    assert {(r.model, r.where["intervention"], r.where["span"]) for r in together} == {
+        (model, activation, span) for model in ("base", "yarn") for activation in ("z", "v") for span in ("", "last")
+    }
+    assert all("2 named" in sentence(result) for result in together)
 
 
 # Refused inputs ----------------------------------------------------------------------------------------------------
@@ -274,6 +304,9 @@ def test_verify_patches_all_units_of_a_model_with_fewer_than_it_selects(folder: 
         ("--verify-random has no effect here: it selects", {}, ("--method", "exact", "--verify-random", 2)),
         ("--length has no effect here: it is for induction and needle", {}, ("--length", 64)),
         ("--count has no effect here: every pair of a file is used", {}, ("--count", 8)),
+        ("has no effect here: mlp_out is of whole layers", {}, ("--activation", "mlp_out", "--heads", "L1H0")),
+        ("has no head L9H0", {}, ("--heads", "L9H0")),
+        ("'L1' is not a head", {}, ("--heads", "L1")),
         ("--verify-top must be an integer", {}, ("--verify-top", "some")),
     ],
 )
@@ -352,14 +385,14 @@ def test_the_position_matrix_has_the_tokens_of_both_prompts(exact: Run) -> None:
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []
     groups = [*report.charts(assembly.render_context(synthetic))]
-    assert [len([*group.charts]) for group in groups] == [5, 3, 3, 3, 3, 4, 2, 2, 2, 2, 5]
+    assert [len([*group.charts]) for group in groups] == [5, 3, 3, 3, 3, 4, 2, 2, 2, 2, 10, 5]
     sentences = [sentence(result) for result in head_results(synthetic, "base", 1, 2)]
     assert [sum(f", {prompts}, " in text for text in sentences) for prompts in ("ioi", "induction")] == [5, 5]
     (chart,) = report.head_charts(synthetic, "base", 1, 2)
     assert len(chart.figure.data) == 2
     json_data = overview(synthetic)
     assert json_data is not None
-    assert len(json_data.data) == 2 * 2 * 5
+    assert len(json_data.data) == 2 * 2 * (5 + 2)
 
 
 def test_units_without_a_p_value_count_as_tests_with_p_1() -> None:

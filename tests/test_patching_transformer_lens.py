@@ -16,6 +16,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 import headscope as hs
 from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PairTokens, PatchingReplay, patched_units
+from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
 from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
 
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 TOLERANCE = 1e-3
 """Of the logit difference between the two runs of a pair."""
+LAYER_TOLERANCE = 1e-5
+"""The same for patches of layers, which need no attention of another kind."""
 PAIRS, UNITS, POSITION_UNITS = 2, 10, 6
 FUNCTIONS = {
     "z": lens.get_act_patch_attn_head_out_all_pos,
@@ -37,6 +40,13 @@ POSITION_FUNCTIONS = {
     "k": lens.get_act_patch_attn_head_k_by_pos,
     "v": lens.get_act_patch_attn_head_v_by_pos,
     "pattern": lens.get_act_patch_attn_head_pattern_by_pos,
+}
+
+
+LAYER_FUNCTIONS = {
+    "resid_pre": lens.get_act_patch_resid_pre,
+    "attn_out": lens.get_act_patch_attn_out,
+    "mlp_out": lens.get_act_patch_mlp_out,
 }
 
 
@@ -119,12 +129,32 @@ def test_patches_of_one_position_equal_those_of_transformer_lens(
 
 
 @torch.no_grad()
+def test_patches_of_layers_equal_those_of_transformer_lens(
+    smollm2: Model, bridge: Any, pairs: list[PairTokens]
+) -> None:
+    """Every layer, at the first token that differs and at the last one: the rows of `get_act_patch_block_every`."""
+    pair = pairs[0]
+    positions = int(torch.nonzero(pair.clean[0] != pair.corrupted[0])[0]), pair.aligned - 1
+    layers, spans = [*range(smollm2.geometry.layers)], [range(at, at + 1) for at in positions]
+    index = pd.DataFrame([(layer, at) for layer in layers for at in positions], columns=["layer", "pos"])
+    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
+    patching = LayerPatching(replay, inspect_layer_parts(smollm2, pair.clean))
+    scale = abs(replay.clean_value - replay.corrupted_value)
+    for activation in LAYER_ACTIVATIONS:
+        expected = patched_by_lens(bridge, pair, LAYER_FUNCTIONS[activation], index)
+        with replay.capturing():
+            values = [value for *_, value in patching.patch(activation, "denoising", layers, spans)]
+        assert np.abs(np.array(values) - replay.corrupted_value).max() > 0.1 * scale
+        np.testing.assert_allclose(values, expected, atol=LAYER_TOLERANCE * scale, rtol=0)
+
+
+@torch.no_grad()
 def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
     smollm2: Model, bridge: Any, pairs: list[PairTokens]
 ) -> None:
     """transformer-lens recomputes the norm before the receiver, and takes k and v only without KV groups."""
     sender, heads, layers = (27, 1), smollm2.geometry.heads, smollm2.geometry.layers
-    paths = [Path(sender, (layer, head), "q") for layer in range(sender[0] + 1, layers) for head in range(heads)]
+    paths = [Path(sender, ((layer, head),), "q") for layer in range(sender[0] + 1, layers) for head in range(heads)]
     for pair in pairs[1:]:
         clean, corrupted = (activation_cache(bridge, ids) for ids in (pair.clean, pair.corrupted))
         expected = lens.get_act_patch_direct_path(
@@ -135,5 +165,5 @@ def test_paths_through_queries_equal_direct_path_patching_of_transformer_lens(
             patching = PathPatching(replay, inspect_paths(smollm2, pair.clean), "denoising", "recomputed")
             values = dict(patching.patch(paths))
         np.testing.assert_allclose(
-            [values[path] for path in paths], [expected[path.receiver] for path in paths], atol=TOLERANCE, rtol=0
+            [values[path] for path in paths], [expected[path.receivers[0]] for path in paths], atol=TOLERANCE, rtol=0
         )

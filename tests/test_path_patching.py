@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import eager_paths, families
-from support.prompt_pairs import LENGTH, random_pair
+from support.prompt_pairs import LENGTH, ioi_pairs, random_pair
 from transformers import PreTrainedModel
 
 import headscope as hs
@@ -15,6 +15,7 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.patching.activation_patching import Direction, PairTokens, PatchingReplay
 from headscope.patching.path_patching import (
     RECEIVER_INPUTS,
+    MLPs,
     Norms,
     Path,
     PathEnd,
@@ -47,12 +48,13 @@ def exact(
     pair: PairTokens | None = None,
     direction: Direction = "denoising",
     norms: Norms = "frozen",
+    mlps: MLPs = "frozen",
 ) -> dict[Path, float]:
     """The change of the logit difference by each path."""
     replay = PatchingReplay(loaded(family), pair or random_pair(), "logit_diff", memory_bytes=0)
     unpatched = replay.corrupted_value if direction == "denoising" else replay.clean_value
     with replay.capturing():
-        patching = PathPatching(replay, path_model(family), direction, norms, memory_bytes=0)
+        patching = PathPatching(replay, path_model(family), direction, norms, 0, mlps)
         return {path: value - unpatched for path, value in patching.patch(paths)}
 
 
@@ -66,9 +68,9 @@ def paths_of(family: str, end: PathEnd) -> list[Path]:
     """Paths between the first, a middle and the last attention layer."""
     last = loaded(family).geometry.layers - 1
     if end == "logits":
-        return [Path((0, 2), None, "logits"), Path((last, 1), None, "logits")]
+        return [Path((0, 2), (), "logits"), Path((last, 1), (), "logits")]
     head_pairs = {((0, 2), (last, 1)), ((0, 1), (1, 3)), ((last - 1, 0), (last, 0))}
-    return [Path(sender, receiver, end) for sender, receiver in head_pairs]
+    return [Path(sender, (receiver,), end) for sender, receiver in head_pairs]
 
 
 # Independent references --------------------------------------------------------------------------------------------
@@ -88,6 +90,48 @@ def test_exact_paths_equal_eager_attention_patched_by_hand(family: str, end: Pat
             assert change == pytest.approx(expected_change, rel=1e-5, abs=1e-5)
             sizes.append(abs(change))
     assert max(sizes) > 1e-3
+
+
+@ALL_FAMILIES
+@pytest.mark.parametrize("end", [*RECEIVER_INPUTS, "logits"])
+def test_paths_through_mlps_into_sets_of_receivers_equal_the_three_runs_of_wang_et_al(
+    family: str, end: PathEnd
+) -> None:
+    last, pair, sizes = loaded(family).geometry.layers - 1, random_pair(), []
+    receivers = {"several": ((1, 3), (last, 0), (last, 1)), "one": ((last, 1),)}
+    paths = [Path((0, head), receivers[name], end) for head in (0, 2) for name in receivers]
+    if end == "logits":
+        paths = [Path((last - 1, head), (), end) for head in (0, 1)]
+    for mlps, norms in (("recomputed", "recomputed"), ("recomputed", "frozen"), ("frozen", "recomputed")):
+        for path, change in exact(family, paths, norms=norms, mlps=mlps).items():
+            options = (path, norms == "frozen", mlps == "recomputed")
+            expected, unpatched = (
+                eager_paths.patched(loaded(family), pair.corrupted[:, :-1], source[:, :-1], *options)
+                for source in (pair.clean, pair.corrupted)
+            )
+            difference = (expected - unpatched)[-1]
+            expected_change = (difference[pair.answer[0]] - difference[pair.wrong[0]]).item()
+            assert change == pytest.approx(expected_change, rel=1e-5, abs=1e-5)
+            sizes.append(abs(change))
+    assert max(sizes) > 1e-3
+
+
+@pytest.mark.model
+@torch.no_grad()
+def test_paths_through_mlps_of_the_real_model_equal_the_three_runs_of_wang_et_al(smollm2: Model) -> None:
+    (pair,) = ioi_pairs(smollm2, 1)
+    paths = [Path((17, 4), ((20, 0), (23, 3)), "q"), Path((20, 0), ((23, 3),), "v"), Path((20, 0), (), "logits")]
+    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=1e9)
+    with replay.capturing():
+        patching = PathPatching(
+            replay, inspect_paths(smollm2, pair.clean), "denoising", "recomputed", mlps="recomputed"
+        )
+        values = dict(patching.patch(paths))
+    assert max(abs(value - replay.corrupted_value) for value in values.values()) > 0.01
+    for path, value in values.items():
+        logits = eager_paths.patched(smollm2, pair.corrupted[:, :-1], pair.clean[:, :-1], path, False, True)[-1]
+        expected = (logits[pair.answer[0]] - logits[pair.wrong[0]]).item()
+        assert value == pytest.approx(expected, abs=1e-5 * abs(replay.clean_value - replay.corrupted_value) + 1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt2", "lfm2"])
@@ -111,8 +155,8 @@ def test_estimates_are_the_derivative_of_exact_paths(family: str, norms: Norms) 
                 slope = (forward[path] - value) / (2 * share)
                 estimate = (
                     to_logits[path.sender]
-                    if path.receiver is None
-                    else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.end))]
+                    if not path.receivers
+                    else to_heads[(*path.sender, *path.receivers[0], RECEIVER_INPUTS.index(path.end))]
                 )
                 assert float(estimate) == pytest.approx(slope, rel=2e-2, abs=4e-3)
 
@@ -133,7 +177,7 @@ def test_paths_between_equal_runs_change_nothing(family: str) -> None:
 def test_direct_paths_to_the_logits_are_linear_and_equal_their_estimates(family: str) -> None:
     geometry = loaded(family).geometry
     senders = [(layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
-    changes = exact(family, [Path(sender, None, "logits") for sender in senders])
+    changes = exact(family, [Path(sender, (), "logits") for sender in senders])
     _, to_logits = estimates(family)
     for path, change in changes.items():
         assert change == pytest.approx(float(to_logits[path.sender]), rel=1e-3, abs=1e-4)
@@ -158,7 +202,7 @@ def test_estimates_of_receivers_in_small_batches_equal_those_of_one_batch(monkey
 
 def test_the_keys_of_other_heads_in_the_kv_group_stay() -> None:
     """Two heads of one KV group have different paths through k, which sum to no common change of the group."""
-    paths = [Path((0, 0), (1, head), "k") for head in (0, 1)]
+    paths = [Path((0, 0), ((1, head),), "k") for head in (0, 1)]
     first, second = exact("llama-gqa", paths).values()
     assert abs(first - second) > 1e-4
 
@@ -169,7 +213,13 @@ def test_the_keys_of_other_heads_in_the_kv_group_stay() -> None:
 @pytest.mark.parametrize("receiver", [(1, 0), (0, 3)])
 def test_a_receiver_that_is_not_in_a_later_layer_is_refused(receiver: tuple[int, int]) -> None:
     with pytest.raises(BadInput, match="not in a later layer"):
-        exact("llama-gqa", [Path((1, 0), receiver, "q")])
+        exact("llama-gqa", [Path((1, 0), (receiver,), "q")])
+
+
+def test_paths_through_mlps_are_not_estimated() -> None:
+    replay = PatchingReplay(loaded("llama-gqa"), random_pair(), "logit_diff", memory_bytes=0)
+    with replay.capturing(), pytest.raises(BadInput, match="mlps 'frozen'"):
+        PathPatching(replay, path_model("llama-gqa"), "denoising", mlps="recomputed").estimate()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from headscope.study.progress import NoProgress
 from probes.patching.paths import analysis, plots, report
 from probes.patching.paths.results import head_results, overview, results
 from probes.patching.paths.run import select_paths
-from probes.patching.paths.schema import LOGITS, PathsOptions
+from probes.patching.paths.schema import LOGITS, TOGETHER, PathsOptions
 
 ALL_PATHS = 3 * (4 * 4 * 6) + 16
 """Paths of a tiny model of four layers of four heads: q, k and v between layers, and the logits."""
@@ -94,7 +94,7 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) 
     pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
     tokens = PairTokens.on_device(pairs.build(2), model.device)
     replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
-    paths = [Path((0, 1), (2, 3), "k"), Path((1, 2), None, "logits")]
+    paths = [Path((0, 1), ((2, 3),), "k"), Path((1, 2), (), "logits")]
     with replay.capturing():
         expected = dict(PathPatching(replay, inspect_paths(model, tokens.clean), "noising").patch(paths))
     rows = exact.table("paths").query("model == 'yarn' and pair == 'pair 2' and direction == 'noising'")
@@ -162,6 +162,40 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: FilePath, tmp_p
     assert validate(run) == []
 
 
+def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
+    folder: FilePath, tmp_path: FilePath
+) -> None:
+    section = {
+        "method": "exact",
+        "senders": ["L0H1", "L2H0"],
+        "receivers": ["L2H3", "L3H0"],
+        "together": True,
+        "mlps": "recomputed",
+        "norms": "recomputed",
+    }
+    run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
+    assert validate(run) == []
+    rows = run.table("paths")
+    assert rows["mlps_recomputed"].all()
+    assert len(rows) == 2 * 5 * 2 * 4
+    assert set(rows["receiver_layer"]) == {LOGITS, TOGETHER}
+    model = hs.load(f"{folder}/tiny", device="cpu")
+    pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    tokens = PairTokens.on_device(pairs.build(1), model.device)
+    replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+    path = Path((0, 1), ((2, 3), (3, 0)), "v")
+    with replay.capturing():
+        patching = PathPatching(
+            replay, inspect_paths(model, tokens.clean), "denoising", "recomputed", mlps="recomputed"
+        )
+        ((_, expected),) = patching.patch([path])
+    one = rows.query("model == 'base' and pair == 'pair 1' and sender_layer == 0 and through == 'v'")
+    assert one["metric_patched"].item() == pytest.approx(expected, abs=1e-5)
+    words = " ".join(map(sentence, results(run)))
+    assert "MLPs recomputed" in words
+    assert plots.plot_graph(analysis.sweeps(run)[0]).data
+
+
 # Refused inputs ----------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +210,9 @@ def test_prompts_of_different_lengths_run_with_align_end(folder: FilePath, tmp_p
         ("is a KV group", ("--receivers", "1.g0")),
         ("--through", ("--through", "mlp")),
         ("--norms must be", ("--norms", "none")),
+        ("--mlps is for method exact, not verify", ("--mlps", "recomputed")),
+        ("--together is for method exact, not verify", ("--together", "--receivers", "L3H0")),
+        ("--together is for named receivers", ("--together", "--method", "exact")),
         ("--receivers has no effect here", ("--through", "logits", "--receivers", "L3H0")),
         ("--verify-top has no effect here: it selects", ("--method", "exact", "--verify-top", 3)),
         ("kl cannot be estimated for noising", ("--metric", "kl", "--direction", "noising")),

@@ -110,6 +110,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "patching",
         "paths",
         "ablation",
+        "circuit",
         "imported",
         "budget",
         "window",

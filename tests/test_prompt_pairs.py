@@ -213,7 +213,7 @@ def test_spans_of_generated_sets_hold_what_they_name(name: Any) -> None:
         "greater-than": {},
         "induction": {"successor": "answer"},
         "needle": {"answer": "answer"},
-    }[name]
+    }[name.split(":")[0]]
     for pair in map(generated(name, length=190).build, range(10)):
         for span, part in expected.items():
             np.testing.assert_array_equal(
@@ -274,12 +274,25 @@ def test_no_generated_pair_repeats_another_and_too_many_are_refused_with_their_n
 def test_ioi_has_both_orders_and_all_corruptions_and_the_answer_is_named_once() -> None:
     pairs, tokenizer = generated("ioi"), real_tokenizer()
     groups = {pair.group for pair in map(pairs.build, range(40))}
-    assert groups == {f"{order} {kind}" for order in ("ABBA", "BABA") for kind in pair_sets.CORRUPTIONS}
+    assert groups == {f"{order} {kind}" for order in ("ABBA", "BABA") for kind in pair_sets.CORRUPTIONS["ioi"]}
     for pair in map(pairs.build, range(40)):
         words = tokenizer.decode(pair.clean).replace(",", "").split()
         recipient, giver = (tokenizer.decode(ids).strip() for ids in (pair.answer, pair.wrong))
         assert (words.count(recipient), words.count(giver)) == (1, 2)
         assert (words.index(recipient) < words.index(giver)) == pair.group.startswith("ABBA")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ioi:other", "other"), ("ioi:swap", "swap"), ("ioi:abc", "all")])
+def test_ioi_with_one_corruption_has_pairs_of_that_kind_only(name: Any, kind: str) -> None:
+    tokenizer = real_tokenizer()
+    for pair in map(generated(name).build, range(12)):
+        assert pair.group.endswith(f" {kind}")
+        assert pair.is_contrast == (kind == "swap")
+        clean, corrupted = (tokenizer.decode(ids).replace(",", "").split() for ids in (pair.clean, pair.corrupted))
+        recipient, giver = (tokenizer.decode(ids).strip() for ids in (pair.answer, pair.wrong))
+        counts = {"other": (1, 1), "swap": (2, 1), "all": (0, 0)}[kind]
+        assert (corrupted.count(recipient), corrupted.count(giver)) == counts
+        assert (clean.count(recipient), clean.count(giver)) == (1, 2)
 
 
 def test_greater_than_answers_are_later_and_earlier_than_the_first_year() -> None:

@@ -21,6 +21,7 @@ PAGES = (
     "kv-budget",
     "cluster",
     "figures",
+    "spans",
 )
 SMALLER = {
     "--docs 3": "--docs 1",

@@ -83,6 +83,15 @@ Device = Annotated[
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. [default: auto]")
 ]
+Bos = Annotated[
+    str | None,
+    typer.Option(
+        "--bos",
+        metavar="auto|yes|no",
+        help="Begin prompts and texts with a BOS token: auto (as the tokenizer does by itself), yes or no. "
+        "[default: auto]",
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Random seed. [default: 0]")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use at most this many documents, for a quick look.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name appended to the run directory.")]
@@ -117,7 +126,7 @@ COMMON_OPTIONS = "Common options"
 COMMON = {"resume", "as_json", "quiet", "help"}
 """Names of the parameters in the help group COMMON_OPTIONS."""
 COMMON_IN_STUDIES = {
-    *("name", "out", "config", "device", "dtype", "seed", "engine", "address", "workers", "gpus_per_worker"),
+    *("name", "out", "config", "device", "dtype", "bos", "seed", "engine", "address", "workers", "gpus_per_worker"),
 }
 """Further ones, in commands that measure."""
 TYPE_NAMES = {

@@ -72,11 +72,13 @@ def _input_flags(probe: Probe, is_training: bool) -> dict[str, tuple[Any, Any]]:
 
 def _shared_flags(probe: Probe) -> dict[str, tuple[Any, Any]]:
     device_flags = {"device": (flags.Device, None), "dtype": (flags.Dtype, None)} if probe.takes else {}
+    bos_flag = {"bos": (flags.Bos, None)} if {"models", "model"} & {*probe.takes} else {}
     return {
         "name": (flags.Name, None),
         "out": (flags.Out, Path("runs")),
         "config": (flags.Config, None),
         **device_flags,
+        **bos_flag,
         "seed": (flags.Seed, None),
         **{name: (flag, None) for name, flag in ENGINE.items()},
         "resume": (flags.Resume, False),
@@ -137,6 +139,8 @@ def _plain_types(annotation: Any) -> set[Any]:
         return _plain_types(inner[0])
     if origin is list:
         return {list}.union(*(_plain_types(part) for part in inner))
+    if origin is tuple:  # for Python and study files; a flag takes one text
+        return set()
     if origin in (typing.Union, types.UnionType):
         return set().union(*(_plain_types(part) for part in inner))
     return {annotation}
@@ -248,7 +252,7 @@ def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str
         "name": values["name"] or (None if file or config or probe.command == "run" else probe.name),
         "models": models or None,
         "texts": {"source": values.get("text"), "docs": values.get("docs")},
-        **{key: values.get(key) for key in ("seed", "device", "dtype")},
+        **{key: values.get(key) for key in ("seed", "device", "dtype", "bos")},
         "engine": {"name" if key == "engine" else key: values[key] for key in ENGINE},
     }
     if probe_values or probe.command != "run" or not (file or config):

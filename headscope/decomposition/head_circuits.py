@@ -75,12 +75,14 @@ class TokenEmbeddings:
             return effective_embeddings(self.model, tokens)
         return self.weights.embed(tokens.to(self.weights.embedding.device))
 
-    def vocabulary_map(self, layer: int) -> Tensor:
+    def vocabulary_map(self, layer: int, *, centred: bool = True) -> Tensor:
         """Sum over the vocabulary of embedding x unembedding, [D, D], with the final norm's gain: W_E W_U.
 
-        The mean of the unembedding over the vocabulary is subtracted: it moves every logit alike, so no probability.
+        If `centred`, the mean of the unembedding over the vocabulary is subtracted: it moves every logit alike, so no
+        probability.
         """
-        unembedding, mean = self.weights.decomposition.unembedding, self.weights.decomposition.unembedding_mean
+        unembedding = self.weights.decomposition.unembedding
+        mean = self.weights.decomposition.unembedding_mean if centred else 0
         tokens = torch.arange(min(len(unembedding), len(self.weights.embedding)), device=unembedding.device)
         total = torch.zeros(unembedding.shape[1], unembedding.shape[1], device=unembedding.device)
         for batch in torch.split(tokens, TOKENS_PER_BATCH):

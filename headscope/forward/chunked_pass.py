@@ -16,9 +16,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.forward.free_memory import fits_one_pass
+from headscope.forward.layer_parts import residual_stream
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.replay import attention_layer_indices, residual_stream, separately_runnable_layers
+from headscope.forward.replay import attention_layer_indices, separately_runnable_layers
 from headscope.positions.model import Model
 
 TOKENS_PER_CHUNK = {"cpu": 2**10, "cuda": 2**14}

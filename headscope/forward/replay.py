@@ -9,7 +9,7 @@ with full ones (`replay_check`).
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from headscope.forward.carried_state import (
     expand_batch,
     shares_keys_across_layers,
 )
+from headscope.forward.layer_parts import collecting_parts, residual_stream
 from headscope.forward.logits import (
     logits_and_targets,
     predicting_position_slices,
@@ -190,9 +191,18 @@ class Replay:
         """
         return self._batch_logits(self.hidden_states({layer: lambda z, call: outputs}, len(outputs)))
 
+    def target_logits_of_edits(self, output_edits: Mapping[int, backend.OutputEdit], copies: int) -> Tensor:
+        """The same logits [copies, L - first_target, vocabulary] of one batch of runs, with edited head outputs."""
+        return self._batch_logits(self.hidden_states(output_edits, copies))
+
     def target_logits_after(self, streams: Tensor) -> Tensor:
         """The same logits [B, L - first_target, vocabulary] for each of B outputs [B, L, D] of the last layer."""
-        return self._batch_logits(self.final_hidden_states(streams))
+        return self.target_logits_from(len(self.layers), streams)
+
+    def target_logits_from(self, layer: int, streams: Tensor) -> Tensor:
+        """The same logits [B, L - first_target, vocabulary] for each of B residual streams [B, L, D] before a decoder
+        layer."""
+        return self._batch_logits(self._resume(layer, streams))
 
     def _batch_logits(self, hidden: Tensor) -> Tensor:
         """The logits [B, L - first_target, vocabulary] of last hidden states [B, L, D]."""
@@ -226,6 +236,31 @@ class Replay:
             for layer, edit in output_edits.items():
                 stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))
             return self._resume(lowest, expand_batch(self.residual_stream_before(lowest), copies))
+
+    def streams_before(
+        self, decoder_layers: Sequence[int], output_edits: Mapping[int, backend.OutputEdit], copies: int
+    ) -> dict[int, Tensor]:
+        """The residual streams [copies, L, D] before decoder layers with edited head outputs in some attention layers.
+
+        The edits are those of `hidden_states`. For the index after the last layer, its output. The layers must come
+        after the one of the lowest edit.
+        """
+        streams: dict[int, Tensor] = {}
+
+        def record_input(number: int) -> Callable[[nn.Module, Any], None]:
+            return lambda module, args: streams.__setitem__(number, args[0])
+
+        def record_output(module: nn.Module, args: Any, output: Any) -> None:
+            streams[len(self.layers)] = residual_stream(output)
+
+        with ExitStack() as stack:
+            for number in decoder_layers:
+                if number == len(self.layers):
+                    stack.callback(self.layers[-1].register_forward_hook(record_output).remove)
+                else:
+                    stack.callback(self.layers[number].register_forward_pre_hook(record_input(number)).remove)
+            self.hidden_states(output_edits, copies)
+        return streams
 
     def final_hidden_states(self, stream: Tensor) -> Tensor:
         """The backbone's last hidden states [B, L, D] from the output of its last layer."""
@@ -265,6 +300,45 @@ class Replay:
         the same shape per objective. Only one layer's activations are in memory at a time. Raises UnsupportedModel for
         weights that a forward pass has packed in 4 bits.
         """
+
+        def collecting(layer: int) -> AbstractContextManager[list[tuple[Tensor, backend.AttentionCall]]]:
+            number = self._attention_layers[layer]
+            return _collecting_outputs(() if number is None else (self.model.attention_modules[number],))
+
+        def on_outputs(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
+            number = self._attention_layers[layer]
+            assert number is not None
+            q, k, v = (t.detach() for t in (call.q, call.k, call.v))
+            on_layer(number, z, replace(call, q=q, k=k, v=v), gradients)
+
+        self._pull_back(objectives, collecting, lambda layer, gradients: None, on_outputs)
+
+    def backpropagate_streams(
+        self,
+        objectives: Sequence[Objective],
+        parts: Sequence[Mapping[str, nn.Module]],
+        on_stream: Callable[[int, list[Tensor]], None],
+        on_part: Callable[[int, Tensor, str, list[Tensor]], None],
+    ) -> None:
+        """Compute gradients of objectives with respect to the residual stream before every decoder layer, last first.
+
+        `on_stream(layer, gradients)` receives one gradient of the shape of the stream per objective, and
+        `on_part(layer, output, name, gradients)` those of the output of each module in `parts[layer]`. Memory and
+        errors are those of `backpropagate`.
+        """
+        self._pull_back(objectives, lambda layer: collecting_parts(parts[layer]), on_stream, on_part)
+
+    def _pull_back(
+        self,
+        objectives: Sequence[Objective],
+        collecting: Callable[[int], AbstractContextManager[list[tuple[Tensor, Any]]]],
+        on_stream: Callable[[int, list[Tensor]], None],
+        on_collected: Callable[[int, Tensor, Any, list[Tensor]], None],
+    ) -> None:
+        """Run every decoder layer again, last first, and pull the gradients of objectives back through it.
+
+        `collecting(layer)` lists intermediate tensors of the layer, each with what `on_collected` should know of it.
+        """
         quantization.refuse_gradients(self.model.module, self.model.name)
         with torch.enable_grad():
             stream = self.residual_stream_before(len(self.layers)).detach().requires_grad_()
@@ -276,22 +350,19 @@ class Replay:
                 )
             ]
             carried = CarriedGradients(self._carried, len(objectives))
-            for layer, attention_layer in reversed([*enumerate(self._attention_layers)]):
+            for layer in reversed(range(len(self.layers))):
                 stream = self.residual_stream_before(layer).detach().requires_grad_()
-                attention = () if attention_layer is None else (self.model.attention_modules[attention_layer],)
                 args, kwargs = self._carried.arguments(layer, carried.leaves)
-                with _collecting_outputs(attention) as calls:
+                with collecting(layer) as collected:
                     output = self.layers[layer](stream, *args, **kwargs)
                 written = self._carried.written(layer, output, kwargs)
-                inputs = [stream, *(z for z, _ in calls)]
+                inputs = [stream, *(tensor for tensor, _ in collected)]
                 gradients = carried.pull_back(residual_stream(output), written, inputs, seeds)
                 seeds = [by_input[0] for by_input in gradients]
-                for z, call in calls:
-                    assert attention_layer is not None
-                    q, k, v = (t.detach() for t in (call.q, call.k, call.v))
-                    with torch.no_grad():
-                        slopes = [gradient for _, gradient in gradients]
-                        on_layer(attention_layer, z.detach(), replace(call, q=q, k=k, v=v), slopes)
+                with torch.no_grad():
+                    on_stream(layer, seeds)
+                    for number, (tensor, note) in enumerate(collected, start=1):
+                        on_collected(layer, tensor.detach(), note, [by_input[number] for by_input in gradients])
 
     def hidden_gradients(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
         """Gradients of the objectives with respect to the backbone's last hidden states."""
@@ -367,9 +438,3 @@ def _gradients(
         torch.autograd.grad(output, inputs, seed, retain_graph=number < last)
         for number, (output, seed) in enumerate(zip(outputs, seeds, strict=True))
     ]
-
-
-def residual_stream(output: Any) -> Tensor:
-    """The residual stream in a decoder layer's output."""
-    stream: Tensor = output if isinstance(output, Tensor) else output[0]
-    return stream

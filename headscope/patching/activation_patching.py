@@ -195,19 +195,19 @@ class PatchingReplay:
 
             for activation, estimate in estimates.items():
                 if activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
-                    by_span = [products(activation, _as_slice(span)).sum(-1) for span in spans]
+                    by_span = [products(activation, span_slice(span)).sum(-1) for span in spans]
                     changes = torch.stack(by_span, -1)
                     changes = changes.view(len(changes), geometry.layer_kv_groups[layer], -1, len(spans)).sum(2)
                 else:
                     by_position = products(activation, slice(None))[..., positions.start : positions.stop]
-                    changes = torch.stack([by_position[..., _as_slice(span)].sum(-1) for span in spans], -1)
+                    changes = torch.stack([by_position[..., span_slice(span)].sum(-1) for span in spans], -1)
                 estimate[layer, : changes.shape[1]] = combine(changes).cpu()
 
-        objectives, combine = self._expansion(direction)
+        objectives, combine = self.expansion(direction)
         run.backpropagate(objectives, add_layer)
         return estimates
 
-    def _expansion(self, direction: Direction) -> tuple[list[Objective], Callable[[Tensor], Tensor]]:
+    def expansion(self, direction: Direction) -> tuple[list[Objective], Callable[[Tensor], Tensor]]:
         """Objectives to differentiate, and the estimate from their derivatives [objectives, ...].
 
         First order is the derivative of the metric. The KL divergence from the clean run has none in the clean run, so
@@ -241,7 +241,7 @@ class PatchingReplay:
             run_attention, source_attention = (LayerAttention(*replay.attention(layer)) for replay in (run, source))
             layer_units = [unit for unit in units if unit.layer == layer]
             for span in spans:
-                indices = _as_slice(span)
+                indices = span_slice(span)
                 outputs = patched_outputs(
                     activation, run_attention, source_attention, positions[indices], source_positions[indices]
                 )
@@ -251,6 +251,35 @@ class PatchingReplay:
                     variants = torch.cat([_with_heads(run_attention.z, outputs, heads) for heads in head_slices])
                     for unit, logits in zip(batch, run.target_logits_of(layer, variants), strict=True):
                         yield unit, span, self.value(logits)
+
+    def patch_together(
+        self, activation: Activation, direction: Direction, units: Sequence[Unit], spans: Sequence[range | None]
+    ) -> Iterator[tuple[range | None, float]]:
+        """The metric with all units patched at once, at each span of aligned prompt positions.
+
+        Every activation is that of the unchanged source run, in later layers as well, whose inputs the patches of
+        earlier layers change. Memory holds the attention activations of all patched layers of the source.
+        """
+        run, source = self.run_and_source(direction)
+        positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
+        layers = sorted({unit.layer for unit in units})
+        sources = {layer: LayerAttention(*source.attention(layer)) for layer in layers}
+
+        def edit(layer: int, indices: slice) -> backend.OutputEdit:
+            heads = [unit.head_slice(self.model.geometry) for unit in units if unit.layer == layer]
+
+            def patch(z: Tensor, call: backend.AttentionCall) -> Tensor:
+                outputs = patched_outputs(
+                    activation, LayerAttention(z, call), sources[layer], positions[indices], source_positions[indices]
+                )
+                for chosen in heads:
+                    z = _with_heads(z, outputs, chosen)
+                return z
+
+            return patch
+
+        for span in spans:
+            yield span, self.value(run.target_logits({layer: edit(layer, span_slice(span)) for layer in layers}))
 
     def unpatched_value(self, direction: Direction) -> float:
         """The metric of the run that is patched."""
@@ -276,7 +305,7 @@ def finite_metric(model: Model, metric: Objective, logits: Tensor, answer: Tenso
     return value
 
 
-def _as_slice(span: range | None) -> slice:
+def span_slice(span: range | None) -> slice:
     """The span as a slice; None is all positions."""
     return slice(None) if span is None else slice(span.start, span.stop)
 

@@ -1,17 +1,23 @@
-"""Path patching: change what one head receives from one earlier head, and nothing else.
+"""Path patching: change what one head sends to one later head, or to a set of later heads, and nothing else.
 
-A path leads from a sender head to the queries, keys or values of a receiver head in a later layer, or to the logits.
-The sender's output z is taken from the source run of a prompt pair. Its change, through the sender's slice of o_proj,
-is added to the residual stream that the receiver's layer reads; all heads and MLPs between them keep their values (Wang
-et al. 2022, Goldowsky-Dill et al. 2023). Only the receiver's q, k or v follows this change, not those of other heads,
-even in the same KV group. The receiver's new output is patched, and the rest of the model runs normally. Norms on the
-path are frozen at their scale in the patched run, or recomputed; a norm of q or k within the attention always runs.
+A path leads from a sender head to the queries, keys or values of receiver heads in later layers, or to the logits. The
+sender's output z is taken from the source run of a prompt pair. All other heads keep their outputs. The MLPs between
+the sender and a receiver either keep their outputs too (`mlps` "frozen": the direct effect through the residual stream,
+as `get_act_patch_direct_path` of TransformerLens has it), or run on what the sender changes ("recomputed": the path
+patching of Wang et al. 2022, appendix B, where a path may pass through MLPs). A path in the sense of Goldowsky-Dill et
+al. 2023 goes through no MLP that it does not name, as with "frozen".
+
+Only the receivers' q, k or v follow this change, not those of other heads, even in the same KV group. The receivers'
+outputs are computed from them in one run, and the rest of the model runs normally. The norm before a receiver or the
+logits is frozen at its scale in the patched run, or recomputed, as in both papers; a norm of q or k within the
+attention always runs.
 
 An estimate is the gradient of the metric with respect to the receiver's q, k or v, pulled back to the residual stream,
-times the sender's change: all pairs of heads for the cost of a few passes.
+times the sender's change: all pairs of heads for the cost of a few passes. It has frozen MLPs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -36,6 +42,7 @@ PathEnd = Literal["q", "k", "v", "logits"]
 ReceiverInput = Literal["q", "k", "v"]
 RECEIVER_INPUTS: tuple[ReceiverInput, ...] = get_args(ReceiverInput)
 Norms = Literal["frozen", "recomputed"]
+MLPs = Literal["frozen", "recomputed"]
 LayerIndexHead = tuple[int, int]
 """Index of an attention layer, and query head."""
 ESTIMATE_TOKENS = 2**15
@@ -44,11 +51,16 @@ ESTIMATE_TOKENS = 2**15
 
 @dataclass(frozen=True, order=True)
 class Path:
-    """A path from a sender to the q, k or v of a receiver in a later layer, or to the logits without a receiver."""
+    """A path from a sender to the q, k or v of receivers in later layers together, or to the logits without any."""
 
     sender: LayerIndexHead
-    receiver: LayerIndexHead | None
+    receivers: tuple[LayerIndexHead, ...]
     end: PathEnd
+
+    @property
+    def receiver_layers(self) -> tuple[int, ...]:
+        """The attention layers of the receivers, lowest first."""
+        return tuple(sorted({layer for layer, _ in self.receivers}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +111,9 @@ def _unsupported(model: Model, reason: str) -> UnsupportedModel:
 class PathPatching:
     """Path patches of one run of a prompt pair. Create and use it inside `replay.capturing`.
 
-    `model_paths` is the model's `inspect_paths`. Memory holds the change of every head's output (the first
-    `memory_bytes`; the rest is on disk).
+    `model_paths` is the model's `inspect_paths`. `mlps`: whether the MLPs between a sender and a receiver keep their
+    outputs. Memory holds the change of every head's output (the first `memory_bytes`; the rest is on disk), and with
+    recomputed MLPs every head's output (likewise).
     """
 
     def __init__(
@@ -110,10 +123,11 @@ class PathPatching:
         direction: Direction,
         norms: Norms = "frozen",
         memory_bytes: float = 2**30,
+        mlps: MLPs = "frozen",
     ):
-        self.replay, self.model_paths, self.norms = replay, model_paths, norms
+        self.replay, self.model_paths, self.norms, self.mlps = replay, model_paths, norms, mlps
         self.run, source = replay.run_and_source(direction)
-        self._changes = ResidualStreamStore(memory_bytes)
+        self._changes, self._outputs = ResidualStreamStore(memory_bytes), ResidualStreamStore(memory_bytes)
         self._write_scales: list[Tensor | None] = []
         positions, source_positions = (
             slice(span.start, span.stop)
@@ -124,24 +138,27 @@ class PathPatching:
             change = torch.zeros_like(z[0])
             change[:, positions] = source.attention(layer)[0][0, :, source_positions] - z[0, :, positions]
             self._changes.append(change)
+            if mlps == "recomputed":
+                self._outputs.append(z)
             self._write_scales.append(None if branch.norm is None else self._scales_after(layer, branch.norm))
 
     def patch(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-        """The metric with one path patched at a time, receiver layer by receiver layer, the logits last.
+        """The metric with one path patched at a time, by the layers of the receivers, the logits last.
 
         Raises BadInput for a receiver that is not in a later layer than its sender.
         """
-        for path in paths:
-            if path.receiver is not None and path.receiver[0] <= path.sender[0]:
+        by_layers: dict[tuple[int, ...], list[Path]] = defaultdict(list)
+        for path in sorted(paths):
+            if path.receivers and path.receiver_layers[0] <= path.sender[0]:
                 raise BadInput(
-                    f"{path}: the receiver is not in a later layer than the sender. Use a receiver of a later layer"
+                    f"{path}: a receiver is not in a later layer than the sender. Use receivers of later layers"
                 )
+            by_layers[path.receiver_layers].append(path)
+        direct = by_layers.pop((), [])
         batch = runs_per_batch(self.run.model, self.run.ids.shape[1])
-        for layer in sorted({path.receiver[0] for path in paths if path.receiver is not None}):
-            layer_paths = sorted(path for path in paths if path.receiver is not None and path.receiver[0] == layer)
-            for first in range(0, len(layer_paths), batch):
-                yield from self._patch_receivers(layer, layer_paths[first : first + batch])
-        direct = sorted(path for path in paths if path.receiver is None)
+        for _, members in sorted(by_layers.items()):
+            for first in range(0, len(members), batch):
+                yield from self._patch_receivers(members[first : first + batch])
         for first in range(0, len(direct), batch):
             yield from self._patch_logits(direct[first : first + batch])
 
@@ -150,7 +167,10 @@ class PathPatching:
 
         [layers, H, layers, H, 3] by sender, receiver and q, k or v, zero where the receiver is not in a later layer,
         and [layers, H] by sender for the direct path to the logits. Layers with fewer heads than others leave zeros.
+        Raises BadInput with recomputed MLPs.
         """
+        if self.mlps == "recomputed":
+            raise BadInput("paths are estimated with frozen MLPs only. Patch them exactly, or use mlps 'frozen'")
         geometry = self.replay.model.geometry
         shape = (geometry.layers, geometry.heads)
         to_heads = torch.zeros(*shape, *shape, len(RECEIVER_INPUTS), dtype=torch.float64)
@@ -170,28 +190,50 @@ class PathPatching:
             to_logits[layer, : len(written)] = torch.einsum("hld,ld->h", written, gradient).double().cpu()
         return to_heads, to_logits
 
-    def _patch_receivers(self, layer: int, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-        """Patch paths to receivers of one layer."""
+    def _patch_receivers(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+        """Patch paths whose receivers are in the same layers: one batch of runs."""
         senders = sorted({path.sender for path in paths})
-        z, call = self.run.attention(layer)
-        new_call = self._attention(layer, self._with_senders(self._stream_before(layer), senders))[1]
-        geometry, variants = self.replay.model.geometry, []
-        for path in paths:
-            head, copy = cast(LayerIndexHead, path.receiver)[1], senders.index(path.sender)
-            group = geometry.kv_group(layer, head)
-            slices = slice(head, head + 1), slice(group, group + 1)
-            one_head, changed = call.for_heads(*slices), new_call.for_heads(*slices)
-            inputs = {name: getattr(one_head, name) for name in RECEIVER_INPUTS}
-            inputs[cast(ReceiverInput, path.end)] = getattr(changed, path.end)[copy : copy + 1]
-            variant = z.clone()
-            variant[:, slices[0]] = one_head.attend(**inputs)
-            variants.append(variant)
-        for path, logits in zip(paths, self.run.target_logits_of(layer, torch.cat(variants)), strict=True):
+        layers = {self.run.decoder_layer_of(layer): layer for layer in paths[0].receiver_layers}
+        edits = {}
+        for decoder_layer, streams in self._changed_streams(senders, [*layers]).items():
+            layer = layers[decoder_layer]
+            changed = self._attention(layer, streams)[1]
+            edits[layer] = self._receiver_edit(layer, changed, paths, [senders.index(path.sender) for path in paths])
+        if len(edits) == 1:  # no receiver before this layer changes its inputs
+            ((layer, edit),) = edits.items()
+            edits = {layer: _constant(edit(*self.run.attention(layer)))}
+        for path, logits in zip(paths, self.run.target_logits_of_edits(edits, len(paths)), strict=True):
             yield path, self.replay.value(logits)
 
+    def _receiver_edit(
+        self, layer: int, changed: backend.AttentionCall, paths: Sequence[Path], copies: Sequence[int]
+    ) -> backend.OutputEdit:
+        """The edit of a layer's head outputs, one run for each path, that gives its receivers their changed input.
+
+        `changed` has the inputs of the layer with the change of one sender each, that of a path at its number in
+        `copies`. The receivers' other inputs are those of the run that is edited.
+        """
+        geometry = self.replay.model.geometry
+
+        def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
+            patched = z.expand(len(paths), -1, -1, -1).clone()
+            for number, (path, copy) in enumerate(zip(paths, copies, strict=True)):
+                run = slice(number, number + 1) if len(z) > 1 else slice(None)
+                for head in (head for receiver_layer, head in path.receivers if receiver_layer == layer):
+                    group = geometry.kv_group(layer, head)
+                    heads = slice(head, head + 1), slice(group, group + 1)
+                    one_head, new = call.for_heads(*heads), changed.for_heads(*heads)
+                    inputs = {name: getattr(one_head, name)[run] for name in RECEIVER_INPUTS}
+                    inputs[cast(ReceiverInput, path.end)] = getattr(new, path.end)[copy : copy + 1]
+                    patched[number, heads[0]] = one_head.attend(**inputs)[0]
+            return patched
+
+        return edit
+
     def _patch_logits(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
-        """Patch direct paths to the logits."""
-        streams = self._with_senders(self._last_stream(), [path.sender for path in paths])
+        """Patch paths to the logits."""
+        last = len(self.run.layers)
+        streams = self._changed_streams([path.sender for path in paths], [last])[last]
         with self._freezing(self.model_paths.final_norm, self._last_stream()):
             all_logits = self.run.target_logits_after(streams)
         for path, logits in zip(paths, all_logits, strict=True):
@@ -241,10 +283,37 @@ class PathPatching:
         """The output of the last layer [1, L, D]."""
         return self.run.residual_stream_before(len(self.run.layers))
 
-    def _with_senders(self, stream: Tensor, senders: Sequence[LayerIndexHead]) -> Tensor:
-        """The residual stream [1, L, D] with the change of one sender each, [n, L, D]."""
+    def _changed_streams(
+        self, senders: Sequence[LayerIndexHead], decoder_layers: Sequence[int]
+    ) -> Mapping[int, Tensor]:
+        """The residual streams before decoder layers, with the change of one sender each, [n, L, D]."""
+        if self.mlps == "recomputed":
+            return self._streams_through_mlps(senders, decoder_layers)
         by_layer = {layer: self._written(layer) for layer in {layer for layer, _ in senders}}
-        return stream + torch.stack([by_layer[layer][head].to(stream) for layer, head in senders])
+        changes = [by_layer[layer][head] for layer, head in senders]
+        streams = {layer: self.run.residual_stream_before(layer) for layer in decoder_layers}
+        return {
+            layer: stream + torch.stack([change.to(stream) for change in changes]) for layer, stream in streams.items()
+        }
+
+    def _streams_through_mlps(
+        self, senders: Sequence[LayerIndexHead], decoder_layers: Sequence[int]
+    ) -> Mapping[int, Tensor]:
+        """The same streams in a pass in which only the heads' outputs are frozen (Wang et al. 2022, appendix B)."""
+        first = min(layer for layer, _ in senders)
+
+        def frozen_outputs(layer: int) -> backend.OutputEdit:
+            def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
+                outputs = self._outputs.load(layer).to(z).expand_as(z).clone()
+                for number, (sender_layer, head) in enumerate(senders):
+                    if sender_layer == layer:
+                        outputs[number, head] += self._changes.load(layer)[head].to(z)
+                return outputs
+
+            return edit
+
+        edits = {layer: frozen_outputs(layer) for layer in range(first, len(self.model_paths.branches))}
+        return self.run.streams_before(decoder_layers, edits, len(senders))
 
     def _written(self, layer: int) -> Tensor:
         """What each head of a layer adds to the residual stream in the source run minus the patched run, [H, L, D]."""
@@ -286,3 +355,8 @@ class PathPatching:
         finally:
             handle.remove()
         return norm.scales(*calls[0])
+
+
+def _constant(outputs: Tensor) -> backend.OutputEdit:
+    """An edit that replaces all head outputs."""
+    return lambda z, call: outputs

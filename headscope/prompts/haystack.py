@@ -21,7 +21,8 @@ from headscope.prompts.texts import load_token_documents
 Ids = npt.NDArray[np.int32]
 """Token ids [L]."""
 
-Template = Literal["prefix", "plain", "chat"]
+Template = Literal["prefix", "plain", "chat", "published"]
+"""The end of a prompt; published: the wording and the scored part of Wu et al.'s code (mode wu, template plain)."""
 
 SENTENCE_END_PATTERN = re.compile(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\s*$")
 """A full stop after a capital ends an abbreviation or a speaker's name, not a sentence."""
@@ -87,7 +88,8 @@ class Haystack:
 class NeedlePromptBuilder:
     """Builds the prompts of one needle with one tokenizer and template.
 
-    `needle_ids` [N] are the needle's tokens; the first `cue_count` of them are not scored. `suffix_ids` follow the
+    `needle_ids` [N] are the needle's tokens; the first `cue_count` of them are not scored. `scored_ids` are the others
+    or, if `is_published`, the tokens of the real needle alone, as Wu et al.'s code has them. `suffix_ids` follow the
     haystack: the question and, for a literal needle, its first `cue_count` tokens. The prompt of an indirect needle
     ends with its cue instead.
     """
@@ -99,15 +101,20 @@ class NeedlePromptBuilder:
         opening = tokenize_continuation(tokenizer, needle.opening) if needle.opening else self.needle_ids[:0]
         shorter = min(len(opening), len(self.needle_ids) - 1)
         differ = np.flatnonzero(opening[:shorter] != self.needle_ids[:shorter])
-        scored_whole = template != "prefix" and not needle.is_indirect
+        scored_whole = template in ("plain", "chat") and not needle.is_indirect
         self.cue_count = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
-        self.scored_text = decode_tokens(tokenizer, self.needle_ids[self.cue_count :]).strip()
+        self.is_published = template == "published"
+        self.scored_ids = self.needle_ids[self.cue_count :]
+        if self.is_published:
+            self.scored_ids = tokenize_plain(tokenizer, needle.real_needle or needle.fact)
+        self.scored_text = decode_tokens(tokenizer, self.scored_ids).strip()
         self._is_chat = template == "chat"
         if self._is_chat:
             before, after = _split_chat_template(tokenizer, needle.question)
             self._prefix_ids, self.suffix_ids = tokenize_plain(tokenizer, before), tokenize_plain(tokenizer, after)
         else:
-            question = tokenize_plain(tokenizer, f"\n\nQuestion: {needle.question}\nAnswer:")
+            request = "Based on the content of the book, " if self.is_published else "\n\n"
+            question = tokenize_plain(tokenizer, f"{request}Question: {needle.question}\nAnswer:")
             answer_start = (
                 tokenize_continuation(tokenizer, needle.cue)
                 if needle.is_indirect
@@ -163,7 +170,7 @@ class NeedlePromptBuilder:
             NeedlePrompt(
                 ids,
                 len(prefix) + insertion + self.cue_count,
-                len(prefix) + insertion + len(self.needle_ids),
+                len(prefix) + insertion + self.cue_count + len(self.scored_ids),
                 insertion / self.haystack_length(haystack, length),
             )
             for insertion in points

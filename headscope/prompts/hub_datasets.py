@@ -1,7 +1,7 @@
 """Texts from Hugging Face datasets: `hf:DATASET[:split[:column]]`, on the hub or in a local folder."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,31 @@ def read_dataset(dataset_source: str) -> Iterator[tuple[str, str]]:
     with _mute_hub_log():
         rows = _run_dataset_step(lambda: _load_dataset_rows(dataset, split), dataset, split)
     return _texts_from_rows(rows, dataset, split, column, name)
+
+
+def read_dataset_rows(dataset_source: str) -> tuple[str, Iterator[tuple[dict[str, str], str]]]:
+    """The name of DATASET:SPLIT:COLUMN,..., and for every row its texts by column and its column `group`, or "".
+
+    Raises BadInput without columns, and for a column that a row lacks or that holds no text.
+    """
+    dataset, split, columns = _parse_dataset_source(dataset_source)
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    with _mute_hub_log():
+        rows = _run_dataset_step(lambda: _load_dataset_rows(dataset, split), dataset, split)
+    return f"{Path(dataset).name}/{split}", _columns_of_rows(rows, dataset, split, names)
+
+
+def _columns_of_rows(
+    rows: Iterator[dict[str, Any]], dataset: str, split: str, names: Sequence[str]
+) -> Iterator[tuple[dict[str, str], str]]:
+    while (row := _run_dataset_step(lambda: next(rows, None), dataset, split)) is not None:
+        for name in names:
+            if not isinstance(row.get(name), str):
+                raise BadInput(
+                    f"column '{name}' of hf:{dataset} {'is missing' if name not in row else 'holds no text'}"
+                    f"{did_you_mean(name, row)}; its columns are {', '.join(row)}. Use hf:{dataset}:{split}:COLUMN,..."
+                )
+        yield {name: row[name] for name in names}, str(row.get("group", ""))
 
 
 def _parse_dataset_source(dataset_source: str) -> tuple[str, str, str]:

@@ -41,7 +41,8 @@ class NeedleTrial:
 class NeedleGrid:
     """All trials of some needles in the first `haystack_count` documents of a text source.
 
-    `lengths` in tokens and `depths` in 0..1 are ascending; `mode` is strict or wu.
+    `lengths` in tokens and `depths` in 0..1 are ascending; `mode` is strict or wu. With `own_sources`, one text source
+    per needle, a needle is hidden in documents of its own source only.
     """
 
     needles: Sequence[Needle]
@@ -52,14 +53,20 @@ class NeedleGrid:
     seed: int
     template: Template = "prefix"
     mode: str = "strict"
+    own_sources: Sequence[str] = ()
     _has_warned: bool = False
     _prepared: dict[int, tuple[list[Haystack], list[NeedlePromptBuilder]]] = field(default_factory=dict)
 
     def prepare(self, tokenizer: Any) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
         """Haystacks and prompt builders, one per needle, in the tokens of this tokenizer."""
         if id(tokenizer) not in self._prepared:
-            haystacks = load_haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
-            builders = [NeedlePromptBuilder(needle, tokenizer, self.template) for needle in self.needles]
+            haystacks = [
+                haystack
+                for source in self.own_sources or [self.source]
+                for haystack in load_haystacks(source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
+            ]
+            template: Template = "published" if (self.mode, self.template) == ("wu", "plain") else self.template
+            builders = [NeedlePromptBuilder(needle, tokenizer, template) for needle in self.needles]
             self._prepared[id(tokenizer)] = (haystacks, builders)
         return self._prepared[id(tokenizer)]
 
@@ -73,6 +80,8 @@ class NeedleGrid:
         merged_count = 0
         for haystack_index, haystack in enumerate(haystacks):
             for number, builder in enumerate(builders):
+                if self.own_sources and haystack_index // self.haystack_count != number:
+                    continue
                 needle = self.needles[number]
                 if haystack.contains_text(needle.fact):
                     raise BadInput(

@@ -19,6 +19,7 @@ class Needle:
     """`opening` and `fact` make the sentence that is hidden; `question` asks for the fact.
 
     An answer begins with the opening or, of an indirect needle, with the `cue`: words that are not the needle's.
+    `real_needle` is the part of the needle that counts as the answer in Retrieval_Head; "" for the fact.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Needle:
     opening: str
     fact: str
     cue: str = ""
+    real_needle: str = ""
 
     @property
     def text(self) -> str:
@@ -127,7 +129,8 @@ INDIRECT_NEEDLES = (
 def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> list[Needle]:
     """The first `count` built-in needles of that kind (of each kind if both), or of the needles in `file`.
 
-    The file has one JSON object per line with the fields of `Needle`; the cue is optional.
+    The file has one JSON object per line with the fields of `Needle`; the cue and the real needle are optional. Lines
+    of Retrieval_Head's own file, with the keys needle, question and real_needle, are accepted as published.
 
     Raises ResourceMissing if there is no such file, BadInput naming the line for anything else.
     """
@@ -143,7 +146,8 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
                 "with --file"
             )
         return [needle for needles in sets for needle in needles[:count]]
-    needles = [_parse_needle(value, location) for location, value in user_input.read_json_lines(file, "needle file")]
+    lines = user_input.read_json_lines(file, "needle file")
+    needles = [_parse_needle(value, location, number) for number, (location, value) in enumerate(lines, start=1)]
     if not needles:
         raise BadInput(f"'{file}' has no needle. Write one JSON object per line with {', '.join(_REQUIRED_FIELDS)}")
     if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
@@ -151,12 +155,20 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
     return needles[:count]
 
 
-_REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name != "cue"]
+_OPTIONAL_FIELDS = {"cue", "real_needle"}
+_REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name not in _OPTIONAL_FIELDS]
+_PUBLISHED_FIELDS = {"needle", "question", "real_needle"}
+"""Keys of the lines of Retrieval_Head's needles.jsonl."""
 
 
-def _parse_needle(value: Any, location: str) -> Needle:
-    if not isinstance(value, dict) or set(value) - {"cue"} != set(_REQUIRED_FIELDS):
-        raise BadInput(f"{location} is not a needle. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, cue")
+def _parse_needle(value: Any, location: str, number: int) -> Needle:
+    if isinstance(value, dict) and set(value) == _PUBLISHED_FIELDS:
+        value = _split_published_needle(value, location, number)
+    if not isinstance(value, dict) or set(value) - _OPTIONAL_FIELDS != set(_REQUIRED_FIELDS):
+        raise BadInput(
+            f"{location} is not a needle. Write the keys {', '.join(_REQUIRED_FIELDS)} and, optionally, "
+            "cue; or needle, question, real_needle"
+        )
     patterns = {"name": (".", "a string that is not empty"), "fact": (r"\w", "a string that contains a word")}
     for key, text in value.items():
         pattern, expected = patterns.get(key, ("", "a string"))
@@ -167,3 +179,19 @@ def _parse_needle(value: Any, location: str) -> Needle:
         except ValueError as error:
             raise BadInput(f"{location}: {error}") from error
     return Needle(**value)
+
+
+def _split_published_needle(value: dict[str, Any], location: str, number: int) -> dict[str, Any]:
+    """The fields of `Needle` for a line of Retrieval_Head: the fact begins with the real needle, in any case.
+
+    The name is its number in the file.
+    """
+    needle, real_needle = value["needle"], value["real_needle"]
+    start = needle.lower().find(real_needle.lower()) if isinstance(needle, str) and isinstance(real_needle, str) else -1
+    if start < 0 or not real_needle:
+        raise BadInput(
+            f"{location}: 'real_needle' is {user_input.quote(real_needle)}, which is no part of 'needle'. Copy it from "
+            "there"
+        )
+    parts = {"opening": needle[:start].strip(), "fact": needle[start:].strip(), "real_needle": real_needle}
+    return {"name": f"needle {number}", "question": value["question"], **parts}

@@ -2,6 +2,7 @@
 
 - ioi: indirect object identification (Wang et al. 2022), with our own templates and names, both name orders and three
   corruptions: another repeated name ("other"), the names exchanged ("swap"), or three unrelated names ("all").
+- ioi:other, ioi:swap, ioi:abc: the same with one of these corruptions only; abc has three unrelated names.
 - greater-than: a later year of the same century (Hanna et al. 2023); corrupted: the first decade of the century, after
   which both answers are later years.
 - induction: random tokens, repeated; corrupted: another token after the earlier copy.
@@ -16,7 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -33,8 +34,8 @@ from headscope.prompts.pairs import (
 )
 from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
 
-SetName = Literal["ioi", "greater-than", "induction", "needle"]
-GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
+SetName = Literal["ioi", "greater-than", "induction", "needle", "ioi:other", "ioi:swap", "ioi:abc"]
+GENERATED_SETS: tuple[SetName, ...] = get_args(SetName)
 SETS_OF_ANY_LENGTH: tuple[SetName, ...] = ("induction", "needle")
 """Sets whose prompts have as many tokens as requested."""
 PROMPT_SET = "prompt"
@@ -158,7 +159,7 @@ def generated_pairs(
     elif name == "needle":
         builder = _needle_builder(tokenizer, length, haystacks)
     else:
-        builder = (_ioi_builder if name == "ioi" else _greater_than_builder)(tokenizer)
+        builder = _greater_than_builder(tokenizer) if name == "greater-than" else _ioi_builder(tokenizer, name)
     number = GENERATED_SETS.index(name)
 
     def draw(index: int, attempt: int) -> TokenPair:
@@ -211,10 +212,17 @@ IOI_TEMPLATES = (
     "While {first} and {second} waited at the {place}, {giver} passed a {object} to",
 )
 """Sentences with a repeated subject, which end before the indirect object [ours]."""
-CORRUPTIONS = ("other", "swap", "all")
+CORRUPTIONS: Mapping[str, tuple[str, ...]] = {
+    "ioi": ("other", "swap", "all"),
+    "ioi:other": ("other",),
+    "ioi:swap": ("swap",),
+    "ioi:abc": ("all",),
+}
+"""Corruptions of each set."""
 
 
-def _ioi_builder(tokenizer: Any) -> Builder:
+def _ioi_builder(tokenizer: Any, name: SetName) -> Builder:
+    corruptions = CORRUPTIONS[name]
     names, places, objects = (
         one_token_words(tokenizer, words, needed=needed) for words, needed in ((NAMES, 6), (PLACES, 1), (OBJECTS, 1))
     )
@@ -222,7 +230,7 @@ def _ioi_builder(tokenizer: Any) -> Builder:
     def build(name: str, rng: np.random.Generator) -> TokenPair:
         recipient, giver, *others = rng.permutation(names)[:6]
         is_abba = bool(rng.integers(2))  # the subject comes second and is repeated
-        corruption = CORRUPTIONS[rng.integers(len(CORRUPTIONS))]
+        corruption = corruptions[rng.integers(len(corruptions))]
         template = IOI_TEMPLATES[rng.integers(len(IOI_TEMPLATES))]
         words = {"place": rng.choice(places), "object": rng.choice(objects)}
 

@@ -4,7 +4,9 @@ The haystack is cut 200 tokens short, the prompt is decoded and tokenised again,
 stretch of its length that holds nearly the same set of tokens. An answer runs for up to 50 steps, the line break that
 ends it is scored, an end token does not stop it, and every repeated copy counts again. Three faults of that code are
 not reproduced: sentence ends are found as in all other prompts, special tokens appear once at the start, and a span
-that is not found raises an error instead of scoring 0. The wording of the prompt is that of the template [ours].
+that is not found raises an error instead of scoring 0. With the template plain, the wording of the prompt, the scored
+part (the real needle) and the end of an answer are also those of that code; with the others they are ours. A space
+stands before a needle, and recall is computed without stemming [ours].
 """
 
 import numpy as np
@@ -17,6 +19,8 @@ RESERVED_TOKENS = 200
 MIN_OVERLAP = 0.9
 MAX_STEPS = 50
 """Answer steps of a trial."""
+PUBLISHED_END_TOKEN, PUBLISHED_END_ID = "<0x0A>", 144
+"""The token and the id that end an answer in that code, whatever they stand for in a tokenizer."""
 
 
 def insertion_point(builder: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> int:
@@ -31,13 +35,13 @@ def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length:
     parts = [haystack.ids[:start], builder.needle_ids, haystack.ids[start:room], builder.suffix_ids]
     text = decode_tokens(builder.tokenizer, np.concatenate(parts))
     ids = np.concatenate([builder.prompt_prefix(haystack), tokenize_plain(builder.tokenizer, text)])
-    span_start = fuzzy_span(ids, builder.needle_ids[builder.cue_count :])
+    span_start = fuzzy_span(ids, builder.scored_ids)
     if span_start is None:
         raise BadInput(
             f"mode wu cannot locate needle '{builder.name}': it is tokenised differently inside the prompt. "
             "Use --mode strict"
         )
-    return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.cue_count, start / room)
+    return NeedlePrompt(ids, span_start, span_start + len(builder.scored_ids), start / room)
 
 
 def fuzzy_span(ids: Ids, needle: Ids) -> int | None:

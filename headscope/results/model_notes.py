@@ -34,10 +34,15 @@ _SENTENCES = {
     "models.versions": "The run was resumed with other versions: {versions}. Numbers may differ slightly between them",
     "models.tokenizers": "The tokenizer of {others:words} differs from that of {baseline}, so the same number of "
     "tokens covers a different text. Differences between heads mix the effect of the model with that of the tokens",
+    "models.bos": "Prompts and texts of {model} begin with {opening}, those of {baseline} with {baseline_opening}. "
+    "Differences between these models mix the effect of the model with that of the first token",
     "models.beyond_native_context": "{model} was measured at {context_length:,} tokens, but was trained for "
     "{native_context:,}, without a position scheme that extends its context. Its results at {context_length:,} tokens "
     "are outside its trained range",
     "models.contexts": "{model} was measured inside {contexts:words}, so its results are those of the changed model",
+    "models.compatibility_mode": "{model} is a TransformerBridge in compatibility mode: TransformerLens folded and "
+    "centred its weights. Logits, patching and ablation are those of the original model up to a constant; norms and "
+    "matrices of its weights are not",
     "models.hooks": "{model} ran with {hooks:words}: hooks and functions of the user, which may change its results",
     "models.int8": "{model} is quantised by LLM.int8, which rounds the activations of a whole pass together: the same "
     "prompt gives different logits in another pass. Small differences are noise",
@@ -66,11 +71,14 @@ def model_notes(run: Run) -> Iterator[Result]:
     same_tokens = models_with_same_tokens(run, first) if first else []
     if other_tokens := [label for label in run.models if label not in same_tokens]:
         yield Result(question="models.tokenizers", baseline=first, details={"others": other_tokens})
+    yield from _different_openings(run)
     for label, length, native in beyond_native_context(run):
         lengths = {"context_length": length, "native_context": native}
         yield Result(question="models.beyond_native_context", model=label, where=lengths)
     for entry in run.manifest["models"]:
         label = entry["label"]
+        if "compatibility mode" in (entry.get("bridge") or ""):
+            yield Result(question="models.compatibility_mode", model=label)
         yield from _identity_notes(label, model_identity(run, label))
         for source, origin in (entry.get("other_weights") or {}).items():
             details = {"source": source, "origin": origin[:12]}
@@ -81,6 +89,21 @@ def model_notes(run: Run) -> Iterator[Result]:
         yield parts
     if other_texts := differing_texts(run):
         yield Result(question="models.texts", baseline=first, details={"others": other_texts})
+
+
+def _different_openings(run: Run) -> Iterator[Result]:
+    """The models whose texts begin with a special token where those of the first do not, or the reverse.
+
+    Tokenizers may name their BOS token differently, so only its presence counts.
+    """
+    openings = {entry["label"]: entry.get("opening_tokens") for entry in run.manifest["models"]}
+    known = [(label, opening) for label, opening in openings.items() if opening is not None]
+    for label, opening in known[1:]:
+        first_label, first_opening = known[0]
+        if bool(opening) != bool(first_opening):
+            texts = ["".join(tokens) or "no special token" for tokens in (opening, first_opening)]
+            details = {"opening": texts[0], "baseline_opening": texts[1]}
+            yield Result(question="models.bos", model=label, baseline=first_label, details=details)
 
 
 def _parts_of_texts(run: Run) -> Result | None:

@@ -1,6 +1,5 @@
 """Finished runs, and several of them combined into one."""
 
-import importlib
 import logging
 import os
 import re
@@ -33,10 +32,6 @@ log = logging.getLogger("headscope")
 
 PLAN_FILE = "plan.json"
 """File of an unfinished run with the number of its cells."""
-NOTEBOOK_MODULE = "headscope.rendering.notebook"
-"""Renders a run in a notebook. It lies in a higher layer, so it is named here and imported on use."""
-SCORES_MODULE = "headscope.scores"
-"""Exports scores; also in a higher layer."""
 
 
 class Run(RunTables):
@@ -63,19 +58,22 @@ class Run(RunTables):
         `value`, its 95 % confidence interval `low` to `high`, the number `n` of `samples`, the `verdict` on a claim,
         `topic` and sentence `text`, and the `layer` and `head` that it belongs to.
         """
-        findings: pd.DataFrame = importlib.import_module(NOTEBOOK_MODULE).findings(self)
-        return findings
+        from headscope.rendering import notebook
+
+        return notebook.findings(self)
 
     def charts(self, topic: str = "") -> "NotebookCharts":
         """The charts of the report, each a plotly `figure` with a `caption` and a method `save("figure.pdf")`: all,
         or those of a topic such as "loss", or with these words in the title."""
-        charts: NotebookCharts = importlib.import_module(NOTEBOOK_MODULE).charts(self, topic)
-        return charts
+        from headscope.rendering import notebook
+
+        return notebook.charts(self, topic)
 
     def head(self, layer: int, head: int, model: str = "") -> "NotebookCharts":
         """One head of `model` (by default the last): its description in `sentences`, and its charts."""
-        blocks: NotebookCharts = importlib.import_module(NOTEBOOK_MODULE).head(self, layer, head, model)
-        return blocks
+        from headscope.rendering import notebook
+
+        return notebook.head(self, layer, head, model)
 
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
         """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are
@@ -94,18 +92,18 @@ class Run(RunTables):
         Statistics are columns of `run.heads`; an interval follows its value in brackets. Without statistics: one row
         per model, with medians over heads and the mean loss. Raises BadInput for an unknown statistic or model.
         """
-        latex: str = importlib.import_module(NOTEBOOK_MODULE).to_latex(self, statistics, count, model)
-        return latex
+        from headscope.rendering import notebook
+
+        return notebook.to_latex(self, statistics, count, model)
 
     def export(
         self, file_format: str, out: Path | str, score: str | None = None, model: str | None = None, **options: Any
     ) -> Path:
         """Write a score of all heads of `model` in the file format of another tool: see
         `headscope.scores.export_scores`."""
-        path: Path = importlib.import_module(SCORES_MODULE).export_scores(
-            self, file_format, out, score, model, **options
-        )
-        return path
+        from headscope.scores import export_scores
+
+        return export_scores(self, file_format, out, score, model, **options)
 
     def push_to_hub(self, repository: str, *, private: bool = True, token: str | None = None) -> str:
         """Upload the run to the dataset repository ORG/NAME on the Hugging Face hub and return its URL.
@@ -124,11 +122,14 @@ class Run(RunTables):
         return cls.open(hub.fetch(repository, name, revision, token))
 
     def _ipython_display_(self) -> None:
-        importlib.import_module(NOTEBOOK_MODULE).run_page(self).display()
+        from headscope.rendering import notebook
+
+        notebook.run_page(self).display()
 
     def _repr_html_(self) -> str:
-        html: str = importlib.import_module(NOTEBOOK_MODULE).run_page(self).html()
-        return html
+        from headscope.rendering import notebook
+
+        return notebook.run_page(self).html()
 
 
 class CombinedRun(Run):

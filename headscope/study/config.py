@@ -26,6 +26,7 @@ from headscope import plugins, user_input
 from headscope.errors import BadInput, BadOption, OptionError, OptionName, did_you_mean
 from headscope.model_spec import ModelSpec
 from headscope.probe import Probe
+from headscope.prompts.bos import BosChoice
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 
 log = logging.getLogger("headscope")
@@ -212,6 +213,10 @@ class Study(Options):
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="model specs by label")
     texts: TextOptions = Field(default_factory=TextOptions)
     seed: int = Field(0, ge=0, le=MAX_SEED, description="random seed")
+    bos: BosChoice = Field(
+        "auto",
+        description="begin prompts and texts with a BOS token: auto (as the tokenizer does by itself), yes or no",
+    )
     device: str = Field("auto", description="auto (one GPU, or all GPUs if one is too small, else cpu), cpu, cuda, ...")
     dtype: str = Field("auto", description="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16")
     engine: EngineOptions = Field(
@@ -232,11 +237,25 @@ class Study(Options):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _check_bos(self) -> "Study":
+        templates = [name for name, options in self.probe_options.items() if _uses_chat_template(options)]
+        if self.bos != "auto" and templates:
+            raise ValueError(
+                f"'bos' has no effect on the chat template of {templates[0]}, which has its own special tokens. Remove "
+                "'bos' or 'template'"
+            )
+        return self
+
     @property
     def probe_options(self) -> dict[str, Options]:
         """The options of each requested probe, by name, in the order of the probes."""
         options = {name: getattr(self, name, None) for name in plugins.requestable_probes()}
         return {name: block for name, block in options.items() if block is not None}
+
+
+def _uses_chat_template(options: Options) -> bool:
+    return getattr(options, "template", False) in (True, "chat")
 
 
 @cache

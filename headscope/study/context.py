@@ -14,6 +14,7 @@ from headscope.models import loading
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
 from headscope.positions.model import Model
 from headscope.positions.schemes import Scheme, build_scheme
+from headscope.prompts.bos import opening_tokens, with_bos
 from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.study import digests
 from headscope.study.config import Study
@@ -51,6 +52,7 @@ class StudyContext:
     _models: dict[str, Model] = field(default_factory=dict)
     _tokenizers: dict[str, Any] = field(default_factory=dict)
     _tokenizers_by_digest: dict[str, Any] = field(default_factory=dict)
+    _tokenizers_with_bos: dict[int, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,7 +133,7 @@ class StudyContext:
         return self._documents[key]
 
     def tokenizer(self, label: str) -> Any:
-        """The tokenizer of that model, which need not be open."""
+        """The tokenizer of that model, which need not be open, with the study's choice of BOS."""
         tokenizer = (
             self.in_memory_models[label].tokenizer if label in self.in_memory_models else self._load_tokenizer(label)
         )
@@ -139,7 +141,14 @@ class StudyContext:
             raise BadInput(f"model '{label}' has no tokenizer. Pass one: hs.load(model, tokenizer=...)")
         if "tokenizer" not in self.input_digests[label]:
             self.input_digests[label]["tokenizer"] = digests.digest_tokenizer(tokenizer)
-        return tokenizer
+        if id(tokenizer) not in self._tokenizers_with_bos:
+            self._tokenizers_with_bos[id(tokenizer)] = with_bos(tokenizer, self.study.bos)
+        return self._tokenizers_with_bos[id(tokenizer)]
+
+    def opening_tokens(self, label: str) -> list[str] | None:
+        """The special tokens that begin every prompt and text of that model; None if it has no tokenizer."""
+        model = self.in_memory_models.get(label)
+        return None if model is not None and model.tokenizer is None else opening_tokens(self.tokenizer(label))
 
     def _load_tokenizer(self, label: str) -> Any:
         """The tokenizer of that model's checkpoint. Checkpoints with equal tokenizer files share one."""

@@ -17,7 +17,7 @@ class ProbeTexts:
     def __init__(self, options: PromptOptions, lengths: Sequence[int], context: StudyContext):
         self._lengths, self._context, self._template = lengths, context, options.template
         self._prompts: dict[str, TokenDocument] = {}
-        self._prompt = load_prompt(options)
+        self._prompt = read_prompt(options)
         if self._prompt is not None:
             context.record_input("prompt", self._prompt)
 
@@ -52,7 +52,7 @@ class ProbeTexts:
         return TokenDocument(name, ids, sha256(f"{template}{text}".encode()).hexdigest())
 
 
-def load_prompt(options: PromptOptions) -> tuple[str, str] | None:
+def read_prompt(options: PromptOptions) -> tuple[str, str] | None:
     """Name and text of the prompt, if one is given.
 
     Raises BadInput for a blank prompt or control characters, ResourceMissing without its file.

@@ -131,6 +131,7 @@ def run_study(
                     **(descriptions.get(label) or describe_model(label, context)),
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
                     "documents_sha256": dict(context.document_digests[label]),
+                    **_describe_bos(study, label, context, _recorded_digests(writer, label)),
                 }
                 for label in used
             ],
@@ -203,6 +204,13 @@ def _recorded_digests(writer: RunWriter, label: str) -> dict[str, str]:
 def _identifying_spec(label: str, spec: str, context: StudyContext) -> str:
     model = context.in_memory_models.get(label)
     return spec if model is None else f"{spec}#{model.identity.weights.exact[:12]}"
+
+
+def _describe_bos(study: Study, label: str, context: StudyContext, recorded: Mapping[str, str]) -> dict[str, Any]:
+    """The choice of BOS and the special tokens before every text, for run.json; empty if nothing was tokenized."""
+    if "tokenizer" not in {**recorded, **context.input_digests[label]}:
+        return {}
+    return {"bos": study.bos, "opening_tokens": context.opening_tokens(label)}
 
 
 def _git_commit() -> str | None:

@@ -56,6 +56,8 @@ class TaskSet:
 
     def scores(self, model: Model, label: str, task: Task, length: int, limit: int | None) -> list[Score]:
         """Every metric of a task over at most `limit` documents, on a model whose position scheme is attached."""
+        if self._context.study.bos != "auto":
+            raise BadInput("'bos' has no effect on tasks of the harness, whose prompts are its own. Remove 'bos'")
         tokenizer = copy.deepcopy(self._context.tokenizer(label))  # the harness sets its pad token
         generated = task.is_generated_to_length
         built_tasks = self._build(task, length, tokenizer if generated else None)

@@ -1,7 +1,6 @@
 """Runner of the ablation probe: every head ablated by itself, and named heads together, on one prompt per cell."""
 
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from headscope.forward.ablation import (
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.replay import Replay
+from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet
 from headscope.model_identity import refuse_other_weights
 from headscope.patching.activation_patching import MetricName, PairTokens, finite_metric, metric_function
@@ -42,12 +42,10 @@ from headscope.prompts.pair_sets import (
 )
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.arrow import Rows
-from headscope.runs.run import Run
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from headscope.user_input import quote
-from probes.ablation.schema import ABLATION, ABLATION_SETS, HEADS_OF_WEIGHTS, AblationOptions, parse_heads_of_weights
+from probes.ablation.schema import ABLATION, ABLATION_SETS, AblationOptions
 
 log = logging.getLogger("headscope")
 
@@ -220,7 +218,7 @@ class AblationRunner:
                 model, dict(zip(model.geometry.layer_numbers, map(range, model.geometry.layer_heads), strict=True))
             )
         if self._named_heads is None:
-            self._named_heads = {name: _parse_heads(name) for name in self.options.heads}
+            self._named_heads = {name: parse_heads(name) for name in self.options.heads}
             self.context.record_input("heads", [",".join(self._all_heads()).encode()])
         for name, heads in self._named_heads.items():
             source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
@@ -327,25 +325,3 @@ def _head_columns(model: Model, layer: int, head: int) -> dict[str, int]:
 def _lengths(pair: TokenPair) -> tuple[int, int]:
     """The number of tokens of the prompt and of the answer."""
     return len(pair.clean), len(pair.answer)
-
-
-def _parse_heads(name: str) -> HeadSet:
-    """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
-    heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
-    `weights:DIGESTS:HEAD,...` (a HeadSet of Python).
-
-    Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
-    """
-    source, _, rest = name.partition(":")
-    if source == "file" and rest:
-        return HeadSet.read(rest)
-    if source == "run":
-        match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
-        if match is None:
-            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT[:MODEL]")
-        folder, statistic, count, model = match.groups()
-        return Run.open(folder).top_heads(statistic, int(count), model)
-    try:
-        return parse_heads_of_weights(name) if name.startswith(HEADS_OF_WEIGHTS) else HeadSet.parse([name])
-    except ValueError as error:
-        raise BadInput(f"{error}. Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]") from error

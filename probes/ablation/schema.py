@@ -1,51 +1,17 @@
 """Options and stored tables of the ablation probe."""
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from headscope.errors import OptionError, OptionName
-from headscope.heads import HeadSet, format_head
-from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights, WeightDigests
+from headscope.head_names import head_names
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import MultilineOptions, refuse_unused
 
 KINDS = ("zero", "mean", "resample", "streaming")
-
-
-HEADS_OF_WEIGHTS = "weights:"
-"""Start of weights:DIGESTS:HEAD,..., a head set with the digests of the weights that it was measured on.
-
-DIGESTS are KIND=SHA256, joined by "/", or the SHA-256 of the weights rounded to bfloat16, as older runs have it.
-"""
-
-
-def format_heads_of_weights(heads: HeadSet) -> str:
-    """A head set with its digests as one name, without its weights and source."""
-    digests = "/".join(f"{kind}={digest}" for kind, digest in heads.model_digests.to_dict().items())
-    return f"{HEADS_OF_WEIGHTS}{digests}:{heads}"
-
-
-def parse_heads_of_weights(name: str) -> HeadSet:
-    """The head set of such a name. Raises ValueError for a part that is not a head."""
-    digests, _, heads = name.removeprefix(HEADS_OF_WEIGHTS).partition(":")
-    kinds = dict(part.split("=", 1) for part in digests.split("/")) if "=" in digests else digests
-    return replace(HeadSet.parse(heads), model_digests=WeightDigests.from_dict(kinds))
-
-
-def _head_names(value: Any) -> Any:
-    """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
-    if isinstance(value, HeadSet) and value.model_digests:
-        return [format_heads_of_weights(value)]
-    if not isinstance(value, HeadSet | list | tuple):
-        return value
-    return [format_head(*item) if _is_pair(item) else item for item in value]
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
 
 
 class AblationOptions(MultilineOptions):
@@ -65,7 +31,7 @@ class AblationOptions(MultilineOptions):
         description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
         "induction, needle, or a JSON lines file",
     )
-    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
+    heads: Annotated[list[str], BeforeValidator(head_names)] = Field(
         ["all"],
         min_length=1,
         description="heads to ablate one at a time, such as L18H6; all: every head; file:FILE: a saved head set; "

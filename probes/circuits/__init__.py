@@ -29,7 +29,9 @@ class Circuits(Probe):
     name = "circuits"
     title = "Circuits"
     tab = "Circuits"
-    summary = "Analyse heads' weights: OV copying, QK logits with rotation, composition between heads, QK attribution."
+    summary = (
+        "Analyse heads' weights: OV copying, QK logits, composition, QK attribution. (circuit tests heads on prompts.)"
+    )
     order = 27
     example = "headscope circuits --model base=smollm2-135m --tokens king,queen --heads L5H3"
 

@@ -51,7 +51,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "ov_copying_uncentred": Statistic(
             "OV copying score, not centred",
             "",
-            "the same without subtracting the mean of all logits, as earlier versions of headscope computed it",
+            "the same without subtracting the mean of all logits, as TransformerLens counts without center_unembed",
             formula="Σ Re λ / Σ |λ| of W_U W_OV W_E",
             number_format="+.3f",
         ),
@@ -127,9 +127,9 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         rows = plain_types(run.table("head_circuits")).set_index(HEAD_KEYS)
         is_centred = rows.pop("is_centred")
         rows["ov_copying"] = rows["copying"].where(is_centred)
-        if not is_centred.all():
-            rows["ov_copying_uncentred"] = rows["copying"].mask(is_centred)
-        blocks.append(rows.drop(columns="copying").dropna(axis=1, how="all"))
+        uncentred = rows["copying_uncentred"].where(rows["copying_uncentred"] >= -1)  # absent in earlier runs
+        rows["ov_copying_uncentred"] = rows["copying"].mask(is_centred, uncentred)
+        blocks.append(rows.drop(columns=["copying", "copying_uncentred"]).dropna(axis=1, how="all"))
     if "head_composition" in run.tables:
         best = strongest_inputs(run)
         wide = best.pivot_table(index=HEAD_KEYS, columns="input", values="excess", observed=True)

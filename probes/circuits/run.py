@@ -267,17 +267,19 @@ def attribution_tables(
 
 def circuit_rows(embeddings: TokenEmbeddings) -> dict[str, Any]:
     """Columns of the table `head_circuits` from `layer` on."""
-    model, vocabulary_maps, blocks = embeddings.model, {}, []
+    model, blocks = embeddings.model, []
+    vocabulary_maps: dict[bool, list[Tensor]] = {}
     for index, layer in enumerate(embeddings.weights.layers):
         reads_first_mlp = embeddings.uses_first_mlp and index > 0
         if reads_first_mlp not in vocabulary_maps:
-            vocabulary_maps[reads_first_mlp] = embeddings.vocabulary_map(index)
+            maps = [embeddings.vocabulary_map(index, centred=centred) for centred in (True, False)]
+            vocabulary_maps[reads_first_mlp] = maps
         matrices = LayerCircuits.of_layer(layer)
-        copying = matrices.copying_scores(vocabulary_maps[reads_first_mlp]).nan_to_num(0).clamp(-1, 1)
-        blocks.append((copying, matrices.ov_norms(), matrices.qk_norms()))
+        scores = [matrices.copying_scores(m).nan_to_num(0).clamp(-1, 1) for m in vocabulary_maps[reads_first_mlp]]
+        blocks.append((*scores, matrices.ov_norms(), matrices.qk_norms()))
     columns = {
         name: torch.cat([block[n].cpu() for block in blocks]).numpy()
-        for n, name in enumerate(("copying", "ov_norm", "qk_norm"))
+        for n, name in enumerate(("copying", "copying_uncentred", "ov_norm", "qk_norm"))
     }
     units = {str(name): column.to_numpy() for name, column in model_heads(model.geometry).items()}
     return {**units, **columns, "is_centred": True}

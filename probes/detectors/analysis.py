@@ -20,6 +20,11 @@ KIND_COLUMNS: Mapping[str, str] = MappingProxyType(
 )
 """Kind of key -> column of the per-head table with its score."""
 
+PROMPT_KIND_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {**{kind: f"prompt_{column}" for kind, column in KIND_COLUMNS.items()}, "own": "prompt_own_pattern"}
+)
+"""Kind of key -> column of the per-head table with its score in the user's prompts."""
+
 TARGET_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "previous": "the previous token",
@@ -42,6 +47,16 @@ def role_name(kind: str) -> str:
     """The role of heads that attend to this kind of key, such as "previous-token" or "induction"."""
     return ROLE_AREAS[kind].replace("_", "-")
 
+
+PROMPT_TARGETS: Mapping[str, str] = MappingProxyType(
+    {
+        **TARGET_DESCRIPTIONS,
+        "duplicate": "all earlier copies of the token",
+        "induction": "the tokens after all earlier copies",
+        "own": "the keys of your own pattern",
+    }
+)
+"""Kind of key -> what a head attends to in a prompt, in which a token may have several copies."""
 
 _CONDITIONS = "on a repeated random token sequence, at the longest length"
 
@@ -68,6 +83,14 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"{_CONDITIONS}; missing if no row sees that far back",
             formula="mean αᵢ,ᵢ₋ₘ₊₁ over the second m tokens",
         ),
+        **{
+            PROMPT_KIND_COLUMNS[kind]: Statistic(
+                f"{'own-pattern' if kind == 'own' else role_name(kind)} score, prompts",
+                "",
+                f"mean weight on {target}, in your own prompts, over the query rows that see such a key",
+            )
+            for kind, target in PROMPT_TARGETS.items()
+        },
         **{
             f"{ROLE_AREAS[kind]}_heads": Statistic(
                 f"{role_name(kind)} heads",
@@ -99,25 +122,31 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """One column per kind by (model, layer, head, kv_group), at the model's longest length.
+    """One column per kind by (model, layer, head, kv_group): on random tokens at the longest length, and in prompts.
 
-    A score is the mean over sequences, with the confidence interval over sequences.
+    A score is the mean over sequences or prompts, with the confidence interval over them.
     """
-    if "detectors" not in run.tables:
-        return None
-    rows = run.derived(longest_rows).rename(columns={"sequence": "doc"})
+    parts: list[pd.DataFrame] = []
+    if "detectors" in run.tables:
+        parts += _mean_scores(run.derived(longest_rows).rename(columns={"sequence": "doc"}), KIND_COLUMNS)
+    if "prompt_detectors" in run.tables:
+        rows = plain_types(run.table("prompt_detectors")).rename(columns={"prompt": "doc"})
+        parts += _mean_scores(rows, PROMPT_KIND_COLUMNS)
+    return pd.concat(parts, axis=1) if parts else None
+
+
+def _mean_scores(rows: pd.DataFrame, columns: Mapping[str, str]) -> list[pd.DataFrame]:
     scores = rows.set_index([*HEAD_KEYS, "doc"])["score"]
-    by_kind = {column: scores[(rows["kind"] == kind).to_numpy()] for kind, column in KIND_COLUMNS.items()}
-    return pd.concat(
-        [mean_with_interval(values, column, 0, 1) for column, values in by_kind.items() if len(values)], axis=1
-    )
+    by_kind = {column: scores[(rows["kind"] == kind).to_numpy()] for kind, column in columns.items()}
+    return [mean_with_interval(values, column, 0, 1) for column, values in by_kind.items() if len(values)]
 
 
 def model_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by model: the number of heads with the role of each kind, such as `induction_heads`."""
-    heads = head_statistics(run)
-    if heads is None:
+    if "detectors" not in run.tables:
         return None
+    heads = head_statistics(run)
+    assert heads is not None
     counts = {
         f"{ROLE_AREAS[kind]}_heads": exceeds(heads[name], ROLE_THRESHOLD)
         for kind, name in KIND_COLUMNS.items()

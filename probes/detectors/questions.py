@@ -19,6 +19,13 @@ def _kind_questions(kind: str) -> tuple[Question, ...]:
 QUESTIONS = (
     *(question for kind in TARGET_DESCRIPTIONS for question in _kind_questions(kind)),
     Question(
+        name="prompt_detectors.top_head",
+        sentence="In the prompts, {unit} of {model} puts the most weight on {target}: {value}[; chance is "
+        "{chance:.3g}]",
+        samples="prompts",
+        level="headline",
+    ),
+    Question(
         name="detectors.largest_score",
         sentence="On a repeated random token sequence, {context_length:,} tokens in all, {value} of its weight in "
         "{model} is on {target}[; chance is {chance:percent1}]",

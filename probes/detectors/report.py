@@ -1,6 +1,6 @@
 """Report of the detectors probe: charts and glossary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import pandas as pd
@@ -13,7 +13,7 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.detectors import PROBE, plots
-from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, role_name
+from probes.detectors.analysis import KIND_COLUMNS, PROMPT_KIND_COLUMNS, ROLE_THRESHOLD, role_name
 from probes.detectors.results import induction_results
 
 GLOSSARY = (
@@ -32,7 +32,10 @@ GLOSSARY = (
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The scores of all heads of the first model, and their comparison with the other models."""
-    yield ChartGroup(PROBE.title, "Scores of each head on a repeated random token sequence", _matrix_charts(context))
+    yield ChartGroup(
+        PROBE.title, "Scores of each head on a repeated random token sequence", _matrix_charts(context, KIND_COLUMNS)
+    )
+    yield ChartGroup(PROBE.title, "Scores of each head in your prompts", _matrix_charts(context, PROMPT_KIND_COLUMNS))
     yield ChartGroup(PROBE.title, "Comparison with the other models", _comparison_charts(context))
 
 
@@ -81,8 +84,8 @@ def _scores_chart(run: Run, models: Sequence[str], layer: int, head: int) -> Cha
     )
 
 
-def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
-    for name in KIND_COLUMNS.values():
+def _matrix_charts(context: RenderContext, columns: Mapping[str, str]) -> Iterator[Chart]:
+    for name in columns.values():
         for label in list(context.finite_values(name))[:1]:
             yield Chart(
                 plot_matrix(context.heads, name, label, context.scale_heads),
@@ -94,7 +97,7 @@ def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _comparison_charts(context: RenderContext) -> Iterator[Chart]:
-    for name in KIND_COLUMNS.values():
+    for name in (*KIND_COLUMNS.values(), *PROMPT_KIND_COLUMNS.values()):
         models = list(context.finite_values(name))
         if len(models) > 1:
             yield comparison_chart(context.heads, name, models[0])

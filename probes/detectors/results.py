@@ -13,6 +13,7 @@ from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.detectors.analysis import (
     KIND_COLUMNS,
+    PROMPT_TARGETS,
     ROLE_AREAS,
     ROLE_THRESHOLD,
     TARGET_DESCRIPTIONS,
@@ -25,6 +26,7 @@ def results(run: Run) -> Iterator[Result]:
 
     For induction heads also how many of the first model keep the role in each other model.
     """
+    yield from _prompt_results(run)
     if "detectors" not in run.tables:
         return
     models, rows = default_models(run), run.derived(longest_rows)
@@ -50,6 +52,25 @@ def _conditions(run: Run, models: Sequence[str]) -> dict[str, dict[str, Scalar]]
     """The longest context length of each model, at which its heads have a score."""
     lengths = run.derived(longest_rows).groupby("model")["context_length"].first()
     return {label: {"context_length": int(lengths[label])} for label in models if label in lengths}
+
+
+def _prompt_results(run: Run) -> Iterator[Result]:
+    """The head with the highest score in the user's prompts, for each model and kind of key."""
+    if "prompt_detectors" not in run.tables:
+        return
+    rows = plain_types(run.table("prompt_detectors"))
+    for label in default_models(run):
+        for kind, target in PROMPT_TARGETS.items():
+            block = rows[(rows["model"] == label) & (rows["kind"] == kind)]
+            if block.empty:
+                continue
+            scores = block.pivot(index=["layer", "head"], columns="prompt", values="score").dropna()
+            if scores.empty:
+                continue
+            where: dict[str, Scalar] = {"kind": kind}
+            top = top_head_result("prompt_detectors.top_head", scores, 0, 1, model=label, where=where)
+            of_head = block[(block["layer"] == top.layer) & (block["head"] == top.head)]
+            yield replace(top, details={**top.details, "target": target, "chance": float(of_head["chance"].mean())})
 
 
 def _top_head(rows: pd.DataFrame) -> Result:

@@ -1,7 +1,7 @@
 """Runner of the detectors probe: forward passes over repeated random token sequences."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states
 from headscope.measures.detectors import DetectorScores
+from headscope.measures.key_patterns import PatternScores, token_patterns
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts.texts import first_tokens
+from headscope.prompts.texts import first_tokens, prompt_tokens
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
+from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
+from probes.detectors.own_pattern import Matrix, pattern_matrix, pattern_source
 from probes.detectors.schema import DetectorsOptions
 
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -32,13 +36,26 @@ class _RepeatedSequence:
     sequence: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Prompt:
+    number: int
+    ids: np.ndarray
+    patterns: Mapping[str, Matrix]
+
+
 class DetectorsRunner:
-    """Cells: one per (model, period, sequence)."""
+    """Cells: one per (model, period, sequence), or one per (model, prompt)."""
 
     def __init__(self, options: DetectorsOptions, context: StudyContext):
         self.options, self.context = options, context
 
     def cells(self) -> list[Cell]:
+        if self.options.takes_prompts:
+            return [
+                Cell(f"{label}: prompt {prompt.number}", label, pass_cost(len(prompt.ids)), prompt)
+                for label in self.context.labels
+                for prompt in self._prompts(label)
+            ]
         return [
             Cell(
                 f"{label}: 2 x {period} random tokens, sequence {n}",
@@ -51,13 +68,52 @@ class DetectorsRunner:
             for n in range(self.options.sequences)
         ]
 
+    def _prompts(self, label: str) -> list[_Prompt]:
+        """The prompts in the tokens of a model, with their patterns. Raises BadInput for an empty or a long one."""
+        options = self.options
+        if options.tokens is not None:
+            token_lists: list[Sequence[int]] = [[*map(int, ids)] for ids in options.tokens]
+        else:
+            tokenizer = self.context.tokenizer(label)
+            token_lists = [prompt_tokens(text, tokenizer, MAX_PROMPT_TOKENS + 1) for text in options.prompt or ()]
+        source = None if options.pattern is None else pattern_source(options.pattern)
+        prompts = []
+        for number, ids in enumerate(token_lists):
+            if not 2 <= len(ids) <= MAX_PROMPT_TOKENS:
+                size = f"{len(ids)}" if len(ids) < 2 else f"more than {MAX_PROMPT_TOKENS:,}"
+                raise BadInput(f"prompt {number} has {size} tokens. Use 2 to {MAX_PROMPT_TOKENS:,}")
+            array = np.array(ids, np.int64)
+            own = {} if source is None else {"own": pattern_matrix(source, ids)}
+            self.context.record_input(f"prompt {number} of '{label}'", [array, *(m.tobytes() for m in own.values())])
+            prompts.append(_Prompt(number, array, token_patterns(array) | own))
+        return prompts
+
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
+        if isinstance(cell.work, _Prompt):
+            return {"prompt_detectors": self._prompt_rows(cell.model, cell.work, model)}
         tokenizer, work = self.context.tokenizer(cell.model), cell.work
         seed = (self.context.seed, work.period, work.sequence)
         ids, opening_length = repeated_random_tokens(tokenizer, work.period, seed)
         keys = {"model": cell.model, "context_length": len(ids), "sequence": work.sequence}
         return {"detectors": {**keys, **detector_scores(model, torch.from_numpy(ids), opening_length, work.period)}}
+
+    def _prompt_rows(self, label: str, prompt: _Prompt, model: Model) -> Rows:
+        vocabulary = model.module.get_input_embeddings().num_embeddings
+        if int(prompt.ids.max()) >= vocabulary:
+            raise BadInput(
+                f"no token {prompt.ids.max()} in '{label}' (prompt {prompt.number}). Use ids from 0 to {vocabulary - 1}"
+            )
+        scores = PatternScores(model.geometry, prompt.patterns, self.options.exclude_first)
+        run_listener(model, torch.from_numpy(prompt.ids), scores.update)
+        return {"model": label, "prompt": prompt.number, "tokens": len(prompt.ids), **scores.compute()}
+
+
+def run_listener(model: Model, ids: Tensor, listener: Callable[[AttentionRecord], None]) -> None:
+    """Run ids [L] under the model's scheme and pass the attention record of every layer to the listener."""
+    with attached(model), capturing(model) as layers, evaluating(model):
+        layers.listen(listener)
+        finite_hidden_states(model, ids.to(model.device)[None])
 
 
 def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> Mapping[str, np.ndarray]:
@@ -66,9 +122,7 @@ def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int)
     Returns the columns of table `detectors` from `layer` on.
     """
     detectors = DetectorScores(model.geometry, opening_length, period)
-    with attached(model), capturing(model) as layers, evaluating(model):
-        layers.listen(detectors.update)
-        finite_hidden_states(model, ids.to(model.device)[None])
+    run_listener(model, ids, detectors.update)
     return detectors.compute()
 
 

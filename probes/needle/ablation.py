@@ -1,6 +1,6 @@
 """Ablation of retrieval heads: the top heads, or as many random heads of the same layers (after Wu et al. 2024).
 
-Each half of the needles is tested with heads ranked on the other half [ours].
+Each half of the needles is tested with heads ranked on the other half [ours], or with those of a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,14 @@ from torch import Tensor
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import Intervention, Unit, head_unit, layer_output_edit, zero_ablation
+from headscope.forward.interventions import (
+    Intervention,
+    Unit,
+    head_unit,
+    layer_output_edit,
+    uniform_attention,
+    zero_ablation,
+)
 from headscope.forward.logits import finite_hidden_states
 from headscope.forward.prefix_cache import TokenIds
 from headscope.models.checkpoint import evaluating
@@ -36,7 +43,7 @@ class AblationWork:
     draw: int
     half: int
     prerequisites: tuple[str, ...]
-    """The cells that rank the heads, those of the other half."""
+    """The cells that rank the heads, those of the other half; none for the heads of a file."""
 
 
 def needle_half(needle_index: int) -> int:
@@ -82,9 +89,9 @@ class FixedMeanAblation:
 
 def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Intervention:
     """The intervention of an ablation; the mean is over the tokens of `haystack` [L]."""
-    return (
-        zero_ablation if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
-    )
+    if ablation == "mean":
+        return FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
+    return {"zero": zero_ablation, "uniform": uniform_attention}[ablation]
 
 
 def mean_head_outputs(model: Model, ids: TokenIds) -> list[Tensor]:

@@ -84,9 +84,14 @@ def generate_answer(
 ) -> tuple[list[int], list[int]]:
     """The generated tokens, and those of them before the token that ends the answer.
 
-    `scored_count` is the number of scored tokens of the needle.
+    `scored_count` is the number of scored tokens of the needle. With Wu et al.'s own prompt (`is_published`) answers
+    also end as in their code, and the token that ends them belongs to the answer.
     """
     max_steps = wu_prompts.MAX_STEPS if mode == "wu" else scored_count + EXTRA_ANSWER_STEPS
+    if builder.is_published:
+        end = (builder.tokenizer.convert_tokens_to_ids(wu_prompts.PUBLISHED_END_TOKEN), wu_prompts.PUBLISHED_END_ID)
+        tokens = generator.generate(ids, listener, max_steps, lambda token: token in end)
+        return tokens, tokens
     ends = answer_end_test(generator.model, builder.tokenizer, stop_at_end_token=mode != "wu")
     tokens = generator.generate(ids, listener, max_steps, ends)
     return tokens, tokens[:-1] if ends(tokens[-1]) else tokens

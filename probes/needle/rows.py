@@ -64,7 +64,8 @@ def _head_columns(layer_index: IntArray, head: IntArray, geometry: Geometry) -> 
 def needle_tokens_row(prompt: NeedlePrompt, builder: NeedlePromptBuilder, keys: Mapping[str, Any]) -> Rows:
     """The row of `needle_tokens`: the prompt around the needle, and the question."""
     ids, question_start = prompt.ids, len(prompt.ids) - len(builder.suffix_ids)
-    start, needle, end = prompt.start, prompt.start - builder.cue_count, prompt.end
+    # A span that mode wu finds may start before the scored part, and so the cue before the prompt.
+    start, needle, end = prompt.start, max(0, prompt.start - builder.cue_count), prompt.end
     parts = {
         "before": ids[max(0, needle - CONTEXT_TOKENS) : needle],
         "cue": ids[needle:start],

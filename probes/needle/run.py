@@ -20,7 +20,10 @@ from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
 from headscope.prompts.needles import read_needles
+from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
 from headscope.runs.arrow import Rows
+from headscope.scores import match_heads, model_heads, refuse_other_model
+from headscope.scores import read as read_scores
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
@@ -51,9 +54,19 @@ class NeedleRunner:
             raise BadInput(
                 f"needle '{other[0]}' has a paraphrased question (cue), which mode wu does not support. Use mode strict"
             )
-        if options.ablate_top and len(self.needles) < NEEDLE_HALVES:
+        if options.ablate_top and options.heads is None and len(self.needles) < NEEDLE_HALVES:
             raise BadInput("ablate_top ranks heads on half of the needles. Use at least 2 needles")
         context.record_input("needles", (text for needle in self.needles for text in astuple(needle)))
+        if options.haystacks and len(options.haystacks) != len(self.needles):
+            raise BadInput(
+                f"'haystacks' has {len(options.haystacks)} text sources for {len(self.needles)} needles. Give one per "
+                "needle"
+            )
+        if options.haystacks and context.study.texts.source != expand_source(DEFAULT_SOURCE):
+            raise BadInput("'text' has no effect beside 'haystacks'. Remove one of them")
+        self.head_scores = None if options.heads is None else read_scores(options.heads)
+        if self.head_scores is not None:
+            context.record_input("heads", [self.head_scores.table.to_csv(index=False)])
         self.grid = NeedleGrid(
             self.needles,
             options.grid_lengths,
@@ -63,6 +76,7 @@ class NeedleRunner:
             context.seed,
             options.template,
             options.mode,
+            options.haystacks,
         )
         self._cached_reader: tuple[str, PrefixCachedGenerator] | None = None
         self._cached_decomposition: tuple[str, ResidualDecomposition] | None = None
@@ -88,11 +102,12 @@ class NeedleRunner:
         if not self.options.ablate_top:
             return []
         geometry = self.context.model(label).geometry
-        head_count = sum(geometry.layer_heads)
+        head_count, owner = sum(geometry.layer_heads), f"model '{label}'"
+        if self.head_scores is not None:
+            head_count, owner = len(self._match_file_heads(label)), f"'{self.head_scores.source}'"
         if max(self.options.ablate_top) > head_count:
             raise BadInput(
-                f"ablate_top {max(self.options.ablate_top)}: model '{label}' has {head_count} heads. Use a "
-                "smaller number"
+                f"ablate_top {max(self.options.ablate_top)}: {owner} has {head_count} heads. Use a smaller number"
             )
         model_cells = [cell for cell in trial_cells if cell.model == label]
         cells = []
@@ -100,8 +115,13 @@ class NeedleRunner:
             for size in sorted(set(self.options.ablate_top)):
                 for draw in range(1 + self.options.draws):
                     for half in range(NEEDLE_HALVES):
-                        prerequisites = tuple(cell.id for cell in model_cells if needle_half(cell.work.needle) != half)
                         tested = [cell for cell in model_cells if needle_half(cell.work.needle) == half]
+                        ranking = [cell for cell in model_cells if needle_half(cell.work.needle) != half]
+                        if self.head_scores is not None:
+                            ranking = []
+                        if not tested:
+                            continue  # a single needle has one half
+                        prerequisites = tuple(cell.id for cell in ranking)
                         heads = f"the top {size} heads" if draw == 0 else f"{size} heads of draw {draw}"
                         name = f"{label}: {kind} of {heads}, half {half} of the needles"
                         cost = sum(cell.cost for cell in tested if cell.work.mode != CONTROL)
@@ -180,8 +200,24 @@ class NeedleRunner:
             for name, frame in (("needle_ablation", pd.DataFrame(rows)), ("needle_ablated_heads", ablated))
         }
 
+    def _match_file_heads(self, label: str) -> pd.DataFrame:
+        """Columns layer, head, kv_group and score of the heads in the given file. Raises BadInput for another model."""
+        assert self.head_scores is not None
+        model = self.context.model(label)
+        if refuse_other_model(self.head_scores, model.identity, label, model.name, self.options.weights):
+            digest = self.head_scores.model_digests.label or self.head_scores.model
+            self.context.record_other_weights(label, self.head_scores.source, digest)
+        return match_heads(self.head_scores, model.geometry, label)
+
     def _head_ranking(self, label: str, work: AblationWork) -> pd.DataFrame | None:
-        """The heads ranked over the successful trials of the other half, from stored cells; None if there are none."""
+        """The heads of the given file, or those ranked over the successful trials of the other half, from stored cells.
+
+        None if there are no such trials. Heads that a file does not name come last.
+        """
+        if self.head_scores is not None:
+            heads = model_heads(self.context.model(label).geometry)
+            ranked = heads.merge(self._match_file_heads(label), how="left").drop(columns="kv_group")
+            return ranked.sort_values("score", ascending=False, kind="stable", ignore_index=True)
         if (label, work.half) not in self._rankings:
             name = "retrieval" if self.options.rank_by == "copies" else "needle_attribution"
             trials, scores = (
@@ -199,7 +235,7 @@ class NeedleRunner:
             "needle": self.needles[trial.needle].name,
             "context_length": trial.length,
             "doc": self._prepare(label)[0][trial.haystack].name,
-            "seed": self.context.seed + trial.haystack,
+            "seed": self.context.seed + trial.haystack % self.options.seeds,
         }
 
     def drop_cached_prefix(self) -> None:
@@ -241,7 +277,8 @@ class NeedleRunner:
 
     def _describe_trial(self, trial: NeedleTrial) -> str:
         position = f"depth {trial.depths[0]:.4f}" if trial.mode != CONTROL else "without the needle"
-        needle, seed = self.needles[trial.needle].name, self.context.seed + trial.haystack
+        needle = self.needles[trial.needle].name
+        seed = self.context.seed + trial.haystack % self.options.seeds
         return f"needle {needle}, seed {seed}, {trial.length} tokens, {position}"
 
 

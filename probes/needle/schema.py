@@ -5,9 +5,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from headscope.errors import OptionError
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.needle_grid import even_depths
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
-from headscope.study.config import Options
+from headscope.study.config import Options, TextSource
 
 MAX_LENGTHS = 100
 """A larger number is probably meant as a length in tokens."""
@@ -32,7 +33,13 @@ class NeedleOptions(Options):
     )
     file: str | None = Field(
         None,
-        description="your own needles as JSON lines: name, question, opening, fact; and cue for paraphrased questions",
+        description="your own needles as JSON lines: name, question, opening, fact; and cue for paraphrased questions; "
+        "or Retrieval_Head's needles.jsonl",
+    )
+    haystacks: list[TextSource] = Field(
+        [],
+        description="a text source for each needle, in order, in which only that needle is hidden; default: the "
+        "documents of the study hide every needle",
     )
     seeds: int = Field(
         1,
@@ -46,7 +53,8 @@ class NeedleOptions(Options):
     )
     template: Literal["prefix", "plain", "chat"] = Field(
         "prefix",
-        description="end of the prompt: the needle's opening (prefix), nothing (plain), or the model's chat template",
+        description="end of the prompt: the needle's opening (prefix), nothing (plain), or the model's chat template; "
+        "plain in mode wu: prompt, scored part and end of the answer as in Wu et al.'s code",
     )
     attribution: bool = Field(
         False,
@@ -60,8 +68,15 @@ class NeedleOptions(Options):
     rank_by: Literal["copies", "attribution"] = Field(
         "copies", description="score that ranks the heads to ablate: copies or attribution through the needle"
     )
-    ablation: list[Literal["zero", "mean"]] = Field(
-        ["zero"], description="ablation of head outputs: set to 0 (zero), or to the mean over the haystack (mean)"
+    heads: str | None = Field(
+        None,
+        description="file of head scores, such as a published list: ablate its top heads instead of heads ranked here",
+    )
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
+    ablation: list[Literal["zero", "mean", "uniform"]] = Field(
+        ["zero"],
+        description="ablation of heads: outputs set to 0 (zero) or to the mean over the haystack (mean), or uniform "
+        "attention to all visible keys (uniform, as Wu et al. mask heads)",
     )
     draws: int = Field(
         5, ge=1, le=1000, description="random head sets per size, each with as many heads per layer as the top set"
@@ -98,17 +113,23 @@ class NeedleOptions(Options):
             raise ValueError("mode wu supports only copies of literal needles. Use mode strict")
         if self.ablate_top and min(self.ablate_top) < 1:
             raise OptionError("{ablate_top} {size} ablates no head. Use at least 1", size=min(self.ablate_top))
-        if self.ablate_top and self.needles < 2:
+        if self.heads is not None and not self.ablate_top:
+            raise OptionError("{heads} needs the sizes of the sets to ablate. Add {ablate_top}, e.g. 5,10")
+        if self.heads is not None and "rank_by" in self.model_fields_set:
+            raise OptionError("{rank_by} has no effect on heads of a file. Remove {rank_by} or {heads}")
+        if self.ablate_top and self.heads is None and self.needles < 2:
             raise OptionError("{ablate_top} ranks heads on half of the needles. Use at least 2 needles")
-        if self.ablate_top and self.mode == "wu":
-            raise OptionError("{ablate_top} needs mode strict. Remove {ablate_top} or mode wu")
+        if self.ablate_top and self.heads is None and self.mode == "wu":
+            raise OptionError(
+                "{ablate_top} needs mode strict to rank heads. Give {heads}, or remove {ablate_top} or mode wu"
+            )
         if self.rank_by == "attribution" and not self.attribution:
             raise ValueError(
                 "heads can be ranked by attribution only if it is measured. Add --attribution, or attribution: "
                 "true in a study file"
             )
         if not self.ablation:
-            raise ValueError("ablation has no value. Use zero, mean or both")
+            raise ValueError("ablation has no value. Use zero, mean or uniform")
         return self
 
     @property
@@ -297,14 +318,21 @@ NEEDLE_ATTRIBUTION = Table(
 )
 
 ABLATION_KEYS = (
-    key("ablation", "label", "", "zero: outputs set to zero; mean: outputs set to their mean over the haystack", None),
+    key(
+        "ablation",
+        "label",
+        "",
+        "zero: outputs set to zero; mean: outputs set to their mean over the haystack; uniform: uniform attention to "
+        "all visible keys",
+        None,
+    ),
     key("size", "index16", "heads", "number of heads ablated together", 1),
     key(
         "draw",
         "index16",
         "",
-        "0: the top heads by score over the successful trials of the other half of the needles; from 1: random "
-        "heads, as "
+        "0: the top heads by score over the successful trials of the other half of the needles, or in the given file; "
+        "from 1: random heads, as "
         "many in each layer, avoiding the top heads if possible [ours]",
     ),
 )
@@ -338,7 +366,7 @@ NEEDLE_ABLATED_HEADS = Table(
         LAYER,
         HEAD,
         GROUP,
-        Column("score", "value", "", "score of the head over the other half of the needles"),
+        Column("score", "value", "", "score of the head over the other half of the needles, or in the given file"),
     ),
 )
 

@@ -4,9 +4,10 @@ Every mean is over the pairs that count (`is_counted`) in every model of the run
 compared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
@@ -20,6 +21,8 @@ from probes.patching.schema import (
     ACTIVATION_LABELS,
     ALL_POSITIONS,
     PATCHING,
+    PATCHING_LAYERS,
+    PATCHING_SETS,
     PATCHING_SPANS,
     subset_names,
 )
@@ -35,6 +38,12 @@ SPAN_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "span"))
 """Patches of one unit at the positions of a named span."""
 PAIR_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "subset"))
 """Patches of one unit at all positions, in one pair or group of pairs of a set (`schema.subset_names`)."""
+
+LAYER_SWEEP = replace(SPAN_SWEEP, units=("layer",))
+"""Patches of one layer at all positions, whose span is "", or at those of a named span."""
+
+SET_SWEEP = replace(SPAN_SWEEP, units=("size",), methods=("exact",))
+"""Patches of all named heads together, as one unit."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -68,6 +77,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def sweeps(run: RunTables) -> list[Effects]:
     """The sweeps of a run over all positions, in the order of its models."""
+    if PATCHING.name not in run.tables:
+        return []
     return sweep_effects(_unit_rows(run), SWEEP, run.models)
 
 
@@ -87,11 +98,45 @@ def span_sweeps(run: RunTables) -> list[Effects]:
 
 def pair_sweeps(run: RunTables) -> list[Effects]:
     """The sweeps of every pair or group that has results of its own, in the order of the set."""
+    if PATCHING.name not in run.tables:
+        return []
     rows = _rows_at_all_positions(run)
     sets = [members.assign(subset=subset_names(members)) for _, members in rows.groupby("prompts", sort=False)]
     rows = _counted_rows(run, pd.concat(sets) if sets else rows.assign(subset=""))
     rows = rows[rows["subset"] != ""]
     return sweep_effects(complete_rows(rows, PAIR_SWEEP), PAIR_SWEEP, run.models)
+
+
+def layer_sweeps(run: RunTables) -> list[Effects]:
+    """The sweeps of layers over all positions and over named spans, in the order of the run's models."""
+    if PATCHING_LAYERS.name not in run.tables:
+        return []
+    rows = run.table(PATCHING_LAYERS.name)
+    is_whole = (rows["position"] == ALL_POSITIONS) | (rows["span"] != "")
+    return sweep_effects(_counted_rows(run, rows[is_whole]), LAYER_SWEEP, run.models)
+
+
+def set_sweeps(run: RunTables) -> list[Effects]:
+    """The sweeps of the named heads together, over all positions and over named spans."""
+    if PATCHING_SETS.name not in run.tables:
+        return []
+    return sweep_effects(_counted_rows(run, run.table(PATCHING_SETS.name)), SET_SWEEP, run.models)
+
+
+def layer_position_effects(run: RunTables) -> Iterator[pd.DataFrame]:
+    """Effects of every layer at every single position, a table for each activation of the first pair of a set.
+
+    The first of the pairs that count; exact if patched, else estimated.
+    """
+    if PATCHING_LAYERS.name not in run.tables:
+        return
+    rows = run.table(PATCHING_LAYERS.name)
+    rows = _counted_rows(run, rows[(rows["position"] != ALL_POSITIONS) & (rows["span"] == "")])
+    groups: Any = rows.groupby([*SWEEP.keys], sort=False)
+    for _, block in groups:
+        first = block[block["pair"] == block["pair"].iloc[0]]
+        exact = first[first["method"] == "exact"]
+        yield exact if len(exact) else first
 
 
 def parts_of_sweep(sweeps_of_parts: Sequence[Effects], effects: Effects) -> list[Effects]:

@@ -4,19 +4,23 @@ import pandas as pd
 
 from headscope.effects.sweep import Effects
 from headscope.heads import format_head
-from probes.patching.paths.schema import LOGITS
-from probes.patching.schema import ACTIVATION_LABELS
+from probes.patching.paths.schema import LOGITS, TOGETHER
+from probes.patching.schema import ACTIVATION_LABELS, LAYER_ACTIVATION_LABELS
+
+RECOMPUTED = (("norms", "norms"), ("mlps", "MLPs"))
+"""Keys of a sweep that say what is recomputed, and their nouns."""
 
 
 def describe_sweep(effects: Effects) -> str:
     """Text naming what is patched: "Denoising of the head output z"."""
-    return f"{effects.key['direction'].capitalize()} of the {ACTIVATION_LABELS[effects.key['intervention']]}"
+    labels = {**ACTIVATION_LABELS, **LAYER_ACTIVATION_LABELS}
+    return f"{effects.key['direction'].capitalize()} of the {labels[effects.key['intervention']]}"
 
 
 def describe_path_sweep(effects: Effects) -> str:
     """Text naming a sweep: "Path patching, denoising"."""
-    norms = ", norms recomputed" if effects.key["norms"] == "recomputed" else ""
-    return f"Path patching, {effects.key['direction']}{norms}"
+    recomputed = "".join(f", {noun} recomputed" for name, noun in RECOMPUTED if effects.key[name] == "recomputed")
+    return f"Path patching, {effects.key['direction']}{recomputed}"
 
 
 def describe_methods(effects: Effects, nouns: str) -> str:
@@ -34,4 +38,6 @@ def path_name(path: pd.Series) -> str:
     sender = format_head(path["sender_layer"], path["sender_head"])
     if path["receiver_layer"] == LOGITS:
         return f"{sender} to the logits"
+    if path["receiver_layer"] == TOGETHER:
+        return f"{sender} to {path['through']} of the named receivers together"
     return f"{sender} to {path['through']} of {format_head(path['receiver_layer'], path['receiver_head'])}"

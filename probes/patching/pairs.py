@@ -15,7 +15,7 @@ from headscope.results.result import Result
 from headscope.results.samples import mean_result
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.patching.schema import MIN_DIFFERENCE, PATCHING
+from probes.patching.schema import MIN_DIFFERENCE, PATCHING, PATCHING_LAYERS
 
 DOUBT = "Answer and wrong answer, or clean and corrupted prompts, may be exchanged"
 MAX_NAMES = 8
@@ -67,12 +67,21 @@ def pair_questions(area: str) -> tuple[Question, ...]:
     )
 
 
-def pair_metrics(run: RunTables, table: str = PATCHING.name) -> pd.DataFrame:
+def patch_tables(run: RunTables) -> list[str]:
+    """The tables of the run with patches of heads and of layers."""
+    return [table.name for table in (PATCHING, PATCHING_LAYERS) if table.name in run.tables]
+
+
+def pair_metrics(run: RunTables, table: str = "") -> pd.DataFrame:
     """One row per pair of every model, set and metric: clean and corrupted metric, whether they differ enough, and
-    whether means include the pair."""
+    whether means include the pair. Without a `table`, the pairs of all patches of heads and layers."""
     keys = ["model", "prompts", "metric", "pair"]
-    rows = run.table(table)[[*keys, "metric_clean", "metric_corrupted", "is_normalised", "is_counted"]]
-    return plain_types(rows.drop_duplicates(keys, ignore_index=True))
+    columns = [*keys, "metric_clean", "metric_corrupted", "is_normalised", "is_counted"]
+    rows = [
+        plain_types(run.table(name)[columns].drop_duplicates(keys))
+        for name in [table] * bool(table) or patch_tables(run)
+    ]
+    return pd.concat(rows).drop_duplicates(keys, ignore_index=True)
 
 
 def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
@@ -83,7 +92,7 @@ def pairs_usable_in_all_models(run: RunTables) -> pd.DataFrame:
     return shared_samples(run.derived(pair_metrics).query("is_counted"), ["prompts", "metric"], "pair")
 
 
-def pair_results(run: RunTables, table: str, area: str) -> Iterator[Result]:
+def pair_results(run: RunTables, area: str, table: str = "") -> Iterator[Result]:
     """The metric of the clean and corrupted prompts of each model and set, and how many answers the model gives."""
     groups: Any = run.derived(pair_metrics, table).groupby(["model", "prompts", "metric"], sort=False)
     for (model, prompts, metric), pairs in groups:
@@ -132,7 +141,7 @@ def _failure_results(
 
 def _shared_count(run: RunTables, table: str, prompts: str, metric: str, pairs: pd.DataFrame) -> int | None:
     """Number of the pairs that count in every model, if that is fewer than count in this one."""
-    if table != PATCHING.name:  # means of paths are over the pairs of one model
+    if table:  # means of paths are over the pairs of one model
         return None
     usable = run.derived(pairs_usable_in_all_models)
     shared = int(((usable["prompts"] == prompts) & (usable["metric"] == metric)).sum())

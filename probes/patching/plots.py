@@ -41,7 +41,7 @@ def plot_positions(effects: Effects, pair: str, rows: pd.DataFrame, tokens: pd.D
     by_unit = rows.pivot_table(index=[*UNIT_KEYS], columns="position", values="effect")
     top = by_unit.loc[by_unit.abs().max(axis=1).nlargest(MAX_POSITION_UNITS).index].sort_index(ascending=False)
     words = tokens.set_index("position").reindex(top.columns)
-    labels = [_token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
+    labels = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
     limit = symmetric_limit(top.to_numpy(), 1e-3)
     method = "exact" if (rows["method"] == "exact").all() else "estimated"
     figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(effects, f"{pair}, {method}"))
@@ -156,7 +156,7 @@ def _title(effects: Effects, subtitle: str) -> dict[str, object]:
     return style.title_with_subtitle(f"{describe_sweep(effects)}, {prompts}: {model}", subtitle)
 
 
-def _token_label(clean: str, corrupted: str) -> str:
+def token_label(clean: str, corrupted: str) -> str:
     """The token of the clean prompt and, if it differs, that of the corrupted prompt."""
     first, second = (style.escape_label(to_visible_line(text), 20) for text in (clean, corrupted))
     return first if clean == corrupted else f"{first} | {second}"

@@ -18,6 +18,13 @@ EFFECT = Question(
 )
 """The effect of one head or KV group."""
 
+LAYER_EFFECT = Question(
+    name="patching_layers.layer",
+    sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: the effect of layer {{patched_layer}} is {{value}}",
+    **_EFFECT,
+)
+"""The effect of one layer."""
+
 QUESTIONS = (
     *pair_questions("patching"),
     Question(
@@ -43,6 +50,29 @@ QUESTIONS = (
         **_EFFECT,
     ),
     EFFECT,
+    Question(
+        name="patching.set",
+        sentence=f"{_SUBJECT}[, only at the positions of {{span}}]: with all {{size:,}} named {{nouns}} patched "
+        "together, the effect is {value}",
+        headline="{direction:capital} of {intervention}, {prompts}[, at {span}], {size:,} named {nouns} together: "
+        "{value}",
+        level="headline",
+        **_EFFECT,
+    ),
+    LAYER_EFFECT,
+    *sweep_questions(
+        "patching_layers",
+        f"{_SUBJECT}[, only at the positions of {{span}}]",
+        "{direction:capital} of {intervention}, {prompts}[, at {span}]",
+        unit="layer {patched_layer}",
+        **_EFFECT,
+    ),
+    Question(
+        name="patching_layers.position",
+        sentence=f"{_SWEEP}, pair {{pair}}, in {{model}}: of all layers and single positions, the effect of largest "
+        "size is that of layer {patched_layer} at token {position:,}, {value}",
+        **_EFFECT,
+    ),
     Question(
         name="patching.models",
         sentence=f"{_SWEEP}, {{model}} against {{baseline}}, over the same {{pairs:n pairs}}: the rank correlation of "

@@ -8,7 +8,7 @@ import pandas as pd
 from headscope.effects.agreement import agreements
 from headscope.effects.ranking import largest_unit
 from headscope.effects.results import effect_text
-from headscope.effects.sweep import Effects
+from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result, units_of_head
 from headscope.estimates import ESTIMATE_MARK
 from headscope.plots.head_matrices import plot_small_matrices
@@ -22,11 +22,23 @@ from headscope.runs.column_metadata import capitalise
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
-from probes.patching.analysis import STATISTICS, pair_sweeps, parts_of_sweep, position_effects, span_sweeps, sweeps
+from probes.patching.analysis import (
+    STATISTICS,
+    layer_position_effects,
+    layer_sweeps,
+    pair_sweeps,
+    parts_of_sweep,
+    position_effects,
+    span_sweeps,
+    sweeps,
+)
 from probes.patching.labels import describe_sweep
+from probes.patching.layer_plots import plot_layer_positions, plot_layers
+from probes.patching.layer_results import layer_sweep_results
+from probes.patching.pairs import patch_tables
 from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
-from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_TOKENS
+from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_LAYERS, PATCHING_TOKENS
 
 GLOSSARY = (
     Term(
@@ -37,6 +49,13 @@ GLOSSARY = (
         "changes nothing; an effect of 1 moves the metric to its value in the other run.",
         "(m(patched) - m(unpatched)) / (m(source) - m(unpatched)); source: the run that the activation comes from",
         (PATCHING.name,),
+    ),
+    Term(
+        "Patching of layers",
+        "Patching of the residual stream before a decoder layer (resid_pre), or of what its attention (attn_out) or "
+        "its MLP (mlp_out) adds to it, at one position, a named span or all positions. It shows where in the model and "
+        "at which token the information is.",
+        tables=(PATCHING_LAYERS.name,),
     ),
     Term(
         "Attribution patching",
@@ -63,7 +82,14 @@ SPAN_CAPTION = (
     "Effect of patching the positions of one named span, mean over pairs, for the heads of largest effect. "
     f"{ESTIMATE_MARK}: estimated."
 )
-
+LAYER_POSITION_CAPTION = (
+    "Effect of patching one layer at one position. Tokens are those of the clean prompt, with the token of the "
+    "corrupted prompt after | where it differs."
+)
+LAYER_CAPTION = (
+    "Mean over pairs of the share of the metric's difference that the patch of one layer moves. Error bars: confidence "
+    "interval over pairs, from three pairs on. Pale bars are estimates."
+)
 
 MAX_CARDS = 3
 """Sweeps with a card on the overview."""
@@ -88,12 +114,13 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """A group of charts for each sweep of the selected model, and the models beside each other."""
-    if PATCHING.name not in context.run.tables:
+    if not patch_tables(context.run):
         return
     for effects in context.run.derived(sweeps):
         if effects.model == context.selected_model:
             heading = f"{describe_sweep(effects)}, {effects.key['prompts']}"
             yield ChartGroup(PROBE.title, heading, _sweep_charts(context.run, effects))
+    yield ChartGroup(PROBE.title, "Patching of layers", _layer_charts(context))
     yield ChartGroup(PROBE.title, "Patching effects of every model", _model_charts(context))
 
 
@@ -149,6 +176,23 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
         rows = position_effects(run, effects, pair)
         if len(rows):
             yield Chart(plots.plot_positions(effects, pair, rows, tokens[tokens["pair"] == pair]), POSITION_CAPTION)
+
+
+def _layer_charts(context: RenderContext) -> Iterator[Chart]:
+    """Layer x position of the first pair of each set, and the mean effect of each layer."""
+    for rows in layer_position_effects(context.run):
+        first = rows.iloc[0]
+        if first["model"] == context.selected_model and PATCHING_TOKENS.name in context.run.tables:
+            tokens = plain_types(context.run.table(PATCHING_TOKENS.name))
+            key = {name: first[name] for name in ("model", "prompts", "pair")}
+            yield Chart(
+                plot_layer_positions(rows, rows_of_sweep(tokens, key)),
+                LAYER_POSITION_CAPTION,
+            )
+    for effects in context.run.derived(layer_sweeps):
+        if effects.model == context.selected_model:
+            texts = [sentence(result) for result in layer_sweep_results(effects)]
+            yield Chart(plot_layers(effects), LAYER_CAPTION, texts[0], half_width=True)
 
 
 def _model_charts(context: RenderContext) -> Iterator[Chart]:

@@ -15,9 +15,10 @@ from headscope.rendering.text import head_mask
 from headscope.results.result import Result
 from headscope.runs.run import Run
 from probes.patching import PROBE
-from probes.patching.analysis import pair_sweeps, span_sweeps, sweeps
+from probes.patching.analysis import layer_sweeps, pair_sweeps, set_sweeps, span_sweeps, sweeps
+from probes.patching.layer_results import layer_results
 from probes.patching.model_changes import model_results
-from probes.patching.pairs import pair_metrics, pair_results
+from probes.patching.pairs import pair_metrics, pair_results, pairs_usable_in_all_models, patch_tables
 from probes.patching.schema import ACTIVATION_LABELS, PATCHING
 
 NEXT_UNITS = 2
@@ -26,10 +27,10 @@ NEXT_UNITS = 2
 
 def results(run: Run) -> Iterator[Result]:
     """Results about the pairs, every sweep, every span, and the changes from the first model to the others."""
-    if PATCHING.name not in run.tables:
+    if not patch_tables(run):
         return
-    yield from pair_results(run, PATCHING.name, "patching")
-    if not run.derived(sweeps):
+    yield from pair_results(run, "patching")
+    if not run.derived(pairs_usable_in_all_models).size:
         yield Result(question="patching.no_effects")
     for effects in run.derived(pair_sweeps):
         yield _pair_result(run, effects)
@@ -38,12 +39,23 @@ def results(run: Run) -> Iterator[Result]:
     for effects in run.derived(span_sweeps):
         largest = largest_unit(effects, by_size=True)
         yield unit_result(effects, largest, "patching.span", details=sweep_details(effects))
+    for effects in run.derived(set_sweeps):
+        yield _set_result(effects)
+    yield from layer_results(run)
     yield from model_results(run)
 
 
 def unit_results(effects: Effects) -> Iterator[Result]:
     """Results about the units of one sweep."""
     yield from sweep_results(effects, "patching", unit_nouns(effects.units), sweep_details(effects))
+
+
+def _set_result(effects: Effects) -> Result:
+    """The effect of all named heads, or their KV groups, patched together."""
+    unit = effects.units.iloc[0]
+    nouns = "KV groups" if effects.key["intervention"] in ("k", "v") else "heads"
+    details = sweep_details(effects) | {"size": int(unit["size"]), "nouns": nouns}
+    return unit_result(effects, unit, "patching.set", details=details)
 
 
 def _pair_result(run: Run, effects: Effects) -> Result:
@@ -88,15 +100,16 @@ def sweep_details(effects: Effects) -> dict[str, str]:
 
 def overview(run: Run) -> Overview | None:
     """One row per sweep: pairs, the mean metric of both prompts, and the unit of largest effect."""
-    if PATCHING.name not in run.tables:
+    if not patch_tables(run):
         return None
     records = []
     metrics = run.derived(pair_metrics)
-    for effects in run.derived(sweeps):
+    for effects in [*run.derived(sweeps), *run.derived(layer_sweeps)]:
         pairs = metrics[metrics["pair"].isin(effects.values.columns)]
         key = {name: effects.key[name] for name in ("prompts", "metric")}
         pairs = rows_of_sweep(pairs, {"model": effects.model, **key})
         largest = largest_unit(effects)
+        is_layer = effects.sweep.units == ("layer",)
         records.append(
             {
                 "model": effects.model,
@@ -104,7 +117,7 @@ def overview(run: Run) -> Overview | None:
                 "pairs": int(effects.units["n"].max()),
                 "clean": pairs["metric_clean"].mean(),
                 "corrupted": pairs["metric_corrupted"].mean(),
-                "most positive effect": unit_name(largest),
+                "most positive effect": f"layer {largest['layer']}" if is_layer else unit_name(largest),
                 **{name: largest[name] for name in ("effect", "low", "high", "method")},
             }
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +12,11 @@ from torch import Tensor
 from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
 from headscope.errors import BadInput
+from headscope.forward.ablation import heads_by_layer
+from headscope.forward.backbone import decoder_layers
 from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
+from headscope.patching.layer_patching import LayerActivation, LayerParts, LayerPatching, inspect_layer_parts
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import Haystack, decode_tokens
@@ -22,10 +26,15 @@ from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from probes.patching.layer_rows import layer_rows
+from probes.patching.patched_span import PatchedSpan
 from probes.patching.schema import (
     ACTIVATIONS,
     ALL_POSITIONS,
+    LAYER_ACTIVATIONS,
     PATCHING,
+    PATCHING_LAYERS,
+    PATCHING_SETS,
     PATCHING_SPANS,
     PATCHING_TOKENS,
     PairOptions,
@@ -85,6 +94,7 @@ class PatchingRunner:
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
         self._selections: dict[tuple[str, str], _Selection] = {}
         self._checked_sets: set[tuple[str, str]] = set()
+        self._layer_parts: dict[str | None, LayerParts] = {}
 
     def cells(self) -> list[Cell]:
         cells: list[Cell] = []
@@ -92,9 +102,10 @@ class PatchingRunner:
             check_set_names([self._pair_set(label, source) for source in self.options.pairs])
         for label in self.context.labels:
             model = self.context.model(label)
-            units = {activation: patched_units(model, activation) for activation in self._activations}
+            units = sum(len(self._units(model, activation)) for activation in self._activations)
+            layers = len(self._layer_activations) * len(decoder_layers(model))
             for source in self.options.pairs:
-                cells += self._set_cells(label, source, sum(map(len, units.values())))
+                cells += self._set_cells(label, source, units, layers)
         return cells
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
@@ -107,29 +118,82 @@ class PatchingRunner:
         pair = pairs.build(work.index)
         tokens = PairTokens.on_device(pair, model.device)
         replay = PatchingReplay(model, tokens, self.options.metric, RESIDUAL_STREAM_MEMORY_BYTES)
-        with replay.capturing():
-            if work.step == "estimate":
-                table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
-            else:
-                table = pd.DataFrame(self._exact_patches(replay, model, cell, pair))
         keys = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
-        table = table.assign(**keys, group=pair.group)
-        table["is_counted"] &= counts_pair(replay, pair, self.options)
-        is_span = table["span"] != ""
-        rows = {PATCHING.name: table[~is_span].drop(columns=["span", "first", "last"])}
-        if self.options.span_names:
-            rows[PATCHING_SPANS.name] = table[is_span].drop(columns="position")
+        is_counted = counts_pair(replay, pair, self.options)
+        rows: dict[str, Rows] = {}
+        for activations, compute in (
+            (self._activations, self._head_tables),
+            (self._layer_activations, self._layer_table),
+        ):
+            for name, table in (compute(replay, model, cell, pair) if activations else {}).items():
+                is_pair_counted = table["is_counted"] & is_counted
+                rows[name] = table.assign(**keys, group=pair.group, is_counted=is_pair_counted)
         if self.options.by_position and not work.prerequisites:
             rows[PATCHING_TOKENS.name] = _token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
-    def _set_cells(self, label: str, source: str, unit_count: int) -> Iterator[Cell]:
+    def _head_tables(
+        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
+    ) -> dict[str, pd.DataFrame]:
+        """Rows of heads and KV groups: all and single positions, and named spans."""
+        with replay.capturing():
+            if cell.work.step == "estimate":
+                table = pd.concat(self._estimates(replay, model, pair), ignore_index=True)
+            else:
+                table = pd.DataFrame(self._exact_patches(replay, model, cell, pair))
+            sets = pd.DataFrame(self._set_rows(replay, model, pair) if cell.work.step == "exact" else [])
+        is_span = table["span"] != ""
+        tables = {PATCHING.name: table[~is_span].drop(columns=["span", "first", "last"])}
+        if self.options.span_names:
+            tables[PATCHING_SPANS.name] = table[is_span].drop(columns="position")
+        if len(sets):
+            tables[PATCHING_SETS.name] = sets
+        return tables
+
+    def _set_rows(self, replay: PatchingReplay, model: Model, pair: TokenPair) -> Iterator[dict[str, Any]]:
+        """Rows of the named heads patched together, at all positions and in named spans."""
+        if not self.options.are_heads_named:
+            return
+        spans = self._spans(pair, with_positions=False)
+        for direction, activation in product(self.options.directions, self._activations):
+            units = self._units(model, activation)
+            places = replay.patch_together(activation, direction, units, [span.positions for span in spans])
+            for span, (_, value) in zip(spans, places, strict=True):
+                columns = _result_columns(replay, activation, direction, value)
+                yield {**columns, "span": span.name, "size": len(units)}
+
+    def _units(self, model: Model, activation: Activation) -> list[Unit]:
+        """The units to patch one at a time: all, or the named heads or their KV groups."""
+        units = patched_units(model, activation)
+        if not self.options.are_heads_named:
+            return units
+        named = heads_by_layer(model, self.options.heads)
+        return [unit for unit in units if {*named.get(unit.layer, ())} & {*_heads_of(model, unit)}]
+
+    def _layer_table(
+        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
+    ) -> dict[str, pd.DataFrame]:
+        """Rows of layers, all of which are patched exactly for verify."""
+        if cell.model not in self._layer_parts and {*self._layer_activations} != {"resid_pre"}:
+            self._layer_parts[cell.model] = inspect_layer_parts(model, replay.clean.ids)
+        patching = LayerPatching(replay, self._layer_parts.get(cell.model))
+        spans = self._spans(pair, with_positions=self.options.by_position and not cell.prerequisites)
+        with replay.capturing():
+            rows = [
+                row
+                for direction in self.options.directions
+                for row in layer_rows(patching, cell.work.step, self._layer_activations, direction, spans)
+            ]
+        return {PATCHING_LAYERS.name: pd.DataFrame(rows)} if rows else {}
+
+    def _set_cells(self, label: str, source: str, unit_count: int, layer_count: int) -> Iterator[Cell]:
         """Cells of one model and one set. Costs are in forward passes over a prompt."""
         pairs, options = self._pair_set(label, source), self.options
         patches = unit_count * len(options.directions)
         if options.method == "verify":
             units = options.verify_top + options.verify_random + min(options.verify_top, SUBSET_TOP)
             patches = units * len(self._activations) * len(options.directions)
+        patches += layer_count * len(options.directions)
         length = options.length if source in SETS_OF_ANY_LENGTH else 32
         passes = 1 + len(options.span_names) + (length if options.by_position and options.method == "exact" else 0)
         costs = {"estimate": 2 + 2.5 * len(options.directions), "exact": 2 + 0.5 * patches * passes}
@@ -138,7 +202,13 @@ class PatchingRunner:
 
     @property
     def _activations(self) -> list[Activation]:
+        """The activations of heads and KV groups to patch."""
         return [name for name in ACTIVATIONS if name in self.options.activations]
+
+    @property
+    def _layer_activations(self) -> list[LayerActivation]:
+        """The activations of layers to patch."""
+        return [name for name in LAYER_ACTIVATIONS if name in self.options.activations]
 
     def _estimates(self, replay: PatchingReplay, model: Model, pair: TokenPair) -> Iterator[pd.DataFrame]:
         """Rows of the estimates of every unit at all positions and, if requested, at each and in named spans."""
@@ -146,20 +216,21 @@ class PatchingRunner:
         for direction in self.options.directions:
             estimates = replay.estimate(self._activations, direction, [span.positions for span in spans])
             for activation, changes in estimates.items():
-                yield _estimate_rows(replay, model, activation, direction, changes, spans)
+                units = self._units(model, activation)
+                yield _estimate_rows(replay, model, units, activation, direction, changes, spans)
 
     def _exact_patches(
         self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
     ) -> Iterator[dict[str, Any]]:
         """Rows of the exact patches of all units or, for verify, of the selected ones, without single positions."""
         selection = self._selection(cell, model).units_of(pair) if cell.prerequisites else None
-        spans: dict[range | None, list[_Span]] = {}  # spans of equal positions are patched once
+        spans: dict[range | None, list[PatchedSpan]] = {}  # spans of equal positions are patched once
         for span in self._spans(pair, with_positions=self.options.by_position and selection is None):
             spans.setdefault(span.positions, []).append(span)
         sweep_count = len(self.options.directions) * len(self._activations)
         for direction in self.options.directions:
             for activation in self._activations:
-                units = selection[activation, direction] if selection else patched_units(model, activation)
+                units = selection[activation, direction] if selection else self._units(model, activation)
                 share = cell.cost / (sweep_count * len(units) * len(spans) + 1)
                 for unit, positions, value in replay.patch(activation, direction, units, [*spans]):
                     self.context.advance(share)
@@ -167,13 +238,13 @@ class PatchingRunner:
                     for span in spans[positions]:
                         yield {**columns, **span.columns, "method": "exact"}
 
-    def _spans(self, pair: TokenPair, with_positions: bool) -> list["_Span"]:
+    def _spans(self, pair: TokenPair, with_positions: bool) -> list["PatchedSpan"]:
         """All positions of a pair together, each position if requested, and the named spans."""
         first = len(pair.clean) - pair.aligned
-        spans = [_Span(None, first)]
+        spans = [PatchedSpan(None, first)]
         if with_positions:
-            spans += [_Span(range(at, at + 1), first) for at in range(pair.aligned)]
-        return spans + [_Span(pair.aligned_span(name), first, name) for name in self.options.span_names]
+            spans += [PatchedSpan(range(at, at + 1), first) for at in range(pair.aligned)]
+        return spans + [PatchedSpan(pair.aligned_span(name), first, name) for name in self.options.span_names]
 
     def _selection(self, cell: Cell, model: Model) -> "_Selection":
         """The units that method verify patches exactly, from the stored estimates of the pairs that count."""
@@ -294,39 +365,26 @@ def select_verified(estimates: pd.DataFrame, options: PatchingOptions, seed: Seq
     return [Unit(*map(int, unit)) for unit in selected]
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Positions that are patched together, counted from the first aligned one, which is token `first_aligned`.
-
-    None is all positions. A named span has a name.
-    """
-
-    positions: range | None
-    first_aligned: int
-    name: str = ""
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """The span in the columns of both tables."""
-        if self.positions is None:
-            return {"position": ALL_POSITIONS, "span": "", "first": 0, "last": 0}
-        first, last = (self.first_aligned + self.positions[end] for end in (0, -1))
-        return {"position": first, "span": self.name, "first": first, "last": last}
+def _heads_of(model: Model, unit: Unit) -> range:
+    """The query heads of a unit."""
+    heads = unit.head_slice(model.geometry)
+    return range(heads.start, heads.stop)
 
 
 def _estimate_rows(
     replay: PatchingReplay,
     model: Model,
+    units: Sequence[Unit],
     activation: Activation,
     direction: Direction,
     changes: Tensor,
-    spans: Sequence[_Span],
+    spans: Sequence[PatchedSpan],
 ) -> pd.DataFrame:
     """Rows of the estimates of one activation; `changes` are those of `PatchingReplay.estimate`."""
     unpatched = replay.unpatched_value(direction)
     span_columns = pd.DataFrame([span.columns for span in spans])
     blocks = []
-    for unit in patched_units(model, activation):
+    for unit in units:
         number = unit.kv_group if activation in ("k", "v") else unit.head
         patched = unpatched + changes[unit.layer, number].numpy()
         columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, patched)

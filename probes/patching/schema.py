@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import pandas as pd
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
@@ -16,14 +17,22 @@ MIN_DIFFERENCE = 0.5
 MAX_UNITS = 1_000_000
 """More units than any model has."""
 
-Activation = Literal["z", "q", "k", "v", "pattern"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+HeadActivation = Literal["z", "q", "k", "v", "pattern"]
+LayerActivation = Literal["resid_pre", "attn_out", "mlp_out"]
+ACTIVATIONS: tuple[HeadActivation, ...] = get_args(HeadActivation)
+LAYER_ACTIVATIONS: tuple[LayerActivation, ...] = get_args(LayerActivation)
 ACTIVATION_LABELS: Mapping[str, str] = {
     "z": "head output z",
     "q": "queries",
     "k": "keys",
     "v": "values",
     "pattern": "attention pattern",
+}
+"""Activations of heads, or of KV groups."""
+LAYER_ACTIVATION_LABELS: Mapping[str, str] = {
+    "resid_pre": "residual stream before the layer",
+    "attn_out": "output of the attention layer",
+    "mlp_out": "output of the MLP",
 }
 ALL_POSITIONS = -1
 """Value of `position` for a patch of all positions."""
@@ -39,7 +48,8 @@ class PairOptions(Options):
     pairs: list[Annotated[str, Field(min_length=1)]] = Field(
         ["ioi"],
         min_length=1,
-        description="sets of prompt pairs: ioi, greater-than, induction, needle, or a JSON lines file with the keys "
+        description="sets of prompt pairs: ioi (with one corruption: ioi:other, ioi:swap, ioi:abc), greater-than, "
+        "induction, needle, or a JSON lines file with the keys "
         "name, clean, corrupted, answer, wrong, group, spans",
     )
     metric: Literal["logit_diff", "logprob", "kl", "nll"] = Field(
@@ -82,13 +92,24 @@ class PairOptions(Options):
         return self
 
 
+def _head_names(value: Any) -> Any:
+    """A HeadSet, a text such as L18H6,L3H1, or pairs (layer, head) as names of heads."""
+    if isinstance(value, HeadSet):
+        return [*value.identifiers]
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or [*names] == ["all"]:
+        return names
+    return [format_head(*(name if isinstance(name, tuple) else parse_head(name.strip()))) for name in names]
+
+
 class PatchingOptions(PairOptions):
     """Activation patching: run one prompt of a pair with an activation of the other run."""
 
-    activations: list[Activation] = Field(
+    activations: list[HeadActivation | LayerActivation] = Field(
         ["z"],
         min_length=1,
-        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights)",
+        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights); of "
+        "whole layers: resid_pre (residual stream before the layer), attn_out, mlp_out (what attention or MLP adds)",
     )
     positions: list[Annotated[str, Field(min_length=1)]] = Field(
         ["all"],
@@ -98,8 +119,8 @@ class PatchingOptions(PairOptions):
     )
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
-        description="exact: patch every head or KV group; estimate: attribution patching (one backward pass); "
-        "verify: estimate all, patch those of --verify-top and --verify-random",
+        description="exact: patch every head, KV group or layer; estimate: attribution patching (one backward pass); "
+        "verify: estimate all, patch those of --verify-top and --verify-random, and every layer",
     )
     verify_top: int = Field(
         10,
@@ -117,10 +138,37 @@ class PatchingOptions(PairOptions):
         "are fewer",
     )
 
+    heads: Annotated[list[str], BeforeValidator(_head_names)] = Field(
+        ["all"],
+        min_length=1,
+        description="heads to patch one at a time, such as L18H6; all: every head. Named heads, or their KV groups, "
+        "are also patched together, unless the method is estimate",
+    )
+
     @field_validator("positions", mode="before")
     @classmethod
     def _accept_one_name(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _refuse_the_whole_residual_stream(self) -> Self:
+        if "resid_pre" in self.activations and {*self.positions} == {"all"} and self.align == "equal":
+            raise ValueError(
+                "'resid_pre' at all positions is the other run itself: its effect is 1 in every layer. Add the "
+                "positions 'each', 'last' or a named span"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_heads_of_layers(self) -> Self:
+        if self.are_heads_named and not {*self.activations} & {*ACTIVATIONS}:
+            raise ValueError(f"'heads' has no effect here: {self.activations[0]} is of whole layers. Remove 'heads'")
+        return self
+
+    @property
+    def are_heads_named(self) -> bool:
+        """Whether only some heads are patched, and all of them together as well."""
+        return self.heads != ["all"]
 
     @property
     def by_position(self) -> bool:
@@ -236,7 +284,44 @@ PATCHING_SPANS = Table(
         *VALUES,
     ),
 )
-TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS)
+PATCHING_LAYERS = Table(
+    "patching_layers",
+    "metric of one prompt of a pair when the residual stream before a decoder layer, or what its attention or MLP adds "
+    "to it, comes from the run of the other prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        LAYER,
+        key("activation", "label", "", "patched activation: resid_pre, attn_out or mlp_out", None),
+        key("position", "index32", "tokens", "first patched position of the clean prompt; -1: all", ALL_POSITIONS),
+        key("span", "label", "", "name of the patched span; empty for all positions or a single one", None),
+        DIRECTION,
+        METRIC,
+        key(
+            "method", "label", "", "exact: the run was patched; estimate: first order, for kl and noising second", None
+        ),
+        Column("last", "index32", "tokens", "last patched position of the clean prompt; -1: all", ALL_POSITIONS),
+        *VALUES,
+    ),
+)
+PATCHING_SETS = Table(
+    "patching_sets",
+    "metric of one prompt of a pair when the activations of all named heads, or of their KV groups, come from the run "
+    "of the other prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        key("activation", "label", "", "patched activation: z, q, k, v or pattern (q and k)", None),
+        key("span", "label", "", "name of the patched span of positions; empty for all positions", None),
+        DIRECTION,
+        METRIC,
+        Column("size", "count", "", "heads or KV groups that are patched together", 1),
+        *VALUES,
+    ),
+)
+TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS, PATCHING_SETS)
 
 
 MAX_SUBSETS = 12

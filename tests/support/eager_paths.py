@@ -3,6 +3,7 @@
 Shares no code with `headscope.patching.path_patching`, nor with how headscope finds the modules.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -75,17 +76,49 @@ def _written(model: Model, layer: int, heads: slice, run: Any, source: Any) -> T
 
 
 @torch.no_grad()
-def patched(model: Model, prompt: Tensor, source_prompt: Tensor, path: Path, is_frozen: bool) -> Tensor:
-    """Logits [L, vocabulary] of a prompt with one path from the run of the other prompt."""
+def patched(
+    model: Model, prompt: Tensor, source_prompt: Tensor, path: Path, is_frozen: bool, runs_mlps: bool = False
+) -> Tensor:
+    """Logits [L, vocabulary] of a prompt with one path from the run of the other prompt.
+
+    `is_frozen`: norms before receivers are frozen. With `runs_mlps` these are the three runs of Wang et al. 2022,
+    appendix B, and of ARENA's IOI notebook: both prompts; one with the outputs of all heads frozen but the sender's,
+    which records the inputs of the receivers; one with these inputs.
+    """
     run, source = _run(model, prompt), _run(model, source_prompt)
-    written = _written(model, path.sender[0], slice(path.sender[1], path.sender[1] + 1), run, source)
-    if path.receiver is None:
-        return _logits(model, run, written, is_frozen)
-    layer, head = path.receiver
+    layer, head = path.sender
+    if runs_mlps:
+        frozen = {index: record["z"].clone() for index, record in enumerate(run[1])}
+        frozen[layer][head] = source[1][layer]["z"][head]
+        replaced = {index: {"z": (slice(None), slice(None), z)} for index, z in frozen.items()}
+        changed = _run(model, prompt, replaced=replaced)[2]
+
+        def change(module: nn.Module) -> Tensor:
+            return changed[module] - run[2][module]
+    else:
+        written = _written(model, layer, slice(head, head + 1), run, source)
+
+        def change(module: nn.Module) -> Tensor:
+            return written
+
+    if not path.receivers:
+        return _logits(model, run, change(_final_norm(model)), is_frozen)
+    new: dict[int, Any] = {}
+    for receiver_layer in {layer for layer, _ in path.receivers}:
+        heads = [head for layer, head in path.receivers if layer == receiver_layer]
+        record = _record_of_layer(model, prompt, run, receiver_layer, change, is_frozen)
+        new[receiver_layer] = {path.end: (heads, slice(None), record[path.end])}
+    return eager_patching.run(model, prompt, new)[0]
+
+
+def _record_of_layer(
+    model: Model, prompt: Tensor, run: Any, layer: int, change: Callable[[nn.Module], Tensor], is_frozen: bool
+) -> Any:
+    """The activations of a layer whose residual stream changes."""
     block, attention = _blocks(model)[layer], model.attention_modules[layer]
     norm = None if "Olmo2" in type(block).__name__ else _child(block, INPUT_NORMS)
-    stream = run[2][block if norm is None else norm]
-    states = _norm_output(norm, stream, written, is_frozen)
+    reader = block if norm is None else norm
+    states = _norm_output(norm, run[2][reader], change(reader), is_frozen)
 
     def replace(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if args:
@@ -94,11 +127,15 @@ def patched(model: Model, prompt: Tensor, source_prompt: Tensor, path: Path, is_
 
     handle = attention.register_forward_pre_hook(replace, with_kwargs=True)
     try:
-        _, records = eager_patching.run(model, prompt)
+        return eager_patching.run(model, prompt)[1][layer]
     finally:
         handle.remove()
-    new = {path.end: (slice(head, head + 1), slice(None), records[layer][path.end])}
-    return eager_patching.run(model, prompt, {layer: new})[0]
+
+
+def _final_norm(model: Model) -> nn.Module:
+    norm = _child(model.module.base_model, FINAL_NORMS)
+    assert norm is not None
+    return norm
 
 
 def _norm_output(norm: nn.Module | None, stream: Tensor, written: Tensor, is_frozen: bool) -> Tensor:
@@ -112,9 +149,7 @@ def _norm_output(norm: nn.Module | None, stream: Tensor, written: Tensor, is_fro
 
 def _logits(model: Model, run: Any, written: Tensor, is_frozen: bool) -> Tensor:
     """Logits with a change of the output of the last layer alone."""
-    inner = model.module.base_model
-    norm = _child(inner, FINAL_NORMS)
-    assert norm is not None
+    norm = _final_norm(model)
     hidden = _norm_output(norm, run[2][norm], written, is_frozen)
     head = model.module.get_output_embeddings()
     bias = getattr(head, "bias", None)

@@ -275,6 +275,17 @@ def eager_qk(model: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, list[La
         _layers.clear()
 
 
+def layer_weights(layer: Layer) -> Tensor:
+    """Dense weights [H, L, L] of what a family's attention received, with the mask that transformers made."""
+    repeats = len(layer.q) // len(layer.k)
+    scores = layer.scaling * layer.q.double() @ layer.k.double().repeat_interleave(repeats, 0).mT
+    scores = scores if layer.softcap is None else layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = scores.masked_fill(~layer.mask, -torch.inf)
+    if layer.sink is not None:
+        scores = torch.cat([scores, layer.sink.detach().double()[:, None, None].expand(-1, len(scores[0]), 1)], -1)
+    return scores.softmax(-1)[..., : layer.mask.shape[-1]]
+
+
 @torch.no_grad()
 def nll_reference(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
     """Return next-token losses [L - 1] in nats, float64, for one sequence input_ids [1, L]; entry t predicts t + 1."""

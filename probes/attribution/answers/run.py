@@ -27,7 +27,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import MAX_PROMPT_TOKENS
 from headscope.study.context import StudyContext
-from headscope.study.prompt import load_prompt
+from headscope.study.prompt import read_prompt
 from probes.attribution.answers.schema import ANSWER_HEADS, ANSWER_PARTS, ANSWER_TOKENS
 from probes.attribution.schema import AttributionOptions
 
@@ -91,7 +91,7 @@ class AnswerRunner:
 
     def _open_pair_set(self, label: str, source: str) -> PairSet:
         options, tokenizer = self.options, self.context.tokenizer(label)
-        if prompt := load_prompt(options):
+        if prompt := read_prompt(options):
             return single_pair_set(
                 tokenizer,
                 prompt[1],

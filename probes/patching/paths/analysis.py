@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.effects.sweep import Effects, Sweep, sweep_effects, with_mean_estimates
 from headscope.runs.run_tables import RunTables
-from probes.patching.paths.schema import LOGITS, PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS
+from probes.patching.paths.schema import PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS, TOGETHER
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
 *LAYER_AND_HEAD_COLUMNS, _ = PATH_COLUMNS
@@ -22,7 +22,7 @@ MAX_LAYER_OR_HEAD = 1 << 15
 SORTED_PATH_ENDS = sorted(PATH_ENDS)
 
 SWEEP = Sweep(
-    keys=("model", "prompts", "metric", "direction", "norms"),
+    keys=("model", "prompts", "metric", "direction", "norms", "mlps"),
     sample="pair",
     value="effect",
     units=("path",),
@@ -57,6 +57,7 @@ def _exact_effects(run: RunTables, model: str) -> list[Effects]:
     rows = run.table(PATHS.name)
     rows = rows[(rows["model"] == model) & rows["is_counted"]]
     columns = [*SWEEP.keys, SWEEP.sample, SWEEP.value]
+    rows = rows.assign(mlps=np.where(rows["mlps_recomputed"], "recomputed", "frozen"))
     return sweep_effects(rows[columns].assign(path=_path_numbers(rows)), SWEEP, [model])
 
 
@@ -64,7 +65,7 @@ def _estimates(run: RunTables, model: str) -> dict[tuple[Any, ...], pd.DataFrame
     """The mean estimate of every path of each sweep, and the number of its pairs, by path number."""
     if PATH_ESTIMATES.name not in run.tables:
         return {}
-    rows = run.table(PATH_ESTIMATES.name)
+    rows = run.table(PATH_ESTIMATES.name).assign(mlps="frozen")
     groups: Any = rows[rows["model"] == model].groupby([*SWEEP.keys], sort=False, observed=True)
     return {
         key: pd.DataFrame(
@@ -87,7 +88,7 @@ def _path_numbers(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Encode each path as one integer. The integers sort like the columns of the paths."""
     numbers = np.zeros(len(rows), np.int64)
     for name in LAYER_AND_HEAD_COLUMNS:
-        numbers = numbers * MAX_LAYER_OR_HEAD + rows[name].to_numpy(np.int64) - LOGITS
+        numbers = numbers * MAX_LAYER_OR_HEAD + rows[name].to_numpy(np.int64) - TOGETHER
     ends = rows["through"].cat
     ranks = np.array([SORTED_PATH_ENDS.index(name) for name in ends.categories], np.int64)
     return np.asarray(numbers * len(SORTED_PATH_ENDS) + ranks[ends.codes.to_numpy()])
@@ -99,5 +100,5 @@ def _path_columns(numbers: npt.NDArray[np.int64]) -> pd.DataFrame:
     columns: dict[str, Any] = {"through": pd.Categorical.from_codes(end_codes, pd.Index(SORTED_PATH_ENDS))}
     for name in reversed(LAYER_AND_HEAD_COLUMNS):
         numbers, number = np.divmod(numbers, MAX_LAYER_OR_HEAD)
-        columns[name] = number + LOGITS
+        columns[name] = number + TOGETHER
     return pd.DataFrame({name: columns[name] for name in PATH_COLUMNS})

@@ -1,5 +1,7 @@
 """Plots of path patching: the graph of the strongest paths, and estimates against exact effects."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -11,7 +13,7 @@ from headscope.plots import head_scatter, style
 from probes.patching.labels import describe_methods, describe_path_sweep, path_name
 from probes.patching.paths.analysis import PATH_COLUMNS, strongest_paths
 from probes.patching.paths.questions import EFFECT
-from probes.patching.paths.schema import LOGITS, PATH_ENDS, RECEIVER_INPUTS
+from probes.patching.paths.schema import LOGITS, PATH_ENDS, RECEIVER_INPUTS, TOGETHER
 
 MAX_EDGES = 40
 """Paths in a graph."""
@@ -32,24 +34,25 @@ def plot_graph(effects: Effects) -> go.Figure:
     heads = np.concatenate(
         [
             edges[["sender_layer", "sender_head"]],
-            edges.loc[edges["receiver_layer"] != LOGITS, ["receiver_layer", "receiver_head"]],
+            edges.loc[edges["receiver_layer"] >= 0, ["receiver_layer", "receiver_head"]],
         ]
     )
     nodes = pd.DataFrame(heads, columns=["layer", "head"]).drop_duplicates().sort_values(["layer", "head"])
-    logits_at = float(nodes["layer"].max()) + 1.5, float(nodes["head"].mean())
+    right, middle = float(nodes["layer"].max()) + 1.5, float(nodes["head"].mean())
+    ends = {LOGITS: ("logits", right, middle), TOGETHER: ("receivers", right, middle - 1)}
+    ends = {layer: end for layer, end in ends.items() if (edges["receiver_layer"] == layer).any()}
     largest = float(edges["effect"].abs().max())
     figure = style.new_figure("", 560).update_layout(title=_title(effects, len(edges)))
     for _, path in edges.iloc[::-1].iterrows():  # the strongest on top
-        _add_edge(figure, path, effect_text(effects, path, EFFECT), logits_at, largest)
+        _add_edge(figure, path, effect_text(effects, path, EFFECT), ends, largest)
     _add_legend(figure, [name for name in RECEIVER_INPUTS if name in set(edges["through"])])
-    has_logits = bool((edges["receiver_layer"] == LOGITS).any())
     labels = [
         *nodes.apply(lambda node: f"L{node['layer']}H{node['head']}", axis=1),
-        *(["logits"] if has_logits else []),
+        *(label for label, _, _ in ends.values()),
     ]
     figure.add_scatter(
-        x=[*nodes["layer"], *([logits_at[0]] if has_logits else [])],
-        y=[*nodes["head"], *([logits_at[1]] if has_logits else [])],
+        x=[*nodes["layer"], *(x for _, x, _ in ends.values())],
+        y=[*nodes["head"], *(y for _, _, y in ends.values())],
         mode="markers+text",
         marker={"size": 9, "color": style.TEXT_COLOUR, "line": head_scatter.MARKER_OUTLINE},
         text=labels,
@@ -86,9 +89,11 @@ def plot_agreement(effects: Effects) -> go.Figure:
     return style.set_metadata(style.set_top_margin(figure, 90), value="estimated effect", x="exact effect")
 
 
-def _add_edge(figure: go.Figure, path: pd.Series, effect: str, logits_at: tuple[float, float], largest: float) -> None:
-    """Add one path as a line; its hover text has its `effect`."""
-    end = logits_at if path["receiver_layer"] == LOGITS else (path["receiver_layer"], path["receiver_head"])
+def _add_edge(
+    figure: go.Figure, path: pd.Series, effect: str, ends: Mapping[int, tuple[str, float, float]], largest: float
+) -> None:
+    """Add one path as a line; its hover text has its `effect`. `ends` are the ends of paths that are no head."""
+    _, *end = ends.get(path["receiver_layer"], ("", path["receiver_layer"], path["receiver_head"]))
     share = np.linspace(0, 1, HOVER_POINTS)
     size = abs(path["effect"]) / largest
     text = f"{path_name(path)}<br>effect {effect}"

@@ -6,7 +6,7 @@ from headscope.effects.results import sweep_questions
 from headscope.results.questions import Question
 from probes.patching.pairs import pair_questions
 
-_SWEEP = "path patching, {direction}[, norms {other_norms}], {prompts}"
+_SWEEP = "path patching, {direction}[, norms {other_norms}][, MLPs {other_mlps}], {prompts}"
 _SUBJECT = f"{_SWEEP}, in {{model}}"
 _EFFECT: dict[str, Any] = {"number": "+.2f", "samples": "pairs"}
 

@@ -24,7 +24,7 @@ def results(run: Run) -> Iterator[Result]:
     if not has_paths(run):
         return
     if PATHS.name in run.tables:  # estimates do not store the metrics of pairs
-        yield from pair_results(run, PATHS.name, "paths")
+        yield from pair_results(run, "paths", PATHS.name)
     all_sweeps = sweeps(run)
     if not all_sweeps:
         yield Result(question="paths.no_effects")
@@ -75,7 +75,7 @@ def _path_fields(path: pd.Series) -> dict[str, Any]:
 
 def _details(effects: Effects) -> dict[str, str]:
     """What names a sweep in sentences besides its keys."""
-    return {"other_norms": effects.key["norms"]} if effects.key["norms"] != "frozen" else {}
+    return {f"other_{name}": effects.key[name] for name in ("norms", "mlps") if effects.key[name] != "frozen"}
 
 
 def overview(run: Run) -> Overview | None:

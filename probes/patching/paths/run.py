@@ -26,6 +26,7 @@ from probes.patching.paths.schema import (
     PATH_KEYS,
     PATHS,
     RECEIVER_INPUTS,
+    TOGETHER,
     PathsOptions,
 )
 from probes.patching.run import (
@@ -87,18 +88,24 @@ class PathsRunner:
         with replay.capturing():
             for direction in self.options.directions:
                 patching = PathPatching(
-                    replay, self._path_models[cell.model], direction, self.options.norms, RESIDUAL_STREAM_MEMORY_BYTES
+                    replay,
+                    self._path_models[cell.model],
+                    direction,
+                    self.options.norms,
+                    RESIDUAL_STREAM_MEMORY_BYTES,
+                    self.options.mlps,
                 )
                 if work.step == "estimate":
                     block = self._estimate_rows(patching, replay, model, direction)
                 else:
                     paths = self._selection(cell.model, model, work)[direction]
-                    block = _exact_rows(patching, replay, model, direction, paths)
+                    block = _exact_rows(patching, replay, model, direction, paths, self.options.together)
                 blocks.append(block.assign(direction=direction, **keys))
         table = pd.concat(blocks, ignore_index=True)
         if work.step == "exact":
             table["is_counted"] &= is_counted
-            return {PATHS.name: table.assign(pair=pair.name, group=pair.group)}
+            mlps_recomputed = self.options.mlps == "recomputed"
+            return {PATHS.name: table.assign(pair=pair.name, group=pair.group, mlps_recomputed=mlps_recomputed)}
         return {PATH_ESTIMATES.name: table} if len(table) else {}
 
     def _set_cells(self, label: str, source: str, path_count: int) -> Iterator[Cell]:
@@ -129,14 +136,12 @@ class PathsRunner:
         to_logits = "logits" in self.options.through
         _check_order(model, senders, receivers, self.options, to_logits)
         inputs = [name for name in RECEIVER_INPUTS if name in self.options.through]
-        paths = [
-            Path(sender, receiver, name)
-            for name in inputs
-            for sender in senders
-            for receiver in receivers
-            if receiver[0] > sender[0]
-        ]
-        return paths + ([Path(sender, None, "logits") for sender in senders] if to_logits else [])
+        paths = []
+        for sender in senders:
+            later = [receiver for receiver in receivers if receiver[0] > sender[0]]
+            sets = [tuple(later)] if self.options.together and later else [(receiver,) for receiver in later]
+            paths += [Path(sender, members, name) for name in inputs for members in sets]
+        return paths + ([Path(sender, (), "logits") for sender in senders] if to_logits else [])
 
     def _heads(self, model: Model, names: list[str]) -> list[LayerIndexHead]:
         geometry = model.geometry
@@ -218,33 +223,44 @@ def _estimates_of(paths: Sequence[Path], to_heads: Tensor, to_logits: Tensor) ->
     """The estimated change of each path, from those of `PathPatching.estimate`."""
     changes = [
         to_logits[path.sender]
-        if path.receiver is None
-        else to_heads[(*path.sender, *path.receiver, RECEIVER_INPUTS.index(path.end))]
+        if not path.receivers
+        else to_heads[(*path.sender, *path.receivers[0], RECEIVER_INPUTS.index(path.end))]
         for path in paths
     ]
     return np.array([float(change) for change in changes])
 
 
 def _exact_rows(
-    patching: PathPatching, replay: PatchingReplay, model: Model, direction: Direction, paths: Sequence[Path]
+    patching: PathPatching,
+    replay: PatchingReplay,
+    model: Model,
+    direction: Direction,
+    paths: Sequence[Path],
+    is_together: bool,
 ) -> pd.DataFrame:
     """Rows of exact patches."""
     results = dict(patching.patch(paths))
     patched = np.array([*results.values()])
     columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction)
-    return _path_columns(model, [*results]).assign(**columns)
+    return _path_columns(model, [*results], is_together).assign(**columns)
 
 
-def _path_columns(model: Model, paths: Sequence[Path]) -> pd.DataFrame:
+def _path_columns(model: Model, paths: Sequence[Path], is_together: bool = False) -> pd.DataFrame:
     """The key columns of paths."""
-    numbers = [*model.geometry.layer_numbers, LOGITS]
-    ends = np.array([(*path.sender, *(path.receiver or (LOGITS, LOGITS))) for path in paths])
-    layers = np.array(numbers)[ends[:, ::2]]  # index -1 is the logits
+    numbers = model.geometry.layer_numbers
+
+    def receiver(path: Path) -> tuple[int, int]:
+        if not path.receivers:
+            return LOGITS, LOGITS
+        ((layer, head), *_) = path.receivers
+        return (TOGETHER, TOGETHER) if is_together else (numbers[layer], head)
+
+    ends = np.array([(numbers[path.sender[0]], path.sender[1], *receiver(path)) for path in paths])
     return pd.DataFrame(
         {
-            "sender_layer": layers[:, 0],
+            "sender_layer": ends[:, 0],
             "sender_head": ends[:, 1],
-            "receiver_layer": layers[:, 1],
+            "receiver_layer": ends[:, 2],
             "receiver_head": ends[:, 3],
             "through": [path.end for path in paths],
         }
@@ -254,5 +270,6 @@ def _path_columns(model: Model, paths: Sequence[Path]) -> pd.DataFrame:
 def _read_path(model: Model, row: Mapping[Any, Any]) -> Path:
     """The path in a row of estimates."""
     index = model.geometry.layer_numbers.index
-    receiver = None if row["through"] == "logits" else (index(row["receiver_layer"]), int(row["receiver_head"]))
-    return Path((index(row["sender_layer"]), int(row["sender_head"])), receiver, row["through"])
+    to_logits = row["through"] == "logits"
+    receivers = () if to_logits else ((index(row["receiver_layer"]), int(row["receiver_head"])),)
+    return Path((index(row["sender_layer"]), int(row["sender_head"])), receivers, row["through"])

@@ -4,7 +4,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.errors import OptionError
+from headscope.errors import OptionError, OptionName
 from headscope.heads import HeadSet
 from headscope.runs.columns import MODEL, Column, Table, key
 from probes.patching.schema import (
@@ -21,7 +21,9 @@ PathEnd = Literal["q", "k", "v", "logits"]
 PATH_ENDS: tuple[PathEnd, ...] = get_args(PathEnd)
 RECEIVER_INPUTS = PATH_ENDS[:3]
 LOGITS = -1
-"""Value of `receiver_layer` and `receiver_head` for a direct path to the logits."""
+"""Value of `receiver_layer` and `receiver_head` for a path to the logits."""
+TOGETHER = -2
+"""Value of `receiver_layer` and `receiver_head` for a path to all named receivers together."""
 ALL_HEADS = ["all"]
 
 
@@ -44,6 +46,15 @@ class PathsOptions(PairOptions):
         "frozen",
         description="norms on a path (before the receiver's layer or the logits): frozen at their scale in the "
         "unpatched run, so that paths add up; recomputed, as in TransformerLens",
+    )
+    mlps: Literal["frozen", "recomputed"] = Field(
+        "frozen",
+        description="MLPs between a sender and a receiver: frozen at their outputs in the unpatched run, so that a "
+        "path is direct; recomputed, as in Wang et al. 2022 (with recomputed norms; for method exact)",
+    )
+    together: bool = Field(
+        False,
+        description="patch the named receivers of a sender together, those in later layers than it; for method exact",
     )
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
@@ -76,26 +87,48 @@ class PathsOptions(PairOptions):
         return self
 
     @model_validator(mode="after")
+    def _check_exact(self) -> Self:
+        for name, is_set in (("mlps", self.mlps == "recomputed"), ("together", self.together)):
+            if is_set and self.method != "exact":
+                raise OptionError(
+                    "{option} is for method exact, not {value}: estimates are of direct paths to one head. Use method "
+                    "exact, or remove {option}",
+                    option=OptionName(name),
+                    value=self.method,
+                )
+        if self.together and (self.receivers == ALL_HEADS or self.through == ["logits"]):
+            raise OptionError("{together} is for named receivers. Name {receivers} and q, k or v, or remove {together}")
+        return self
+
+    @model_validator(mode="after")
     def _refuse_unused_receivers(self) -> Self:
         if self.through == ["logits"] and "receivers" in self.model_fields_set:
             raise OptionError("{receivers} has no effect here: paths lead to the logits only. Remove {receivers}")
         return self
 
 
-_HEAD = "-1 for the logits"
+_HEAD = "-1 for the logits, -2 for the named receivers together"
 PATH_KEYS = (
     key("sender_layer", "index16", "", "decoder layer of the sender, from 0"),
     key("sender_head", "index16", "", "query head of the sender, from 0"),
-    key("receiver_layer", "index16", "", f"decoder layer of the receiver, from 0; {_HEAD}", LOGITS),
-    key("receiver_head", "index16", "", f"query head of the receiver, from 0; {_HEAD}", LOGITS),
-    key("through", "label", "", "changed input of the receiver: q, k or v; logits: direct path to the logits", None),
+    key("receiver_layer", "index16", "", f"decoder layer of the receiver, from 0; {_HEAD}", TOGETHER),
+    key("receiver_head", "index16", "", f"query head of the receiver, from 0; {_HEAD}", TOGETHER),
+    key("through", "label", "", "changed input of the receiver: q, k or v; logits: path to the logits", None),
 )
 NORMS = key("norms", "label", "", "norms on the path: frozen or recomputed", None)
+MLPS_RECOMPUTED = Column(
+    "mlps_recomputed",
+    "flag",
+    "",
+    "whether MLPs between sender and receiver were recomputed (Wang et al. 2022), not frozen",
+    key=True,
+    absent=False,
+)
 
 PATHS = Table(
     "paths",
     "metric of one prompt of a pair when one head receives from one earlier head what it sends in the other run",
-    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, DIRECTION, METRIC, NORMS, *VALUES),
+    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, DIRECTION, METRIC, NORMS, MLPS_RECOMPUTED, *VALUES),
 )
 PATH_ESTIMATES = Table(
     "path_estimates",

@@ -9,6 +9,7 @@ from . import (
     ablation,
     attribution,
     budget,
+    circuit,
     circuits,
     detectors,
     evaluate,
@@ -18,6 +19,7 @@ from . import (
     patching,
     paths,
     patterns,
+    spans,
 )
 
 Cells = Iterator[tuple[str, Mapping[str, Rows]]]
@@ -28,6 +30,7 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         ablation,
         attribution,
         budget,
+        circuit,
         circuits,
         detectors,
         evaluate,
@@ -37,5 +40,6 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         patching,
         paths,
         patterns,
+        spans,
     )
 }

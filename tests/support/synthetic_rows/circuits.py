@@ -24,6 +24,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     heads = units.drop(columns="growth").assign(
         model=model,
         copying=np.clip(0.9 - 1.5 * units["growth"] + rng.normal(0, 0.05, len(units)), -1, 1),
+        copying_uncentred=0.0,
         is_centred=True,
         ov_norm=1 + rng.random(len(units)),
         qk_norm=2 + rng.random(len(units)),

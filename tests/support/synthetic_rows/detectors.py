@@ -14,7 +14,7 @@ SAMPLE_SEQUENCES = 8
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """One cell of random scores; each kind has its heads at another growth exponent."""
+    """Cells of random scores; each kind has its heads at another growth exponent."""
     rng = np.random.default_rng([sizes.seed, model_index])
     grid = pd.DataFrame(
         list(product(sizes.lengths, range(SAMPLE_SEQUENCES), KIND_COLUMNS)),
@@ -28,3 +28,6 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     table["rows"] = np.where(is_second_half, table["context_length"] // 2, table["context_length"])
     table["chance"] = np.log(table["context_length"]) / table["context_length"]
     yield "scores", {"detectors": table.drop(columns="growth")}
+    shortest = table[table["context_length"] == min(sizes.lengths)].rename(columns={"sequence": "prompt"})
+    of_prompts = shortest.assign(tokens=shortest["context_length"]).drop(columns=["growth", "context_length"])
+    yield "prompts", {"prompt_detectors": of_prompts}

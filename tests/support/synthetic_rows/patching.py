@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, WHOLE_GROUP, Activation, effect_columns
+from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP, effect_columns
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
@@ -27,11 +27,13 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
                 "patching": rows,
                 "patching_tokens": tokens.assign(**keys),
                 "patching_spans": spans.drop(columns="position"),
+                "patching_sets": _synthetic_set(rng).assign(**keys),
+                "patching_layers": _synthetic_layers(sizes.units, rng).assign(**keys),
             },
         )
 
 
-def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:
+def _synthetic_activation(heads: pd.DataFrame, activation: str, rng: np.random.Generator) -> pd.DataFrame:
     """Exact and estimated rows of one activation; those of z also at three positions."""
     units = heads
     if activation in ("k", "v"):
@@ -46,3 +48,28 @@ def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.r
         columns = effect_columns(patched, 2.0, -1.0, "denoising")
         blocks.append(rows.drop(columns="growth").assign(group="", **keys, **columns))
     return pd.concat(blocks, ignore_index=True)
+
+
+def _synthetic_layers(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    """Exact and estimated rows of layers: larger effects in later layers; the residual stream by position only."""
+    layers = heads[["layer"]].drop_duplicates()
+    places = [
+        layers.assign(activation=activation, position=at, last=at)
+        for activation in LAYER_ACTIVATIONS
+        for at in ([0, 1, 2] if activation == "resid_pre" else [ALL_POSITIONS, 0, 1, 2])
+    ]
+    rows = pd.concat(places, ignore_index=True)
+    share = (rows["layer"] + 1) / (rows["layer"].max() + 1) / np.where(rows["position"] < 0, 1, 3)
+    blocks = []
+    for method, noise in (("exact", 0.01), ("estimate", 0.03)):
+        columns = effect_columns(-1 + 3 * (share + rng.normal(0, noise, len(rows))), 2.0, -1.0, "denoising")
+        keys = {"direction": "denoising", "metric": "logit_diff", "method": method, "span": "", "group": ""}
+        blocks.append(rows.assign(**keys, **columns))
+    return pd.concat(blocks, ignore_index=True)
+
+
+def _synthetic_set(rng: np.random.Generator) -> pd.DataFrame:
+    """A row of three heads patched together."""
+    columns = effect_columns(-1 + 3 * rng.normal(0.8, 0.02, 1), 2.0, -1.0, "denoising")
+    keys = {"activation": "z", "span": "", "direction": "denoising", "metric": "logit_diff", "group": "", "size": 3}
+    return pd.DataFrame({**keys, **columns})

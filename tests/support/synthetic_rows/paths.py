@@ -24,7 +24,8 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         estimates = paths.assign(effect=true_effect + rng.normal(0, 0.02, len(paths)), pairs=1, **keys)
         patched = -1 + 3 * (true_effect.iloc[chosen] + rng.normal(0, 0.01, len(chosen)))
         columns = effect_columns(patched, 2.0, -1.0, "denoising")
-        exact = paths.iloc[chosen].assign(pair=f"ioi {number}", group="", **keys, **columns)
+        pair: dict[str, Any] = {"pair": f"ioi {number}", "group": "", "mlps_recomputed": False}
+        exact = paths.iloc[chosen].assign(**pair, **keys, **columns)
         yield f"ioi {number}", {"paths": exact, "path_estimates": estimates}
 
 

@@ -1,0 +1,65 @@
+"""Names of heads in the options of a probe: a head, a file, the top heads of a run, or a HeadSet of Python."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from headscope.errors import BadInput
+from headscope.heads import HeadSet, format_head
+from headscope.model_identity import WeightDigests
+from headscope.runs.run import Run
+from headscope.user_input import quote
+
+HEADS_OF_WEIGHTS = "weights:"
+"""Start of weights:DIGESTS:HEAD,..., a head set with the digests of the weights that it was measured on.
+
+DIGESTS are KIND=SHA256, joined by "/", or the SHA-256 of the weights rounded to bfloat16, as older runs have it.
+"""
+
+
+def format_heads_of_weights(heads: HeadSet) -> str:
+    """A head set with its digests as one name, without its weights and source."""
+    digests = "/".join(f"{kind}={digest}" for kind, digest in heads.model_digests.to_dict().items())
+    return f"{HEADS_OF_WEIGHTS}{digests}:{heads}"
+
+
+def parse_heads_of_weights(name: str) -> HeadSet:
+    """The head set of such a name. Raises ValueError for a part that is not a head."""
+    digests, _, heads = name.removeprefix(HEADS_OF_WEIGHTS).partition(":")
+    kinds = dict(part.split("=", 1) for part in digests.split("/")) if "=" in digests else digests
+    return replace(HeadSet.parse(heads), model_digests=WeightDigests.from_dict(kinds))
+
+
+def head_names(value: Any) -> Any:
+    """A HeadSet, or pairs (layer, head), as names, as `hs.ablated` takes them; any other value unchanged."""
+    if isinstance(value, HeadSet) and value.model_digests:
+        return [format_heads_of_weights(value)]
+    if not isinstance(value, HeadSet | list | tuple):
+        return value
+    return [format_head(*item) if _is_pair(item) else item for item in value]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and [type(part) for part in value] == [int, int]
+
+
+def parse_heads(name: str) -> HeadSet:
+    """The heads of a name: a head such as L18H6, `file:FILE` (a head set that `HeadSet.write` wrote, or a list of
+    heads), `run:FOLDER:STATISTIC:COUNT[:MODEL]` (the heads of the largest value of a column of `run.heads`), or
+    `weights:DIGESTS:HEAD,...` (a HeadSet of Python).
+
+    Raises BadInput for anything else, ResourceMissing without the file, BadRun if the folder is not a finished run.
+    """
+    source, _, rest = name.partition(":")
+    if source == "file" and rest:
+        return HeadSet.read(rest)
+    if source == "run":
+        match = re.fullmatch(r"(.+?):(\w+):([0-9]{1,6})(?::(.+))?", rest)
+        if match is None:
+            raise BadInput(f"{quote(name)} names no heads of a run. Write run:FOLDER:STATISTIC:COUNT[:MODEL]")
+        folder, statistic, count, model = match.groups()
+        return Run.open(folder).top_heads(statistic, int(count), model)
+    try:
+        return parse_heads_of_weights(name) if name.startswith(HEADS_OF_WEIGHTS) else HeadSet.parse([name])
+    except ValueError as error:
+        raise BadInput(f"{error}. Other choices: all, file:FILE, run:FOLDER:STATISTIC:COUNT[:MODEL]") from error

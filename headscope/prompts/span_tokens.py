@@ -1,0 +1,177 @@
+"""A prompt with named spans in the tokens of one model: which token belongs to which span."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headscope.errors import BadInput, first_line
+from headscope.prompts.pairs import continuation_tokens
+from headscope.prompts.spans import FIRST, GENERATED, REST, TEMPLATE, MarkedText, SpanPrompt
+from headscope.prompts.special_tokens import leading_special_tokens
+from headscope.prompts.token_text import token_offsets
+from headscope.user_input import quote
+
+BoolArray = npt.NDArray[np.bool_]
+PLACEHOLDER = "\ue000{}\ue001"
+"""Stands for the content of a message in a chat template."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpanTokens:
+    """Tokens of a prompt and of its continuation, and masks [L] of its spans.
+
+    `spans` is a partition: every token belongs to one. `messages` are the single messages of a chat whose role occurs
+    more than once: "user 1", "user 2". The last L - `prompt_length` tokens follow the prompt. `cut_tokens` says of each
+    token that lies in two spans, other than by white space, to which of them it was counted.
+    """
+
+    ids: list[int]
+    spans: Mapping[str, BoolArray]
+    messages: Mapping[str, BoolArray]
+    prompt_length: int
+    cut_tokens: tuple[str, ...] = ()
+
+    def extended(self, new_ids: Sequence[int]) -> "SpanTokens":
+        """The tokens with generated ones after them."""
+        new = np.arange(len(self.ids) + len(new_ids)) >= len(self.ids)
+        spans = {name: np.append(mask, [False] * len(new_ids)) for name, mask in self.spans.items()}
+        messages = {name: np.append(mask, [False] * len(new_ids)) for name, mask in self.messages.items()}
+        spans = {**spans, GENERATED: new | spans.get(GENERATED, False)} if len(new_ids) else spans
+        return SpanTokens([*self.ids, *new_ids], spans, messages, self.prompt_length, self.cut_tokens)
+
+
+def tokenize_spans(tokenizer: Any, prompt: SpanPrompt) -> SpanTokens:
+    """The prompt in tokens, after the tokenizer's leading special tokens or in its chat template.
+
+    A token in two spans belongs to that with more of its characters, or to the later one. Position 0 is `first`. Raises
+    BadInput naming the prompt's location for a span without tokens, a chat template that fails or changes a message,
+    and a continuation that merges with the last token of the prompt.
+    """
+    text, by_message = _render_chat(tokenizer, prompt) if prompt.messages else (prompt.marked, {})
+    encoded = [*tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]]
+    offsets = token_offsets(tokenizer, text.text)
+    if offsets is None:
+        raise BadInput(f"{prompt.location}: the tokenizer does not say which tokens hold a text. Use another tokenizer")
+    leading = [] if prompt.messages else leading_special_tokens(text.text, tokenizer)
+    names, text_labels, cut = _label_tokens(text, offsets, prompt.location)
+    prefix = [names.index(TEMPLATE)] * len(leading)
+    labels = np.array([*prefix, *text_labels], np.int64)
+    if not len(labels):
+        raise BadInput(f"{prompt.location}: the prompt has no token. Write a longer text")
+    has_token = {names[label] for label in labels[1:]}
+    roles = [role for role, _ in prompt.messages]  # marks may cover a whole message
+    if missing := [name for name in names if name not in (*has_token, *roles, REST, TEMPLATE)]:
+        is_only = names[labels[0]] == missing[0]
+        reason = "its only token is the first of the prompt" if is_only else "it holds no whole token"
+        raise BadInput(f"{prompt.location}: span '{missing[0]}' has no token: {reason}. Give it more text")
+    is_first = np.arange(len(labels)) == 0
+    masks = {name: (labels == number) & ~is_first for number, name in enumerate(names)}
+    order = [TEMPLATE, *(name for name in names if name not in (REST, TEMPLATE)), REST]
+    spans = {FIRST: is_first, **{name: masks[name] for name in order if masks[name].any()}}
+    messages = {name: _character_mask(offsets, *ends, len(leading)) & ~is_first for name, ends in by_message.items()}
+    tokens = SpanTokens([*leading, *encoded], spans, messages, len(labels), tuple(cut))
+    return tokens.extended(_continuation(tokenizer, text.text, prompt)) if prompt.continuation else tokens
+
+
+def _label_tokens(
+    text: MarkedText, offsets: Sequence[tuple[int, int]], location: str
+) -> tuple[list[str], list[int], list[str]]:
+    """Names of spans, the number of its span for every token, and what was done with tokens in two spans."""
+    names = [*dict.fromkeys([REST, TEMPLATE, *(name for name, *_ in text.spans)])]
+    by_character = np.zeros(len(text.text) + 1, np.int64)
+    for name, start, end in text.spans:
+        by_character[start:end] = names.index(name)
+    labels, cut = [], []
+    for start, end in offsets:
+        inside = by_character[start : max(end, start + 1)]
+        counts = np.bincount(inside)
+        best = np.flatnonzero(counts == counts.max())
+        label = int(best[0]) if len(best) == 1 else int(inside[-1])
+        labels.append(label)
+        lost = "".join(text.text[start + at] for at in np.flatnonzero(inside != label))
+        if lost.strip():  # white space may belong to the token of the next word
+            used = dict.fromkeys(inside.tolist())
+            both = " and ".join(f"'{names[number]}'" for number in used)
+            cut.append(f"{location}: token {quote(text.text[start:end])} lies in {both} and counts as '{names[label]}'")
+    return names, labels, cut
+
+
+def _character_mask(offsets: Sequence[tuple[int, int]], start: int, end: int, leading: int) -> BoolArray:
+    """Mask of the tokens most of whose characters lie from `start` to `end`."""
+    inside = [2 * (min(last, end) - max(first, start)) >= max(last - first, 1) for first, last in offsets]
+    return np.array([False] * leading + inside, dtype=bool)
+
+
+def _continuation(tokenizer: Any, text: str, prompt: SpanPrompt) -> list[int]:
+    new = continuation_tokens(tokenizer, text, prompt.continuation)
+    if new is None or len(new) == 0:
+        raise BadInput(
+            f"{prompt.location}: the continuation {quote(prompt.continuation)} merges with the last token of the "
+            "prompt. Move the space at the end of the prompt to its start"
+        )
+    return [int(token) for token in new]
+
+
+# Chat templates ----------------------------------------------------------------------------------------------------
+
+
+def _render_chat(tokenizer: Any, prompt: SpanPrompt) -> tuple[MarkedText, dict[str, tuple[int, int]]]:
+    """The messages in the tokenizer's chat template with spans by role and mark, and the ends of single messages.
+
+    The text of the template comes from rendering placeholders in place of the contents, so that a content that also
+    occurs in the template is found where it belongs.
+    """
+    pieces = _template_pieces(tokenizer, prompt)
+    text = _apply_template(tokenizer, prompt, [part.text for _, part in prompt.messages])
+    roles = [role for role, _ in prompt.messages]
+    spans: list[tuple[str, int, int]] = []
+    by_message: dict[str, tuple[int, int]] = {}
+    position = 0
+    for number, (role, part) in enumerate(prompt.messages):
+        start = position + len(pieces[number])
+        variants = (part.text, part.text.strip(), part.text.rstrip(), part.text.lstrip())
+        found = (shown for shown in variants if text.startswith(pieces[number] + shown + pieces[number + 1], position))
+        if (content := next(found, None)) is None:
+            raise BadInput(
+                f"{prompt.location}: the chat template changes message {number + 1} ({role}). Use 'segments'"
+            )
+        end, shift = start + len(content), start - part.text.index(content)
+        spans += [(TEMPLATE, position, start), (role, start, end)]
+        spans += [(name, max(start, shift + first), min(end, shift + last)) for name, first, last in part.spans]
+        if roles.count(role) > 1:
+            by_message[f"{role} {roles[: number + 1].count(role)}"] = start, end
+        position = end
+    return MarkedText(text, (*spans, (TEMPLATE, position, len(text)))), by_message
+
+
+def _template_pieces(tokenizer: Any, prompt: SpanPrompt) -> list[str]:
+    """The text of the template before each message and after the last. Raises BadInput if it drops a message."""
+    placeholders = [PLACEHOLDER.format(number) for number in range(len(prompt.messages))]
+    rest, pieces = _apply_template(tokenizer, prompt, placeholders), []
+    for number, placeholder in enumerate(placeholders):
+        before, found, rest = rest.partition(placeholder)
+        if not found:
+            role = prompt.messages[number][0]
+            raise BadInput(
+                f"{prompt.location}: the chat template drops message {number + 1} ({role}). Remove it or use 'segments'"
+            )
+        pieces.append(before)
+    return [*pieces, rest]
+
+
+def _apply_template(tokenizer: Any, prompt: SpanPrompt, contents: Sequence[str]) -> str:
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadInput(f"{prompt.location}: the model's tokenizer has no chat template. Use 'segments' or 'text'")
+    roles = [role for role, _ in prompt.messages]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant")
+        )
+    except Exception as error:  # a template is a small program and fails as it likes
+        raise BadInput(
+            f"{prompt.location}: the chat template fails ({first_line(error)}). Change the messages, or use 'segments'"
+        ) from error

@@ -1,0 +1,66 @@
+"""Charts and glossary of the probe of circuits of heads."""
+
+from collections.abc import Iterator
+
+from headscope.effects.sweep import rows_of_sweep
+from headscope.plots import style
+from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
+from headscope.results.words import sentence
+from headscope.runs.aggregation import plain_types
+from probes.circuit import PROBE, plots
+from probes.circuit.analysis import member_sweeps
+from probes.circuit.results import ABLATED, results
+from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS
+
+GLOSSARY = (
+    Term(
+        "Circuit of heads",
+        "A set C of heads that is run with all other heads ablated. Faithfulness: how much of the model's metric m(M) "
+        "the circuit keeps; 0 is the run with all heads ablated, m(0), and 1 the model. Minimality of a member v: what "
+        "the circuit loses without it. Completeness: circuit and model stay alike when the same subset K is removed "
+        "from both (Wang et al. 2022).",
+        "faithfulness (m(C) - m(0)) / (m(M) - m(0)); minimality m(C) - m(C without v); completeness: "
+        "m(M without K) - m(C without K), near 0 for every K",
+        (CIRCUIT.name, CIRCUIT_MEMBERS.name),
+    ),
+)
+
+
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
+    """Minimality and completeness of the circuits of the selected model."""
+    if CIRCUIT.name not in context.run.tables:
+        return
+    texts = {(one.model, tuple(one.where.values()), one.question): sentence(one) for one in results(context.run)}
+    table = plain_types(context.run.table(CIRCUIT.name))
+    for effects in context.run.derived(member_sweeps):
+        if effects.model != context.selected_model:
+            continue
+        where, metric = tuple(effects.where.values()), effects.key["metric"]
+        label = f"{METRIC_LABELS[metric]} ({METRIC_UNITS[metric]})"
+        rows = rows_of_sweep(table, effects.key)
+        place = f"{style.escape_label(effects.model)}, {style.escape_label(effects.key['prompts'])}"
+        heading = f"{effects.key['prompts']}, other heads {ABLATED[effects.key['complement']]}"
+        minimal, complete = (
+            texts.get((effects.model, where, f"circuit.{name}"), "") for name in ("minimal", "faithfulness")
+        )
+        yield ChartGroup(
+            PROBE.title,
+            heading,
+            [
+                Chart(
+                    plots.plot_members(effects, label),
+                    "One bar per member: how much the metric of the circuit falls without it, mean over prompts with "
+                    "its 95 % confidence interval.",
+                    minimal,
+                    half_width=True,
+                ),
+                Chart(
+                    plots.plot_completeness(rows[~rows["is_selecting"]], place, label),
+                    "One point per removed subset, means over prompts. On the dashed line the circuit does without "
+                    "the subset what the model does without it.",
+                    complete,
+                    half_width=True,
+                ),
+            ],
+        )

@@ -1,0 +1,136 @@
+"""Options and stored tables of the probe of circuits of heads."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from headscope.errors import OptionError
+from headscope.head_names import head_names
+from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
+from headscope.prompts.pair_sets import unused_pair_options
+from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
+from headscope.study.config import Options, refuse_unused
+
+WHOLE = "none"
+"""The subset without heads, of which the row compares the circuit with the model."""
+
+
+def _distinct_names(value: Any) -> Any:
+    """The heads as names, see `head_names`. Raises ValueError for one that is named twice."""
+    names = head_names(value)
+    if isinstance(names, list) and (repeated := [name for name in names if names.count(name) > 1]):
+        raise ValueError(f"the circuit has {repeated[0]} twice. Name every head once")
+    return names
+
+
+class CircuitOptions(Options):
+    """Test a set of heads as a circuit: ablate all other heads, and subsets of the circuit."""
+
+    pairs: list[Annotated[str, Field(min_length=1)]] = Field(
+        ["ioi"],
+        min_length=1,
+        description="sets of prompt pairs whose clean prompts are run: ioi, greater-than, induction, needle, or a JSON "
+        "lines file",
+    )
+    heads: Annotated[list[str], BeforeValidator(_distinct_names)] = Field(
+        min_length=1,
+        description="the heads of the circuit, such as L18H6; file:FILE: a saved head set; "
+        "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run",
+    )
+    complement: Literal["mean", "resample", "zero"] = Field(
+        "mean",
+        description="outputs of the heads that are ablated: mean: their mean over the reference prompts; resample: "
+        "those of one reference prompt of the same number of tokens, averaged over --draws; zero: 0",
+    )
+    reference: str | None = Field(
+        None,
+        min_length=1,
+        description="set of prompt pairs whose corrupted prompts are the reference prompts; by default the set that is "
+        "run",
+    )
+    by: Literal["position", "span"] = Field(
+        "position",
+        description="for mean: position: over reference prompts with the same number of tokens, position by position; "
+        "span: over all tokens of a named span, over the last tokens, and over all other tokens",
+    )
+    draws: int = Field(
+        4, ge=1, le=1000, description="for resample: number of reference prompts; all if there are fewer"
+    )
+    random_subsets: int = Field(
+        10, ge=0, le=1000, description="random subsets of the circuit that are removed to test completeness"
+    )
+    greedy: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        description="largest greedy subset that is removed to test completeness: each step adds the head that "
+        "separates circuit and model most, on half of the prompts; the other half tests it",
+    )
+    metric: Literal["logit_diff", "logprob"] = Field(
+        "logit_diff",
+        description="logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the "
+        "answer",
+    )
+    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
+    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
+    weights: AcceptedWeights = Field("same", description=WEIGHTS_OPTION)
+
+    @model_validator(mode="after")
+    def _refuse_unused_options(self) -> "CircuitOptions":
+        unused = unused_pair_options([*self.pairs, *([self.reference] if self.reference else [])])
+        if self.complement == "zero":
+            unused["reference"] = "zero ablation has no reference prompts"
+        if self.complement != "mean":
+            unused["by"] = "it is for the complement mean"
+        if self.complement != "resample":
+            unused["draws"] = "it is for the complement resample"
+        refuse_unused(self, unused)
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_all_heads(self) -> "CircuitOptions":
+        if "all" in self.heads:
+            raise OptionError("{heads} is 'all', whose complement is empty. Name the heads of the circuit")
+        return self
+
+
+_KEYS = (
+    MODEL,
+    key("prompts", "label", "", "set of prompts: a generated set, or the name of a file", None),
+    key("pair", "label", "", "name of the prompt within its set", None),
+    key("complement", "label", "", "ablation of heads outside of the circuit: mean, resample or zero", None),
+    key("metric", "label", "", "logit_diff or logprob", None),
+)
+CIRCUIT = Table(
+    "circuit",
+    "metric of a prompt's answer with a subset removed from a circuit of heads, and from the whole model",
+    (
+        *_KEYS,
+        key(
+            "subset",
+            "label",
+            "",
+            "removed heads: none; random 1, random 2, ...; greedy 1 (one head), greedy 2, ...",
+            None,
+        ),
+        Column("heads", "text", "", "the removed heads, joined by commas"),
+        Column("size", "index16", "heads", "number of heads of the circuit", 1),
+        Column("metric_circuit", "value", "logits, nats", "metric of the run with only the rest of the circuit intact"),
+        Column("metric_model", "value", "logits, nats", "metric of the run with only these heads ablated"),
+        Column("metric_empty", "value", "logits, nats", "metric of the run with all heads ablated"),
+        Column("is_selecting", "flag", "", "whether the prompt chose the greedy subset, so that it does not test it"),
+    ),
+)
+CIRCUIT_MEMBERS = Table(
+    "circuit_members",
+    "metric of a prompt's answer with one head removed from a circuit of heads",
+    (
+        *_KEYS,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column("metric_circuit", "value", "logits, nats", "metric of the run with only the circuit intact"),
+        Column("metric_without", "value", "logits, nats", "the same without the head"),
+    ),
+)
+TABLES = (CIRCUIT, CIRCUIT_MEMBERS)

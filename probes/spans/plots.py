@@ -1,0 +1,111 @@
+"""Plots of the spans probe: span by span, ranking of heads, two groups, steps of the generated text."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.effects.groups import HeldOut
+from headscope.heads import format_head
+from headscope.plots import style
+
+RANKED_HEADS = 20
+
+
+def plot_span_matrix(means: pd.DataFrame, title: str) -> go.Figure:
+    """Mean mass as a query span x key span matrix; `means` has `query`, `key`, `mass` and `chance`."""
+    if means.empty:
+        return style.empty_figure(title, "no data to plot")
+    queries, keys = (list(dict.fromkeys(means[name])) for name in ("query", "key"))
+    grids = {
+        name: means.pivot(index="query", columns="key", values=name).reindex(index=queries, columns=keys)
+        for name in ("mass", "chance")
+    }
+    figure = style.new_figure(title, 120 + 34 * max(len(queries), 6))
+    figure.add_heatmap(
+        x=[style.escape_label(key) for key in keys],
+        y=[style.escape_label(query) for query in queries],
+        z=grids["mass"].to_numpy(),
+        customdata=grids["chance"].to_numpy()[..., None],
+        zmin=0,
+        zmax=1,
+        colorscale=style.SEQUENTIAL_SCALE,
+        colorbar={"title": {"text": "mass"}},
+        texttemplate="%{z:.2f}" if len(keys) <= 10 else None,
+        hovertemplate="from %{y} to %{x}: mass %{z:.3f}, chance %{customdata[0]:.3f}<extra></extra>",
+    )
+    figure.update_xaxes(title_text="key span", type="category")
+    figure.update_yaxes(title_text="query span", type="category", autorange="reversed")
+    return figure
+
+
+def plot_ranking(heads: pd.DataFrame, model: str, pair: tuple[str, str]) -> go.Figure:
+    """The heads of one model with the largest mass, with intervals over texts."""
+    query, key = map(style.escape_label, pair)
+    title = f"Largest mass from {query} to {key}: {style.escape_label(model)}"
+    rows = heads[heads["model"] == model].dropna(subset=["spans_mass"])
+    rows = rows.sort_values("spans_mass", ascending=False, kind="stable")[:RANKED_HEADS]
+    if rows.empty:
+        return style.empty_figure(title, "no head sees both spans")
+    low, high = (rows[f"spans_mass_{end}"].fillna(rows["spans_mass"]) for end in ("low", "high"))
+    figure = style.new_figure(title, 120 + 18 * len(rows))
+    figure.add_scatter(
+        x=rows["spans_mass"],
+        y=[format_head(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)],
+        error_x=style.error_bars(rows["spans_mass"], low, high),
+        customdata=np.stack([rows["layer"], rows["head"], rows["kv_group"]], -1),
+        mode="markers",
+        marker_color=style.PALETTE[0],
+        name=style.escape_label(model),
+        showlegend=False,
+        hovertemplate="%{y}: mass %{x:.3f}<extra></extra>",
+    )
+    figure.update_xaxes(title_text="attention mass", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+def plot_groups(judged: HeldOut, is_second: np.ndarray, names: list[str], model: str) -> go.Figure:
+    """Distributions of the held-out scores of the prompts of two groups."""
+    title = f"Held-out scores, AUROC {judged.auroc:.2f}: {style.escape_label(model)}"
+    figure = style.new_figure(title)
+    for number, name in enumerate(names):
+        figure.add_box(
+            y=judged.scores[is_second == bool(number)],
+            name=style.escape_label(name),
+            boxpoints="all",
+            jitter=0.4,
+            pointpos=0,
+            marker={"color": style.PALETTE[number], "size": 5},
+            showlegend=False,
+            hovertemplate="%{y:.2f} standard deviations<extra></extra>",
+        )
+    figure.update_yaxes(title_text="score (standard deviations)")
+    return figure
+
+
+def plot_steps(rows: pd.DataFrame, title: str) -> go.Figure:
+    """Mean mass of the generated text on each key span, by step; `rows` are those of `span_steps`."""
+    if rows.empty:
+        return style.empty_figure(title, "no data to plot")
+    means = rows.groupby(["key", "step"], observed=True)["mass"].mean()
+    figure = style.new_figure(title)
+    for number, key in enumerate(dict.fromkeys(means.index.get_level_values("key"))):
+        line = means[key]
+        figure.add_scatter(
+            x=line.index,
+            y=line,
+            mode="lines+markers",
+            name=style.escape_label(key),
+            line={
+                "color": style.PALETTE[number % len(style.PALETTE)],
+                "dash": style.LINE_DASHES[number // len(style.PALETTE) % 4],
+            },
+            marker={"symbol": style.MARKER_SYMBOLS[number % len(style.MARKER_SYMBOLS)]},
+            hovertemplate="step %{x}: %{y:.3f}<extra>%{fullData.name}</extra>",
+        )
+    steps = sorted({*means.index.get_level_values("step")})
+    figure.update_xaxes(
+        title_text="step of the generated text", type="log", tickvals=steps, ticktext=[*map(str, steps)]
+    )
+    figure.update_yaxes(title_text="mass", rangemode="tozero")
+    return style.fit_legend(figure)

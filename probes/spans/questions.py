@@ -1,0 +1,56 @@
+"""Questions that the results of the spans probe answer."""
+
+from headscope.results.questions import Question
+
+QUESTIONS = (
+    Question(
+        name="spans.missing",
+        sentence="In {model}, no row of {query} sees a key of {key}: no text has both, or the layers hide it. Show "
+        "another pair with --query and --key",
+        level="warning",
+    ),
+    Question(
+        name="spans.top_head",
+        sentence="From {query} to {key}, {unit} in {model} has the largest attention mass: {value}; that of uniform "
+        "weights is {chance:percent1}, that of the median head {median:percent1}",
+        headline="From {query} to {key}, {unit} has the largest mass: {value} (chance {chance:percent1})",
+        number="percent",
+        samples="texts",
+        level="headline",
+    ),
+    Question(
+        name="spans.groups",
+        sentence="In {model}, the mass from {query} to {key} differs between {first} and {second} in {number:.0f} of "
+        "{n:n heads} (false discovery rate 5 %; {prompts} prompts)",
+        headline="{number:.0f} of {n:n heads} differ between {first} and {second}",
+        number=".0f",
+        level="headline",
+    ),
+    Question(
+        name="spans.separating_head",
+        sentence="In {model}, {unit} separates {second} from {first} best: AUROC {value}",
+        number=".2f",
+        samples="prompts",
+    ),
+    Question(
+        name="spans.held_out",
+        sentence="In {model}, the {chosen} heads that one half of the prompts chose separate {second} from {first} in "
+        "the other half with AUROC {number:.2f} (mean of {splits} splits, {lowest:.2f} to {highest:.2f}; {n} prompts)",
+        headline="Held out, chosen heads separate {second} from {first} with AUROC {number:.2f}",
+        number=".2f",
+        level="headline",
+    ),
+    Question(
+        name="spans.lookback",
+        sentence="Among the heads of {model}, {unit} has the largest lookback ratio: {value}; the median head has "
+        "{median:.2f}",
+        number=".2f",
+        samples="texts",
+    ),
+    Question(
+        name="spans.head",
+        sentence="From {query} to {key}, its attention mass in {model} is {value}; chance is {chance:percent1}",
+        number="percent",
+        samples="texts",
+    ),
+)

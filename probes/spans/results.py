@@ -1,0 +1,106 @@
+"""Results of the spans probe: the heads with most mass between the shown spans, and what separates two groups."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pandas as pd
+
+from headscope.effects.groups import CHOSEN_UNITS, SPLITS, auroc_interval
+from headscope.results.head_results import top_head_result
+from headscope.results.result import Result
+from headscope.results.samples import extreme_head_result, mean_result
+from headscope.runs.aggregation import SIGNIFICANCE
+from headscope.runs.run import Run
+from headscope.runs.summary import default_models
+from probes.spans.analysis import group_names, head_scores, held_out, second_group, shown_pairs, shown_rows
+
+
+def results(run: Run) -> Iterator[Result]:
+    """For each model: the head with the largest mass, the comparison of two groups, the largest lookback ratio."""
+    if not {"spans", "span_prompts"} <= {*run.tables}:
+        return
+    pairs = shown_pairs(run)
+    seen = {*run.derived(shown_rows)["model"]}
+    for model in (label for label in default_models(run) if label in pairs and label not in seen):
+        yield Result(
+            question="spans.missing", model=model, details=dict(zip(("query", "key"), pairs[model], strict=True))
+        )
+    if "spans_mass" not in run.heads:
+        return
+    for model in (label for label in default_models(run) if label in pairs):
+        where = dict(zip(("query", "key"), pairs[model], strict=True))
+        if len(scores := head_scores(run, model)):
+            yield _top_head(run, model, scores, where)
+            yield from _group_results(run, model, scores, where)
+        heads = run.heads[run.heads["model"] == model]
+        if "lookback_ratio" in heads and heads["lookback_ratio"].notna().any():
+            texts = run.table("span_lookback").query("model == @model")["doc"].nunique()
+            details = {"median": float(heads["lookback_ratio"].median())}
+            yield extreme_head_result("spans.lookback", heads, "lookback_ratio", texts, (0.0, 1.0), details=details)
+
+
+def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
+    """The head's mass between the shown spans."""
+    if "spans" not in run.tables:
+        return
+    rows = run.derived(shown_rows)
+    rows = rows[(rows["model"] == model) & (rows["layer"] == layer) & (rows["head"] == head)]
+    if len(rows):
+        yield mean_result(
+            "spans.head",
+            rows.set_index("doc")["mass"],
+            (0, 1),
+            model=model,
+            layer=layer,
+            head=head,
+            where=dict(zip(("query", "key"), shown_pairs(run)[model], strict=True)),
+            details={"chance": float(rows["chance"].mean())},
+        )
+
+
+def _top_head(run: Run, model: str, scores: pd.DataFrame, where: dict[str, str]) -> Result:
+    rows = run.derived(shown_rows)
+    medians = {"median": float(scores.mean(axis=1).median())}
+    top = top_head_result("spans.top_head", scores, 0, 1, model=model, where=where, details=medians)
+    chance = rows[(rows["model"] == model) & (rows["layer"] == top.layer) & (rows["head"] == top.head)]["chance"].mean()
+    return replace(top, details={**top.details, "chance": float(chance)})
+
+
+def _group_results(run: Run, model: str, scores: pd.DataFrame, where: dict[str, str]) -> Iterator[Result]:
+    heads = run.heads[run.heads["model"] == model]
+    if "spans_auroc" not in heads or not (compared := heads.dropna(subset=["spans_auroc"])).shape[0]:
+        return
+    first, second = group_names(run, model)
+    is_second = second_group(run, model, scores)
+    names, sizes = {"first": first, "second": second}, (int((~is_second).sum()), int(is_second.sum()))
+    if compared["spans_p"].notna().any():
+        yield Result(
+            question="spans.groups",
+            value=int((compared["spans_p"] < SIGNIFICANCE).sum()),
+            n=len(compared),
+            model=model,
+            where=where,
+            details={**names, "prompts": sum(sizes)},
+        )
+    best = compared.iloc[int((compared["spans_auroc"] - 0.5).abs().to_numpy().argmax())]
+    low, high = (float(end) for end in auroc_interval(best["spans_auroc"], *sizes, choices=len(compared)))
+    yield Result(
+        question="spans.separating_head",
+        value=float(best["spans_auroc"]),
+        low=low,
+        high=high,
+        n=sum(sizes),
+        model=model,
+        layer=int(best["layer"]),
+        head=int(best["head"]),
+        p_adjusted=float(best["spans_p"]),
+        where=where,
+        details=names,
+        selected_from=len(compared),
+    )
+    if (judged := run.derived(held_out, model)) is not None:
+        ends = {"lowest": float(judged.aurocs.min()), "highest": float(judged.aurocs.max())}
+        details = {**names, **ends, "chosen": min(CHOSEN_UNITS, len(scores)), "splits": SPLITS}
+        yield Result(
+            question="spans.held_out", value=judged.auroc, n=sum(sizes), model=model, where=where, details=details
+        )

@@ -1,0 +1,259 @@
+"""Runner of the spans probe: the mass between spans of prompts, or between token classes of ordinary texts."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.errors import BadInput
+from headscope.forward.capture import CapturedLayers
+from headscope.forward.observe import FinishedPass, observe
+from headscope.forward.prefix_cache import PrefixCachedGenerator
+from headscope.measures.span_mass import LookbackRatios, SpanMass, TokenWeights
+from headscope.positions.model import Model
+from headscope.prompts.span_tokens import SpanTokens, tokenize_spans
+from headscope.prompts.spans import FIRST, REST, SpanPrompt, parse_marks, read_span_prompts
+from headscope.prompts.token_text import token_texts
+from headscope.runs.arrow import Rows
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.config import MAX_PROMPT_TOKENS
+from headscope.study.context import StudyContext
+from headscope.study.prompt import read_prompt
+from probes.spans.layout import NamedSpans, choose_pair, named_spans
+from probes.spans.schema import SpansOptions
+
+log = logging.getLogger("headscope")
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """A prompt whose continuation the model generates."""
+
+    prompt: int
+    length: int
+
+
+class SpansRunner:
+    """Cells: each (model, prompt), or each (model, context length, document) of ordinary texts.
+
+    Prompts without generated text and ordinary texts are only observed, so their passes are shared with other probes.
+    """
+
+    def __init__(self, options: SpansOptions, context: StudyContext):
+        self.options, self.context = options, context
+        self.prompts = _load_prompts(options)
+        if self.prompts:
+            context.record_input("prompts with spans", [repr(prompt) for prompt in self.prompts])
+        self._tokens: dict[tuple[int, int], SpanTokens] = {}
+        self._pairs: dict[str, tuple[str, str]] = {}
+        self._warned: set[str] = set()
+
+    def cells(self) -> list[Cell]:
+        return [cell for label in self.context.labels for cell in self._cells(label)]
+
+    def _cells(self, label: str) -> list[Cell]:
+        if not self.prompts:
+            self._pair(label)
+            return [
+                Cell(
+                    f"{label}: {length} tokens, document {number}",
+                    label,
+                    pass_cost(length),
+                    text_pass=TextPass.over(document.ids[:length], number),
+                )
+                for length in self.options.lengths
+                for number, document in enumerate(self._documents(label))
+            ]
+        self._pair(label)  # refuses an unknown span before anything is measured
+        prompts = [self._prompt_tokens(label, number) for number in range(len(self.prompts))]
+        self._warn_about_cut_tokens(prompts)
+        self._check_copies(prompts)
+        return [self._prompt_cell(label, number, tokens) for number, tokens in enumerate(prompts)]
+
+    def _prompt_cell(self, label: str, number: int, tokens: SpanTokens) -> Cell:
+        prompt = self.prompts[number]
+        name, length = f"{label}: {prompt.name}", len(tokens.ids) + prompt.generate
+        if prompt.generate:
+            return Cell(name, label, 3 * pass_cost(length), _Generation(number, length))
+        return Cell(name, label, pass_cost(length), text_pass=TextPass.over(tokens.ids, number))
+
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        assert cell.model is not None
+        assert cell.text_pass is not None
+        if self.prompts:
+            return self._prompt_tokens(cell.model, cell.text_pass.document).ids
+        document, length = document_of(cell, self._documents)
+        return document.ids[:length]
+
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "SpansObserver":
+        assert cell.model is not None
+        assert cell.text_pass is not None
+        if self.prompts:
+            number = cell.text_pass.document
+            return self._prompt_observer(cell.model, number, self._prompt_tokens(cell.model, number), model)
+        document, length = document_of(cell, self._documents)
+        spans = named_spans(
+            _text_tokens(document.ids[:length]),
+            self.context.tokenizer(cell.model),
+            self.options.classes,
+            is_prompt=False,
+        )
+        keys = {"model": cell.model, "context_length": length, "doc": document.name}
+        text = {"number": cell.text_pass.document, "group": [""], "is_prompt": False}
+        return SpansObserver(model, spans, keys, text | self._shown(cell.model))
+
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        """Generate greedily after a prompt, then observe the pass over prompt and answer."""
+        assert cell.model is not None
+        number = cell.work.prompt
+        tokens = self._prompt_tokens(cell.model, number)
+        generator = PrefixCachedGenerator(model)
+        new_ids = generator.generate(
+            np.array(tokens.ids, np.int32), lambda record: None, self.prompts[number].generate, _end_tokens(model)
+        )
+        extended = tokens.extended(new_ids)
+        ids = torch.tensor(extended.ids)
+        (tables,) = observe(model, ids, [lambda _: self._prompt_observer(str(cell.model), number, extended, model)])
+        return tables
+
+    def _prompt_observer(self, label: str, number: int, tokens: SpanTokens, model: Model) -> "SpansObserver":
+        prompt = self.prompts[number]
+        spans = named_spans(tokens, self.context.tokenizer(label), self.options.classes)
+        keys = {"model": label, "context_length": len(tokens.ids), "doc": prompt.name}
+        stored = tokens if number == 0 and len(tokens.ids) <= MAX_PROMPT_TOKENS else None
+        text = {"number": number, "group": [prompt.group], "is_prompt": True}
+        return SpansObserver(model, spans, keys, text | self._shown(label), stored)
+
+    # Tokens and spans ------------------------------------------------------------------------------------------------
+
+    def _documents(self, label: str) -> Sequence[Any]:
+        return self.context.documents(label, max(self.options.lengths))
+
+    def _prompt_tokens(self, label: str, number: int) -> SpanTokens:
+        """The prompt in the tokens of a model; models that share a tokenizer share them."""
+        tokenizer = self.context.tokenizer(label)
+        key = id(tokenizer), number
+        if key not in self._tokens:
+            self._tokens[key] = tokenize_spans(tokenizer, self.prompts[number])
+        return self._tokens[key]
+
+    def _shown(self, label: str) -> dict[str, str]:
+        return dict(zip(("query", "key"), self._pair(label), strict=True))
+
+    def _pair(self, label: str) -> tuple[str, str]:
+        """The pair of spans that the per-head table shows for a model, over all of its prompts."""
+        if label not in self._pairs:
+            texts = [self._prompt_tokens(label, number) for number in range(len(self.prompts))]
+            generates = any(prompt.generate for prompt in self.prompts)
+            self._pairs[label] = choose_pair(texts or [_text_tokens([0, 0])], self.options, generates, bool(texts))
+        return self._pairs[label]
+
+    def _check_copies(self, prompts: Sequence[SpanTokens]) -> None:
+        """Raise BadInput for two prompts with the same tokens: intervals would count them as independent."""
+        locations: dict[tuple[int, ...], str] = {}
+        for prompt, tokens in zip(self.prompts, prompts, strict=True):
+            if (ids := tuple(tokens.ids)) in locations:
+                raise BadInput(f"{prompt.location} has the same tokens as {locations[ids]}. Remove one of them")
+            locations[ids] = prompt.location
+
+    def _warn_about_cut_tokens(self, prompts: Sequence[SpanTokens]) -> None:
+        cut = [line for tokens in prompts for line in tokens.cut_tokens]
+        if cut and cut[0] not in self._warned:
+            self._warned.add(cut[0])
+            more = f" ({len(cut) - 1:,} more such tokens)" if len(cut) > 1 else ""
+            log.warning("%s%s. Begin the next span at a space to cut elsewhere", cut[0], more)
+
+
+class SpansObserver:
+    """Measures the spans of one text; with `stored`, also the weight of each of its tokens.
+
+    `keys` are the first columns of every table, `text` the others of `span_prompts`.
+    """
+
+    needs_whole_text = False
+
+    def __init__(
+        self,
+        model: Model,
+        spans: NamedSpans,
+        keys: Mapping[str, Any],
+        text: Mapping[str, Any],
+        stored: SpanTokens | None = None,
+    ):
+        self.spans, self.keys, self.text, self.stored = spans, keys, text, stored
+        self.tokenizer = model.tokenizer
+        self.mass = SpanMass(model.geometry, spans.layout)
+        self.lookback = self.weights = None
+        if spans.has_continuation:
+            self.lookback = LookbackRatios(model.geometry, spans.prompt_masks, spans.prompt_length)
+        if stored is not None and text["query"] in spans.queries:
+            self.weights = TokenWeights(model.geometry, spans.queries[text["query"]])
+
+    def listen(self, layers: CapturedLayers) -> None:
+        for accumulator in (self.mass, self.lookback, self.weights):
+            if accumulator is not None:
+                layers.listen(accumulator.update)
+
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
+        tables: dict[str, Rows] = {
+            "span_prompts": {**self.keys, **self.text, "prompt_tokens": self.spans.prompt_length},
+            **self._mass_tables(),
+        }
+        if self.lookback is not None:
+            ratios = self.lookback.compute()
+            tables["span_lookback"] = {**self.keys, **ratios, "key": np.array(self.spans.prompt_names)[ratios["key"]]}
+        if self.stored is not None and self.weights is not None:
+            keys = {"model": self.keys["model"], "doc": self.keys["doc"]}
+            texts, is_special = token_texts(self.tokenizer, self.stored.ids)
+            position = np.arange(len(texts))
+            names = np.array([*self.stored.spans])[np.array([*self.stored.spans.values()]).argmax(0)]
+            tables["span_tokens"] = {**keys, "position": position, "text": texts, "special": is_special, "span": names}
+            tables["span_weights"] = {**keys, **self.weights.compute()}
+        return tables
+
+    def _mass_tables(self) -> dict[str, Rows]:
+        columns = self.mass.compute()
+        query = np.array([*self.spans.queries, *map(str, self.spans.steps)])[columns["query"]]
+        columns = {**columns, "key": np.array(self.spans.key_names)[columns["key"]], "query": query}
+        is_step = self.mass.compute()["query"] >= len(self.spans.queries)
+        tables: dict[str, Rows] = {
+            "spans": {**self.keys, **{name: column[~is_step] for name, column in columns.items()}}
+        }
+        if is_step.any():
+            kept = ("layer", "head", "kv_group", "key", "mass", "rows")
+            steps = {name: columns[name][is_step] for name in kept}
+            tables["span_steps"] = {**self.keys, **steps, "step": query[is_step].astype(np.int64)}
+        return tables
+
+
+def _text_tokens(ids: Sequence[int]) -> SpanTokens:
+    """The tokens of an ordinary text: the first, and the rest."""
+    is_first = np.arange(len(ids)) == 0
+    return SpanTokens([*ids], {FIRST: is_first, REST: ~is_first}, {}, len(ids))
+
+
+def _end_tokens(model: Model) -> Callable[[int], bool]:
+    """A test whether a token ends generated text: one of the model's or the tokenizer's end tokens."""
+    configured = model.module.generation_config.eos_token_id if model.module.generation_config else None
+    candidates = [*(configured if isinstance(configured, list) else [configured]), model.tokenizer.eos_token_id]
+    end_tokens = {token for token in candidates if token is not None}
+    return lambda token: token in end_tokens
+
+
+def _load_prompts(options: SpansOptions) -> list[SpanPrompt]:
+    """The prompts of the options; none for ordinary texts. Raises BadInput for a prompt without spans."""
+    if options.prompts is not None:
+        return read_span_prompts(options.prompts)
+    if (named := read_prompt(options)) is None:
+        return []
+    name, text = named
+    marked = parse_marks(text, "the prompt")
+    if not marked.spans and not options.classes:
+        raise BadInput("the prompt has no span. Mark its parts, as in [[context]]...[[/context]], or give 'classes'")
+    if options.template:
+        return [SpanPrompt(name, messages=(("user", marked),), location="the prompt")]
+    return [SpanPrompt(name, marked, location="the prompt")]

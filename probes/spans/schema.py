@@ -1,0 +1,167 @@
+"""Options and stored tables of the spans probe."""
+
+from pydantic import Field, field_validator, model_validator
+
+from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_classes
+from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.study.config import Lengths, PromptOptions
+
+WHOLE_PROMPT = "prompt"
+"""Name of the whole prompt in the table of lookback ratios."""
+
+
+class SpansOptions(PromptOptions):
+    """Attention between named parts of prompts, and between classes of tokens."""
+
+    prompts: str | None = Field(
+        None,
+        min_length=1,
+        description="file of prompts with named spans: JSON lines with segments, messages or text with marks, and "
+        "optional name, group, continuation, generate; or hf:DATASET:SPLIT:COLUMN,COLUMN with a span per column",
+    )
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens of ordinary texts")
+    classes: list[str] = Field(
+        default=[],
+        description=f"classes of tokens that count as spans: {', '.join([*TOKEN_CLASSES, *RELATIONS])} or NAME=REGEX, "
+        r"searched in the text of a token (write \x2c for a comma)",
+    )
+    query: str | None = Field(
+        None,
+        min_length=1,
+        description="query span of the per-head table: a span, last (the last token of the prompt), generated or all; "
+        "default: generated if there is such text, else last, or all in ordinary texts",
+    )
+    key: str | None = Field(
+        None, min_length=1, description="key span of the per-head table; default: the first named span, or first class"
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _check_classes(cls, value: list[str]) -> list[str]:
+        parse_classes(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> "SpansOptions":
+        sources = [name for name in ("prompts", "prompt", "prompt_file") if getattr(self, name) is not None]
+        if len(sources) == 2:
+            raise ValueError(f"'{sources[0]}' and '{sources[1]}' cannot be combined. Give one of them")
+        if not sources and not self.classes:
+            raise ValueError(
+                "no spans. Give 'prompts', 'prompt' with marks such as [[context]]...[[/context]], or 'classes'"
+            )
+        if "prompts" in sources and "lengths" in self.model_fields_set:
+            raise ValueError("'lengths' has no effect with 'prompts', which are read whole. Remove 'lengths'")
+        return self
+
+
+QUERY = key(
+    "query",
+    "label",
+    "",
+    "query span: a named span, role, message or class; template (text of the chat template), rest (tokens of no span), "
+    "generated (tokens after the prompt), last (the last token of the prompt), all",
+    None,
+)
+KEY_MEANING = (
+    "key span: first (the first token), template, a named span, role, message or class, generated, rest; same (earlier "
+    "tokens with the id of the query), matching (the opening bracket of the query's closing bracket)"
+)
+KEY = key("key", "label", "", KEY_MEANING, None)
+MASS = Column("mass", "value", "", "mean over the rows of the sum of the weights on the keys", 0, 1)
+ROWS = Column("rows", "count", "rows", "query rows in the mean", 1)
+
+SPAN_PROMPTS = Table(
+    "span_prompts",
+    "the prompts and texts, and the pair of spans that the per-head table shows",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        Column("number", "index32", "", "number of the prompt in its file or of the text, from 0", 0),
+        Column("group", "label", "", "label of the prompt; empty without one"),
+        Column("query", "label", "", "query span of the per-head table"),
+        Column("key", "label", "", "key span of the per-head table"),
+        Column("prompt_tokens", "count", "tokens", "tokens before the continuation or generated text", 1),
+        Column("is_prompt", "flag", "", "whether it is a prompt with spans, not an ordinary text"),
+    ),
+    describes_inputs=True,
+)
+SPANS = Table(
+    "spans",
+    "attention mass from the rows of a query span on the keys of a key span, per head and prompt",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        QUERY,
+        KEY,
+        MASS,
+        Column("chance", "value", "", "the mass of uniform weights over the keys that the layer sees", 0, 1),
+        ROWS,
+        Column("hidden_rows", "count", "rows", "rows of the query span that see no key of the span, left out", 0),
+    ),
+)
+SPAN_STEPS = Table(
+    "span_steps",
+    "attention mass of the generated text on each key span, by step",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        key(
+            "step", "index32", "tokens", "last step of the bin; steps 1, 2, 3 to 4, 5 to 8, ...: one bin per octave", 1
+        ),
+        KEY,
+        MASS,
+        ROWS,
+    ),
+)
+SPAN_LOOKBACK = Table(
+    "span_lookback",
+    "lookback ratio of each head (Chuang et al. 2024): mean weight per key of a span, over its sum with the mean "
+    "weight per generated token, in the rows of generated tokens",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("key", "label", "", "span of the prompt; prompt: the whole prompt, as published", None),
+        Column("ratio", "value", "", "mean lookback ratio over the rows", 0, 1),
+        ROWS,
+    ),
+)
+SPAN_TOKENS = Table(
+    "span_tokens",
+    "the tokens of the first prompt and their spans",
+    (
+        MODEL,
+        DOC,
+        key("position", "index32", "tokens", "position of the token, from 0"),
+        Column("text", "text", "", "what the token adds to the text; a special token is stored by its name"),
+        Column("special", "flag", "", "whether it is a special token"),
+        Column("span", "label", "", "the span of the partition that it belongs to"),
+    ),
+)
+SPAN_WEIGHTS = Table(
+    "span_weights",
+    "mean weight of the rows of the shown query span on each token of the first prompt, per head",
+    (
+        MODEL,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("position", "index32", "tokens", "position of the key, from 0"),
+        Column("weight", "value", "", "mean attention weight", 0, 1),
+    ),
+)
+TABLES = (SPAN_PROMPTS, SPANS, SPAN_STEPS, SPAN_LOOKBACK, SPAN_TOKENS, SPAN_WEIGHTS)

@@ -1,0 +1,268 @@
+"""The probe of circuits of heads: equal to eager attention with the other heads replaced, laws, refused inputs."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support import eager_patching
+from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
+from torch import Tensor
+
+import headscope as hs
+from headscope.patching.complement_ablation import token_classes
+from headscope.positions.model import Model
+from headscope.prompts.pair_sets import file_pairs
+from headscope.rendering import assembly
+from headscope.results.words import sentence
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from headscope.study import runner
+from headscope.study.config import build_study
+from headscope.study.progress import NoProgress
+from probes.circuit import report
+from probes.circuit.analysis import faithfulness
+from probes.circuit.results import head_results, results
+
+LAYERS = HEADS = 4
+CIRCUIT = [(0, 1), (1, 2), (3, 0)]
+NAMES = ["L0H1", "L1H2", "L3H0"]
+ALL = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+Outputs = list[Tensor]
+
+
+def write_pairs(file: Path, pairs: Sequence[dict[str, Any]]) -> str:
+    file.write_text("\n".join(map(json.dumps, pairs)))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("circuit")
+    save_checkpoint(folder / "tiny")
+    spans = {"spans": {"first": [1, 2], "second": [3, 4]}}
+    write_pairs(folder / "pairs.jsonl", [pair | spans for pair in PAIRS])
+    longer = [pair | {side: f"w9 {pair[side]}" for side in ("clean", "corrupted")} for pair in PAIRS]
+    write_pairs(folder / "longer.jsonl", [pair | {"spans": {"first": [2, 3], "second": [4, 5]}} for pair in longer])
+    write_pairs(folder / "no-spans.jsonl", PAIRS)
+    return folder
+
+
+def measured(folder: Path, out: Path, **section: Any) -> Run:
+    content = {
+        "models": {"base": f"{folder}/tiny"},
+        "device": "cpu",
+        "circuit": {"pairs": [f"{folder}/pairs.jsonl"], "heads": NAMES, **section},
+    }
+    return runner.run_study(build_study(content), out, progress=NoProgress())
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(folder, tmp_path_factory.mktemp("mean"), random_subsets=4)
+
+
+# Independent reference ---------------------------------------------------------------------------------------------
+
+
+class EagerCircuit:
+    """Circuits by hand: eager attention in which the outputs of all other heads are replaced."""
+
+    def __init__(self, folder: Path, pairs: str = "pairs", reference: str = "pairs"):
+        self.model: Model = hs.load(f"{folder}/tiny", device="cpu")
+        self.pairs, self.reference = (
+            [tokens.build(index) for index in range(4)]
+            for tokens in (
+                file_pairs(f"{folder}/{name}.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+                for name in (pairs, reference)
+            )
+        )
+
+    @torch.no_grad()
+    def outputs(self, ids: np.ndarray) -> Outputs:
+        return [record["z"] for record in eager_patching.run(self.model, torch.tensor([ids.tolist()]))[1]]
+
+    def mean(self) -> Outputs:
+        by_prompt = [self.outputs(pair.corrupted) for pair in self.reference]
+        return [torch.stack([z[layer] for z in by_prompt]).mean(0) for layer in range(LAYERS)]
+
+    def mean_of_spans(self, number: int) -> Outputs:
+        means = []
+        for layer in range(LAYERS):
+            by_class: dict[str, list[Tensor]] = {}
+            for pair in self.reference:
+                z = self.outputs(pair.corrupted)[layer]
+                for at, name in enumerate(self.names(pair)):
+                    by_class.setdefault(name, []).append(z[:, at])
+            columns = [torch.stack(by_class[name]).mean(0) for name in self.names(self.pairs[number])]
+            means.append(torch.stack(columns, 1))
+        return means
+
+    @staticmethod
+    def names(pair: Any) -> list[str]:
+        """By hand: w1 [first] w3 [second] w4, after further tokens."""
+        return [*["rest"] * (len(pair.clean) - 4), "first", "rest", "second", "last"]
+
+    @torch.no_grad()
+    def value(self, number: int, kept: Collection[tuple[int, int]], outputs: Outputs) -> float:
+        pair = self.pairs[number]
+        replaced = {
+            layer: {"z": ([head for head in range(HEADS) if (layer, head) not in kept], slice(None), z)}
+            for layer, z in enumerate(outputs)
+        }
+        logits: Any = eager_patching.run(self.model, torch.tensor([pair.clean.tolist()]), replaced)[0][-1]
+        return (logits[int(pair.answer[0])] - logits[int(pair.wrong[0])]).item()
+
+
+def check_tables(run: Run, eager: EagerCircuit, outputs_of: Callable[[int], list[Outputs]]) -> None:
+    """Every stored metric equals that of eager attention."""
+    assert validate(run) == []
+    assert len(run.table("circuit")["subset"].unique()) > 5
+
+    def value(number: int, kept: Collection[tuple[int, int]]) -> float:
+        return float(np.mean([eager.value(number, kept, outputs) for outputs in outputs_of(number)]))
+
+    for _, row in run.table("circuit").iterrows():
+        number = int(row["pair"][-1])
+        removed = [(int(name[1]), int(name[3])) for name in row["heads"].split(",") if name]
+        for column, heads in (("circuit", CIRCUIT), ("model", ALL), ("empty", [])):
+            kept = heads if column == "empty" else [head for head in heads if head not in removed]
+            assert row[f"metric_{column}"] == pytest.approx(value(number, kept), rel=1e-5, abs=1e-5)
+    for _, row in run.table("circuit_members").iterrows():
+        number, member = int(row["pair"][-1]), (row["layer"], row["head"])
+        assert row["metric_circuit"] == pytest.approx(value(number, CIRCUIT), rel=1e-5, abs=1e-5)
+        without = [head for head in CIRCUIT if head != member]
+        assert row["metric_without"] == pytest.approx(value(number, without), rel=1e-5, abs=1e-5)
+
+
+def test_mean_ablation_by_position_equals_eager_attention(run: Run, folder: Path) -> None:
+    eager = EagerCircuit(folder)
+    mean = eager.mean()
+    check_tables(run, eager, lambda number: [mean])
+
+
+def test_mean_ablation_by_span_equals_eager_attention_for_a_reference_of_other_lengths(
+    folder: Path, tmp_path: Path
+) -> None:
+    section = {"reference": f"{folder}/longer.jsonl", "by": "span", "random_subsets": 4}
+    eager = EagerCircuit(folder, reference="longer")
+    means = [eager.mean_of_spans(number) for number in range(4)]
+    check_tables(measured(folder, tmp_path, **section), eager, lambda number: [means[number]])
+
+
+def test_zero_ablation_equals_eager_attention(folder: Path, tmp_path: Path) -> None:
+    eager = EagerCircuit(folder)
+    zeros = [torch.zeros_like(z) for z in eager.mean()]
+    check_tables(measured(folder, tmp_path, complement="zero", random_subsets=4), eager, lambda number: [zeros])
+
+
+def test_resample_ablation_by_all_reference_prompts_equals_eager_attention(folder: Path, tmp_path: Path) -> None:
+    eager = EagerCircuit(folder)
+    outputs = [eager.outputs(pair.corrupted) for pair in eager.reference]
+    run = measured(folder, tmp_path, complement="resample", draws=4, random_subsets=4)
+    check_tables(run, eager, lambda number: outputs)
+
+
+# Laws and statistics -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_tables(run: Run, folder: Path, tmp_path: Path) -> None:
+    again = measured(folder, tmp_path, random_subsets=4)
+    for name in ("circuit", "circuit_members"):
+        pd.testing.assert_frame_equal(run.table(name), again.table(name))
+
+
+def test_greedy_subsets_are_the_largest_differences_on_the_prompts_that_choose(run: Run) -> None:
+    rows = run.table("circuit").astype({"subset": str})
+    greedy = rows[rows["subset"] == "greedy 1"]
+    assert greedy["is_selecting"].tolist() == [True, False, True, False]
+    chosen = greedy[greedy["is_selecting"]]
+    best = abs((chosen["metric_model"] - chosen["metric_circuit"]).mean())
+    for _, subset in rows[rows["heads"].isin(NAMES)].groupby("subset"):
+        others = subset[subset["pair"].isin(chosen["pair"])]
+        assert abs((others["metric_model"] - others["metric_circuit"]).mean()) <= best + 1e-6
+    second = rows.loc[rows["subset"] == "greedy 2", "heads"].iloc[0]
+    assert second.startswith(greedy["heads"].iloc[0] + ",")
+
+
+def test_faithfulness_is_the_ratio_of_mean_changes(run: Run) -> None:
+    by_name = {result.question: result for result in results(run)}
+    rows = run.table("circuit").astype({"subset": str}).query("subset == 'none'")
+    empty, circuit, model = (rows[f"metric_{name}"].mean() for name in ("empty", "circuit", "model"))
+    if "circuit.faithfulness" in by_name:
+        assert by_name["circuit.faithfulness"].value == pytest.approx((circuit - empty) / (model - empty), abs=1e-5)
+    else:
+        assert by_name["circuit.undefined"].value == pytest.approx(model - empty, abs=1e-5)
+
+
+def test_intervals_of_faithfulness_cover_the_ratio_of_the_means() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        model = rng.gamma(4, 1, 8)
+        circuit = model * rng.normal(0.7, 0.2, 8)
+        rows = pd.DataFrame({"metric_empty": 0.0, "metric_circuit": circuit, "metric_model": model})
+        score = faithfulness(rows)
+        assert score is not None
+        covered += score.low <= 0.7 <= score.high
+        assert score.low < score.value < score.high
+        assert score.value == pytest.approx(circuit.mean() / model.mean())
+        assert score.by_prompt.mean() == pytest.approx(score.value)
+        for end in (score.low, score.high):  # Student's t test of circuit - end x model is at its limit
+            differences = circuit - end * model
+            t = abs(differences.mean()) / (differences.std(ddof=1) / np.sqrt(8))
+            assert t == pytest.approx(2.3646, abs=1e-3)
+    assert covered / 400 >= 0.92
+
+
+def test_faithfulness_is_undefined_if_the_ablation_of_all_heads_changes_nothing() -> None:
+    changes = np.array([1.0, -1.2, 0.9, -0.8])
+    rows = pd.DataFrame({"metric_empty": 0.0, "metric_circuit": changes, "metric_model": changes})
+    assert faithfulness(rows) is None
+
+
+def test_classes_are_spans_the_last_token_and_the_rest(folder: Path) -> None:
+    assert token_classes(EagerCircuit(folder).pairs[0]).tolist() == ["rest", "first", "rest", "second", "last"]
+
+
+def test_results_charts_and_the_head_page_name_every_member(run: Run) -> None:
+    found = [*results(run)]
+    names = [result.question for result in found]
+    assert names.count("circuit.member") == 3
+    assert {"circuit.answered", "circuit.minimal", "circuit.random", "circuit.greedy"} <= {*names}
+    assert all(sentence(result) for result in found)
+    (member,) = head_results(run, "base", 1, 2)
+    assert (member.layer, member.head, member.n) == (1, 2, 4)
+    assert [*head_results(run, "base", 1, 3)] == []
+    (group,) = report.charts(assembly.render_context(run))
+    assert len([*group.charts]) == 2
+
+
+# Refused inputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("has L0H1 twice", ("--heads", "L0H1,L0H1")),
+        ("has L0H1 twice", ("--heads", "L0H1,0.1")),
+        ("--heads", ()),
+        ("complement is empty", ("--heads", "all")),
+        ("has all 16 heads", ("--heads", ",".join(f"L{layer}H{head}" for layer, head in ALL))),
+        ("has no head L9H0", ("--heads", "L9H0")),
+        ("has no prompt of 5 tokens", ("--heads", "L0H1", "--reference", "longer")),
+        ("no tokens of the span 'first'", ("--heads", "L0H1", "--reference", "no-spans", "--by", "span")),
+        ("--by has no effect here", ("--heads", "L0H1", "--complement", "zero", "--by", "span")),
+        ("--reference has no effect here", ("--heads", "L0H1", "--complement", "zero", "--reference", "longer")),
+        ("--draws has no effect here", ("--heads", "L0H1", "--draws", 3)),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    refused: Callable[..., str], folder: Path, message: str, flags: tuple[Any, ...]
+) -> None:
+    files = {name: f"{folder}/{name}.jsonl" for name in ("longer", "no-spans")}
+    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet", "--pairs", folder / "pairs.jsonl")
+    assert message in refused(2, "circuit", *tiny, *(files.get(str(flag), flag) for flag in flags))

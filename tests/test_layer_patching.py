@@ -1,0 +1,203 @@
+"""Patching of layers equals hooks written by hand in every kind of model.
+
+The comparison with TransformerLens is in test_patching_transformer_lens.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, get_args
+
+import pytest
+import torch
+from support import families
+from support.prompt_pairs import LENGTH, random_pair
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import headscope as hs
+from headscope.patching.activation_patching import Direction, PairTokens, PatchingReplay
+from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerActivation, LayerPatching, inspect_layer_parts
+from headscope.positions.model import Model
+
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2}
+FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], tuple[str, str]]] = {
+    "llama-gqa": (families.MEASURABLE["llama-gqa"], ("self_attn", "mlp")),
+    "mistral-sliding": (families.MEASURABLE["mistral-sliding"], ("self_attn", "mlp")),
+    "gemma3": (families.MEASURABLE["gemma3"], ("post_attention_layernorm", "post_feedforward_layernorm")),
+    "gemma2": (families.OTHERS["gemma2"].build, ("post_attention_layernorm", "post_feedforward_layernorm")),
+    "gpt_oss": (families.OTHERS["gpt_oss"].build, ("self_attn", "mlp")),
+    "gpt_neox": (families.MEASURABLE["gpt_neox"], ("attention", "mlp")),
+    "gpt2": (families.OTHERS["gpt2"].build, ("attn", "mlp")),
+    "mixtral": (partial(families.build, "mixtral", MOE), ("self_attn", "mlp")),
+    "deepseek_v2": (families.OTHERS["deepseek_v2"].build, ("self_attn", "mlp")),
+    "lfm2": (families.OTHERS["lfm2"].build, ("self_attn", "feed_forward")),
+}
+"""Families, and the modules of their layers whose outputs are added to the residual stream."""
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+SPANS = (None, range(9, 10), range(2, 6))
+
+
+@cache
+def loaded(family: str) -> Model:
+    return hs.load(FAMILIES[family][0]())
+
+
+def patching(model: Model, pair: PairTokens, metric: Any = "logit_diff") -> LayerPatching:
+    return LayerPatching(PatchingReplay(model, pair, metric, memory_bytes=1e9), inspect_layer_parts(model, pair.clean))
+
+
+def decoder_layers_of(model: Model) -> nn.ModuleList:
+    inner = model.module.get_decoder() if hasattr(model.module, "get_decoder") else model.module.base_model
+    return next(getattr(inner, name) for name in ("layers", "h") if hasattr(inner, name))
+
+
+def place_of(model: Model, family: str, activation: str, layer: int) -> nn.Module | None:
+    """The module whose input (resid_pre) or output is the activation."""
+    module = decoder_layers_of(model)[layer]
+    if activation == "resid_pre":
+        return module
+    return getattr(module, FAMILIES[family][1][activation == "mlp_out"], None)
+
+
+def run_with_hook(
+    model: Model, ids: Tensor, module: nn.Module, edit: Callable[[Tensor], Tensor], of_input: bool
+) -> Tensor:
+    """Logits [L, vocabulary] with the input or output of a module edited."""
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return (edit(args[0]), *args[1:]), kwargs
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        return edit(output) if isinstance(output, Tensor) else (edit(output[0]), *output[1:])
+
+    handle = (
+        module.register_forward_pre_hook(before, with_kwargs=True) if of_input else module.register_forward_hook(after)
+    )
+    try:
+        return model.module(ids, use_cache=False).logits[0]
+    finally:
+        handle.remove()
+
+
+def by_hand(
+    model: Model, pair: PairTokens, module: nn.Module, of_input: bool, direction: str, span: range | None
+) -> float:
+    """The logit difference of the prompt alone with an activation of the other prompt."""
+    clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]
+    prompt, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+    recorded: list[Tensor] = []
+    run_with_hook(model, source, module, lambda t: recorded.append(t.clone()) or t, of_input)
+    rows = slice(None) if span is None else slice(span.start, span.stop)
+
+    def edit(hidden: Tensor) -> Tensor:
+        patched = hidden.clone()
+        patched[..., rows, :] = recorded[0][..., rows, :]
+        return patched
+
+    logits = run_with_hook(model, prompt, module, edit, of_input)
+    return float(logits[-1, 7] - logits[-1, 9])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("activation", LAYER_ACTIVATIONS)
+def test_exact_patches_equal_hooks_written_by_hand(family: str, activation: LayerActivation) -> None:
+    model, pair = loaded(family), random_pair()
+    patches = patching(model, pair)
+    layers = patches.layers(activation)
+    places = [place_of(model, family, activation, layer) for layer in range(len(decoder_layers_of(model)))]
+    assert layers == [layer for layer, module in enumerate(places) if module is not None]
+    difference = abs(patches.replay.clean_value - patches.replay.corrupted_value)
+    with patches.replay.capturing():
+        for direction in DIRECTIONS:
+            for layer, span, value in patches.patch(activation, direction, layers, SPANS):
+                module = places[layer]
+                assert module is not None
+                expected = by_hand(model, pair, module, activation == "resid_pre", direction, span)
+                assert value == pytest.approx(expected, abs=1e-5 * max(1, difference))
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize("activation", LAYER_ACTIVATIONS)
+def test_estimates_are_the_gradient_times_the_change_of_the_activation(
+    family: str, activation: LayerActivation
+) -> None:
+    model, pair = loaded(family), random_pair()
+    patches = patching(model, pair)
+    with patches.replay.capturing():
+        estimates = patches.estimate([activation], "denoising", SPANS)[activation]
+    clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]
+    for layer in range(len(decoder_layers_of(model))):
+        module = place_of(model, family, activation, layer)
+        if module is None:
+            assert not estimates[layer].any()
+            continue
+        new: list[Tensor] = []
+        old: list[Tensor] = []
+        offsets: list[Tensor] = []
+
+        def add_offset(hidden: Tensor, old: list[Tensor] = old, offsets: list[Tensor] = offsets) -> Tensor:
+            old.append(hidden.detach().clone())
+            offsets.append(torch.zeros_like(hidden, requires_grad=True))
+            return hidden + offsets[0]
+
+        with torch.no_grad():
+            run_with_hook(
+                model, clean, module, lambda t, new=new: new.append(t.clone()) or t, activation == "resid_pre"
+            )
+        logits = run_with_hook(model, corrupted, module, add_offset, activation == "resid_pre")
+        (gradient,) = torch.autograd.grad(logits[-1, 7] - logits[-1, 9], offsets)
+        by_position = ((new[0] - old[0]) * gradient).sum(-1).flatten()
+        expected = [by_position[slice(None) if s is None else slice(s.start, s.stop)].sum().item() for s in SPANS]
+        assert estimates[layer].tolist() == pytest.approx(expected, abs=1e-5, rel=1e-4)
+
+
+def test_the_residual_stream_of_all_positions_is_the_other_run() -> None:
+    patches = patching(loaded("gemma3"), random_pair())
+    with patches.replay.capturing(), torch.no_grad():
+        for _, _, value in patches.patch("resid_pre", "denoising", patches.layers("resid_pre"), [None]):
+            assert value == pytest.approx(patches.replay.clean_value, abs=1e-5)
+
+
+def test_estimates_by_position_sum_to_those_of_all_positions_and_batches_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patches = patching(loaded("llama-gqa"), random_pair())
+    spans = [range(at, at + 1) for at in range(LENGTH)]
+    with patches.replay.capturing(), torch.no_grad():
+        by_position = patches.estimate(LAYER_ACTIVATIONS, "noising", spans)
+        at_all = patches.estimate(LAYER_ACTIVATIONS, "noising", [None])
+        for name in LAYER_ACTIVATIONS:
+            torch.testing.assert_close(by_position[name].sum(-1), at_all[name][:, 0], atol=1e-5, rtol=1e-5)
+        together = [value for *_, value in patches.patch("mlp_out", "noising", [1], spans)]
+        monkeypatch.setattr("headscope.patching.layer_patching.runs_per_batch", lambda *_: 1)
+        alone = [value for *_, value in patches.patch("mlp_out", "noising", [1], spans)]
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_the_estimate_of_kl_for_noising_is_of_second_order_and_not_negative() -> None:
+    patches = patching(loaded("llama-gqa"), random_pair(), "kl")
+    with patches.replay.capturing():
+        estimates = patches.estimate(LAYER_ACTIVATIONS, "noising", [None])
+    for values in estimates.values():
+        assert (values >= 0).all()
+        assert values.max() > 0
+
+
+@torch.no_grad()
+def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_only() -> None:
+    model, pair, suffix = loaded("llama-gqa"), random_pair(), 4
+    longer = torch.cat([torch.tensor([[5, 6]]), pair.clean], 1)
+    patches = patching(model, PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix))
+    module = place_of(model, "llama-gqa", "mlp_out", 1)
+    assert module is not None
+    recorded: list[Tensor] = []
+    run_with_hook(model, longer[:, :-1], module, lambda t: recorded.append(t.clone()) or t, False)
+
+    def edit(hidden: Tensor) -> Tensor:
+        return torch.cat([hidden[:, :-suffix], recorded[0][:, -suffix:]], 1)
+
+    logits = run_with_hook(model, pair.corrupted[:, :-1], module, edit, False)
+    with patches.replay.capturing():
+        ((_, _, value),) = patches.patch("mlp_out", "denoising", [1], [None])
+    assert value == pytest.approx(float(logits[-1, 7] - logits[-1, 9]), abs=1e-5)

@@ -1,0 +1,328 @@
+"""The spans probe: runs over prompts and texts, two groups, published formulas, results and charts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support import eager_reference, families, tokenizers
+from support.synthetic_runs import synthetic_run
+from support.tiny_studies import WORDS, save_checkpoint, save_texts
+
+import headscope as hs
+from headscope.effects.groups import auroc, auroc_interval, compare_groups, judge_held_out
+from headscope.errors import BadInput
+from headscope.rendering import assembly
+from headscope.runs.run import Run
+from headscope.study.config import build_study
+from probes.spans import report, results
+from probes.spans.analysis import head_scores, prompt_scores, shown_pairs, span_means
+
+PROMPTS = 20
+
+
+def words(rng: np.random.Generator, count: int) -> str:
+    return " ".join(rng.choice(WORDS[:120], count))
+
+
+def write_prompts(path: Path, prompts: list[dict[str, Any]]) -> str:
+    path.write_text("\n".join(map(json.dumps, prompts)))
+    return str(path)
+
+
+def injected_prompts() -> list[dict[str, Any]]:
+    """An instruction and data; in half of the prompts the data end with another instruction."""
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "segments": [
+                {"text": "w1 "},
+                {"name": "instruction", "text": words(rng, 6)},
+                {"text": " w2 "},
+                {"name": "data", "text": words(rng, 9)},
+            ],
+            "group": "harmless" if number % 2 == 0 else "attack",
+            "continuation": " " + words(rng, 5),
+        }
+        for number in range(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("spans")
+    models = {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"}
+    file = write_prompts(folder / "injected.jsonl", injected_prompts())
+    return hs.spans(models, prompts=file, query="last", key="instruction", out=folder / "runs", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def alphas(tiny: Path, run: Run) -> list[torch.Tensor]:
+    """Eager weights [layers, H, L, L] of every prompt, from token ids of our own."""
+    module = hs.load(str(tiny), device="cpu").module
+    vocabulary = {word: n + 3 for n, word in enumerate(WORDS)}
+    eager = []
+    for prompt in injected_prompts():
+        text = "".join(segment["text"] for segment in prompt["segments"]) + prompt["continuation"]
+        ids = torch.tensor([vocabulary[word] for word in text.split()])
+        eager.append(torch.stack([*map(eager_reference.layer_weights, eager_reference.eager_qk(module, ids[None])[1])]))
+    return eager
+
+
+INSTRUCTION, LAST, CONTEXT = slice(1, 7), 16, 17
+"""Tokens of the instruction, the last token of the prompt and the length of the prompt: a word is a token."""
+
+
+# Published formulas ------------------------------------------------------------------------------------------------
+
+
+def test_attention_tracker_is_the_mean_mass_from_the_last_token_to_the_instruction(
+    run: Run, alphas: list[torch.Tensor]
+) -> None:
+    """Hung et al. 2025: Attn(I) is the sum over I of the weights of the last token; heads are those with
+    mean(normal) - 4 sd(normal) above mean(attack) + 4 sd(attack), here those of the largest gap; the focus score is the
+    mean of Attn(I) over these heads."""
+    attention = torch.stack([alpha[:, :, LAST, INSTRUCTION].sum(-1) for alpha in alphas])
+    normal, attack = attention[0::2], attention[1::2]
+    gap = normal.mean(0) - 4 * normal.std(0) - (attack.mean(0) + 4 * attack.std(0))
+    order = gap.flatten().argsort(descending=True)[:5]
+    heads = [(int(n) // families.HEADS, int(n) % families.HEADS) for n in order]
+    focus = torch.stack([attention[:, layer, head] for layer, head in heads]).mean(0)
+    assert shown_pairs(run)["base"] == ("last", "instruction")
+    np.testing.assert_allclose(prompt_scores(run, "base", heads), focus, atol=1e-6)
+
+
+def test_lookback_lens_ratios_equal_the_published_formula(run: Run, alphas: list[torch.Tensor]) -> None:
+    """Chuang et al. 2024: mean weight on the context over its sum with the mean weight on new tokens."""
+    rows = run.rows("span_lookback", model="base", key="prompt")
+    stored = rows.pivot(index=["layer", "head"], columns="doc", values="ratio")
+    for number, alpha in enumerate(alphas, start=1):
+        steps = []
+        for row in range(CONTEXT, alpha.shape[-1]):
+            context = alpha[:, :, row, :CONTEXT].mean(-1)
+            steps.append(context / (context + alpha[:, :, row, CONTEXT : row + 1].mean(-1)))
+        np.testing.assert_allclose(stored[f"injected/{number}"], torch.stack(steps).mean(0).flatten(), atol=5e-6)
+    heads = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])
+    np.testing.assert_allclose(heads["lookback_ratio"], stored.mean(axis=1), rtol=1e-5)
+
+
+# Runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_head_table_has_mass_and_excess_with_intervals_over_prompts(run: Run) -> None:
+    heads = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
+    rows = run.rows("spans", model="yarn", query="last", key="instruction").astype({"mass": "float64"})
+    np.testing.assert_allclose(heads["spans_mass"], rows.groupby(["layer", "head"])["mass"].mean(), rtol=1e-6)
+    assert (heads["spans_mass_low"] < heads["spans_mass"]).all()
+    chance = 6 / 17
+    np.testing.assert_allclose(heads["spans_mass"] - heads["spans_excess"], chance, rtol=1e-5)
+    assert len(run.top_heads("spans_auroc", 10, model="base")) == 10
+    assert {*run.table("spans")["query"]} == {"instruction", "data", "generated", "rest", "last", "all"}
+    assert {*run.table("span_steps")["step"]} == {1, 2, 4, 8}
+
+
+def test_steps_average_to_the_generated_span(run: Run) -> None:
+    keys = ["model", "doc", "layer", "head", "key"]
+    steps = run.table("span_steps").astype({"mass": "float64"})
+    sums = steps.assign(total=steps["mass"] * steps["rows"]).groupby(keys, observed=True)[["total", "rows"]].sum()
+    spans = run.table("spans").query("query == 'generated'").set_index(keys)["mass"]
+    np.testing.assert_allclose(sums["total"] / sums["rows"], spans.sort_index(), atol=1e-6)
+
+
+def test_results_and_charts_have_the_numbers_of_the_tables(run: Run) -> None:
+    answers = {result.question: result for result in results.results(run) if result.model == "base"}
+    heads = run.heads[run.heads["model"] == "base"]
+    best = heads.loc[heads["spans_mass"].idxmax()]
+    top = answers["spans.top_head"]
+    assert (top.layer, top.head, top.value) == (best["layer"], best["head"], pytest.approx(best["spans_mass"]))
+    names = {"first": "harmless", "second": "attack"}
+    assert answers["spans.groups"].details == {**names, "prompts": PROMPTS}, "in the order of the file"
+    attack = run.rows("spans", model="base", layer=0, head=0, query="last", key="instruction").set_index("doc")["mass"]
+    in_order = attack.astype(float).reindex([f"injected/{number}" for number in range(1, PROMPTS + 1)]).to_numpy()
+    first = heads.query("layer == 0 and head == 0")
+    assert first["spans_difference"].item() == pytest.approx(in_order[1::2].mean() - in_order[::2].mean(), abs=1e-6)
+    assert answers["spans.groups"].value == (heads["spans_p"] < 0.05).sum()
+    separating = answers["spans.separating_head"]
+    assert abs(separating.value - 0.5) == pytest.approx((heads["spans_auroc"] - 0.5).abs().max())
+    assert separating.low < separating.value < separating.high or separating.value in (0, 1)
+    context = assembly.render_context(run)
+    charts = [chart for group in report.charts(context) for chart in group.charts]
+    assert len(charts) == 13
+    (passage,) = report.head_card(run, "base", 1, 2)
+    assert [row[0] for row in passage.rows] == ["first", "instruction", "rest", "data", "generated"]
+    weights = run.rows("span_weights", model="base", layer=1, head=2)["weight"]
+    assert weights.sum() == pytest.approx(1, abs=1e-5)
+    assert len([*report.head_charts(run, "base", 1, 2)]) == 2
+    matrix = span_means(run, "base", 1, 2).set_index(["query", "key"])["mass"]
+    assert matrix["last", "instruction"] == pytest.approx(
+        run.heads.query("model == 'base' and layer == 1 and head == 2")["spans_mass"].item(), rel=1e-5
+    )
+
+
+def test_generated_tokens_are_greedy_and_a_span(tiny: Path, tmp_path: Path) -> None:
+    prompts = [
+        {"text": f"w1 [[context]]{words(np.random.default_rng(n), 8)}[[/context]]", "generate": 4} for n in (0, 1)
+    ]
+    file = write_prompts(tmp_path / "p.jsonl", prompts)
+    run = hs.spans(str(tiny), prompts=file, out=tmp_path / "runs", quiet=True)
+    assert [*shown_pairs(run).values()] == [("generated", "context")]
+    model = hs.load(str(tiny), device="cpu")
+    ids = model.tokenizer(prompts[0]["text"].replace("[[context]]", "").replace("[[/context]]", ""))["input_ids"]
+    for _ in range(4):
+        with torch.no_grad():
+            ids.append(int(model.module(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == model.tokenizer.eos_token_id:
+            break
+    stored = run.table("span_tokens").sort_values("position")
+    assert stored["text"].str.strip().tolist() == model.tokenizer.convert_ids_to_tokens(ids)
+    assert (stored["span"] == "generated").sum() == len(ids) - 9
+
+
+def test_ordinary_texts_are_measured_by_token_class_in_a_shared_pass(tiny: Path, tmp_path: Path) -> None:
+    source = save_texts(tmp_path / "texts")
+    content = {
+        "models": {"base": str(tiny)},
+        "texts": {"source": source, "docs": 3},
+        "device": "cpu",
+        "patterns": {"lengths": [24, 40], "rows": 8},
+        "spans": {"lengths": [24, 40], "classes": ["end=[.]$", "same", "odd=[13579]$", "digit"]},
+    }
+    run = hs.run_study(content, tmp_path / "runs")
+    rows = run.table("spans")
+    assert {*rows["query"]} == {"end", "odd", "digit", "all"}
+    assert {*rows["key"]} == {"first", "rest", "end", "odd", "digit", "same"}
+    assert [*shown_pairs(run).values()] == [("all", "end")]
+    assert len(json.loads((run.path / "run.json").read_text())["models"]) == 1
+    everything = rows.query("query == 'all' and key in ('first', 'rest')")
+    weighted = everything.assign(mass=everything["mass"] * everything["rows"]).astype({"mass": "float64"})
+    sums = weighted.groupby(["context_length", "doc", "layer", "head"], observed=True)["mass"].sum()
+    np.testing.assert_allclose(sums, sums.index.get_level_values("context_length"), rtol=1e-5)
+
+
+def test_a_prompt_with_marks_and_its_own_chat_template(tmp_path: Path) -> None:
+    families.SPECS["llama-gqa"].build(0).save_pretrained(tmp_path / "model")
+    tokenizer = tokenizers.tokenizer.__wrapped__("characters")
+    tokenizer.chat_template = "<s>{{ messages[0]['content'] }}</s>{% if add_generation_prompt %}A{% endif %}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    run = hs.spans(
+        str(tmp_path / "model"), prompt="Do [[data]]it[[/data]] now", template=True, out=tmp_path / "runs", quiet=True
+    )
+    stored = run.table("span_tokens").sort_values("position")
+    assert stored["span"].tolist() == ["first", *["user"] * 3, *["data"] * 2, *["user"] * 4, *["template"] * 2]
+    assert [*shown_pairs(run).values()] == [("last", "user")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no spans. Give 'prompts'"),
+        ({"prompts": "a.jsonl", "prompt": "x"}, "'prompts' and 'prompt' cannot be combined"),
+        ({"prompts": "a.jsonl", "lengths": [64]}, "'lengths' has no effect with 'prompts'"),
+        ({"classes": ["digits"]}, "unknown class 'digits'"),
+        ({"classes": ["x=("]}, "class 'x' is no regular expression"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(options: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        build_study({"spans": options})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([{"text": "w1 [[a]]w2[[/a]]"}], {"key": "b"}, "no text has the key span 'b'. Use first, a"),
+        ([{"text": "w1 [[a]]w2[[/a]]"}], {"query": "lst"}, "no text has the query span 'lst'"),
+        ([{"text": "w1 [[a]]w2[[/a]]"}, {"text": "w1 [[b]]w2[[/b]]"}], {}, "line 2 has the same tokens as .*line 1"),
+        ([{"text": "w1 [[digit]]w2[[/digit]]"}], {"classes": ["digit"]}, "is the name of a span and of a class"),
+    ],
+)
+def test_prompts_that_cannot_be_measured_are_refused(
+    tiny: Path, tmp_path: Path, prompts: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        hs.spans(str(tiny), prompts=write_prompts(tmp_path / "p.jsonl", prompts), out=tmp_path, quiet=True, **options)
+
+
+def test_a_class_without_tokens_is_a_warning(tiny: Path, tmp_path: Path) -> None:
+    prompt = write_prompts(tmp_path / "p.jsonl", [{"text": "w1 [[a]]w2 w3[[/a]]"}])
+    run = hs.spans(str(tiny), prompts=prompt, classes=["newline"], key="newline", out=tmp_path, quiet=True)
+    (result,) = results.results(run)
+    assert (result.question, result.details) == ("spans.missing", {"query": "last", "key": "newline"})
+    assert "spans_mass" not in run.heads
+    assert len([*report.head_charts(run, "base", 0, 0)]) == 1
+
+
+def test_a_prompt_without_marks_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"the prompt has no span\. Mark its parts"):
+        hs.spans(str(tiny), prompt="w1 w2 w3", out=tmp_path, quiet=True)
+
+
+def test_synthetic_runs_have_every_part(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, probes=("spans",))
+    assert {"spans_mass", "spans_auroc", "lookback_ratio"} <= {*run.heads}
+    assert {result.question for result in results.results(run)} >= {"spans.top_head", "spans.held_out"}
+    assert all([*group.charts] for group in report.charts(assembly.render_context(run)))
+    assert len(head_scores(run, "base")) == 24
+
+
+# Two groups --------------------------------------------------------------------------------------------------------
+
+
+def test_auroc_is_the_share_of_pairs_in_order() -> None:
+    rng = np.random.default_rng(0)
+    scores, is_second = rng.integers(0, 6, (5, 17)).astype(float), np.arange(17) % 3 == 0
+    pairs = scores[:, is_second][:, :, None] - scores[:, ~is_second][:, None]
+    np.testing.assert_allclose(auroc(scores, is_second), ((pairs > 0) + 0.5 * (pairs == 0)).mean((1, 2)))
+
+
+@pytest.mark.parametrize(("separation", "sizes"), [(0.0, (12, 12)), (1.0, (20, 10)), (2.0, (15, 15))])
+def test_intervals_of_the_auroc_cover(separation: float, sizes: tuple[int, int]) -> None:
+    """At least 92 % of 2,000 samples of two normal distributions."""
+    from scipy.stats import norm
+
+    rng = np.random.default_rng(1)
+    is_second = np.arange(sum(sizes)) >= sizes[0]
+    scores = rng.normal(size=(2000, sum(sizes))) + separation * is_second
+    low, high = auroc_interval(auroc(scores, is_second), *sizes)
+    true = norm.cdf(separation / np.sqrt(2))
+    assert ((low <= true) & (true <= high)).mean() >= 0.92
+    extreme_low, extreme_high = auroc_interval(1.0, *sizes)
+    assert extreme_low < 1 == extreme_high
+
+
+def test_random_labels_find_no_head_and_a_planted_difference_is_found() -> None:
+    """270 heads that share a prompt effect, 60 prompts a group: in at least 19 of 20 seeds."""
+    quiet, found = 0, 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        scores = rng.normal(size=(270, 120)) + rng.normal(size=(1, 120))
+        is_second = rng.permutation(120) < 60
+        compared, judged = compare_groups(pd.DataFrame(scores), is_second), judge_held_out(scores, is_second, seed)
+        assert judged is not None
+        quiet += 0.4 <= judged.auroc <= 0.6 and not (compared["p_adjusted"] < 0.05).any()
+        planted = scores.copy()
+        planted[7] += 2.5 * is_second
+        compared, judged = compare_groups(pd.DataFrame(planted), is_second), judge_held_out(planted, is_second, seed)
+        assert judged is not None
+        found += bool(
+            compared["p_adjusted"][7] < 0.05 and compared["auroc"].idxmax() == 7 and judged.times_chosen[7] == 20
+        )
+    assert quiet >= 19
+    assert found >= 19
+
+
+def test_too_few_prompts_have_no_interval_and_no_held_out_judgement() -> None:
+    scores, is_second = np.random.default_rng(0).normal(size=(4, 6)), np.arange(6) >= 2
+    compared = compare_groups(pd.DataFrame(scores), is_second)
+    assert compared[["auroc", "difference"]].notna().all(None)
+    assert compared[["auroc_low", "difference_low", "p_adjusted"]].isna().all(None)
+    assert judge_held_out(scores, is_second) is None
