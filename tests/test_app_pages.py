@@ -208,7 +208,8 @@ WORDS_ABOVE_THE_PICTURE = """() => {
     const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), words = [];
     while (walker.nextNode()) {
         const element = walker.currentNode.parentElement, range = document.createRange();
-        if (element.closest("nav, button, label, .toolbar, figure, pre, .visually-hidden, .ag-root-wrapper")) continue;
+        if (element.closest("nav, button, label, .toolbar, .passage, figure, pre")) continue;
+        if (element.closest(".visually-hidden, .ag-root-wrapper")) continue;
         range.selectNodeContents(walker.currentNode);
         const { top, height } = range.getBoundingClientRect();
         if (!height || top >= end || !element.checkVisibility()) continue;

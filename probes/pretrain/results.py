@@ -102,8 +102,7 @@ def _judged_over_seeds(by_seed: Mapping[int, Statistic]) -> Result:
     values = pd.Series({f"seed {seed}": statistic.value for seed, statistic in by_seed.items()})
     part = mean_result(first.question, values.map(math.log) if first.is_ratio else values)
     if first.is_ratio:
-        value, low, high = map(math.exp, (part.value, part.low, part.high))
-        part = replace(part, value=value, low=low, high=high)
+        part = replace(part, value=math.exp(part.value), low=math.exp(part.low), high=math.exp(part.high))
     where = {"other": first.other} if first.other else {}
     return judge(replace(part, where=where, details={"by_seed": values.to_dict()}), first.bound)
 
