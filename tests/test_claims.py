@@ -20,7 +20,7 @@ from probes.adapt.results import results
 from probes.influence.analysis import all_sweeps
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
-PROBES = ("positions", "measure", "needle", "influence", "adapt")
+PROBES = ("measure", "needle", "influence")
 """The probes whose tables the claims read."""
 
 RunOf = Callable[..., Run]
