@@ -32,9 +32,7 @@ PLAYGROUND = [
 ]
 """Its questions about a prompt have the names of probes, whose code it does not use."""
 OTHER_MEANINGS = {
-    "ablation": [
-        f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema")
-    ],
+    "ablation": [f"probes/needle/{name}.py" for name in ("analysis", "plots", "report", "results", "schema")],
     "attribution": ["probes/needle/schema.py", *PLAYGROUND],
     "patching": PLAYGROUND,
     "needle": [

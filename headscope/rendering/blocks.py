@@ -283,5 +283,3 @@ class PageContent:
     title: str
     introduction: str
     sections: Mapping[str, Sequence[Block]]
-    tabs: bool = False
-    """Whether the app shows one section at a time, behind named tabs."""
