@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from headscope.errors import OptionError, OptionName
 from headscope.runs.columns import GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import MAX_PROMPT_TOKENS, MultilineOptions, check_prompt, sorted_lengths
 from probes.detectors.own_pattern import describe_pattern
@@ -61,16 +62,21 @@ class DetectorsOptions(MultilineOptions):
     @model_validator(mode="after")
     def _check_prompts(self) -> "DetectorsOptions":
         if self.prompt is not None and self.tokens is not None:
-            raise ValueError("'prompt' and 'tokens' cannot be combined. Give one of them")
+            raise OptionError("{prompt} and {tokens} cannot be combined. Give one of them")
         if self.takes_prompts:
             if unused := {"periods", "sequences"} & self.model_fields_set:
-                raise ValueError(f"'{min(unused)}' is about random tokens and has no effect with prompts. Remove it")
+                raise OptionError(
+                    "{option} is about random tokens and has no effect with prompts. Remove it",
+                    option=OptionName(min(unused)),
+                )
         elif unused := {"pattern", "exclude_first"} & self.model_fields_set:
-            raise ValueError(f"'{max(unused)}' needs prompts. Add 'prompt' or 'tokens'")
+            raise OptionError("{option} needs prompts. Add {prompt} or {tokens}", option=OptionName(max(unused)))
         sizes = [len(ids) for ids in self.tokens or ()]
         if sizes and not 2 <= min(sizes) <= max(sizes) <= MAX_PROMPT_TOKENS:
             wrong = next(size for size in sizes if not 2 <= size <= MAX_PROMPT_TOKENS)
-            raise ValueError(f"'tokens' has a prompt of {wrong} tokens. Use 2 to {MAX_PROMPT_TOKENS:,}")
+            raise OptionError(
+                "{tokens} has a prompt of {count} tokens. Use 2 to {limit:,}", count=wrong, limit=MAX_PROMPT_TOKENS
+            )
         if self.prompt is not None and (not self.prompt or not all(text.strip() for text in self.prompt)):
             raise ValueError("a prompt is blank. Give some text")
         return self

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import pandas as pd
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import RESERVED_SPAN_NAMES
@@ -162,7 +163,10 @@ class PatchingOptions(PairOptions):
     @model_validator(mode="after")
     def _refuse_heads_of_layers(self) -> Self:
         if self.are_heads_named and not {*self.activations} & {*ACTIVATIONS}:
-            raise ValueError(f"'heads' has no effect here: {self.activations[0]} is of whole layers. Remove 'heads'")
+            raise OptionError(
+                "{heads} has no effect here: {activation} is of whole layers. Remove {heads}",
+                activation=self.activations[0],
+            )
         return self
 
     @property

@@ -1,7 +1,11 @@
 """Options and stored tables of the spans probe."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field, field_validator, model_validator
 
+from headscope.errors import OptionError, OptionName
 from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_classes
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Lengths, PromptOptions
@@ -35,6 +39,10 @@ class SpansOptions(PromptOptions):
         None, min_length=1, description="key span of the per-head table; default: the first named span, or first class"
     )
 
+    @classmethod
+    def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
+        return "prompts with spans" if values.get("prompts") else super().replacement_of_texts(values)
+
     @field_validator("classes")
     @classmethod
     def _check_classes(cls, value: list[str]) -> list[str]:
@@ -45,13 +53,14 @@ class SpansOptions(PromptOptions):
     def _check_sources(self) -> "SpansOptions":
         sources = [name for name in ("prompts", "prompt", "prompt_file") if getattr(self, name) is not None]
         if len(sources) == 2:
-            raise ValueError(f"'{sources[0]}' and '{sources[1]}' cannot be combined. Give one of them")
+            first, second = map(OptionName, sources)
+            raise OptionError("{first} and {second} cannot be combined. Give one of them", first=first, second=second)
         if not sources and not self.classes:
-            raise ValueError(
-                "no spans. Give 'prompts', 'prompt' with marks such as [[context]]...[[/context]], or 'classes'"
+            raise OptionError(
+                "no spans. Give {prompts}, {prompt} with marks such as [[context]]...[[/context]], or {classes}"
             )
         if "prompts" in sources and "lengths" in self.model_fields_set:
-            raise ValueError("'lengths' has no effect with 'prompts', which are read whole. Remove 'lengths'")
+            raise OptionError("{lengths} has no effect with {prompts}, which are read whole. Remove {lengths}")
         return self
 
 
