@@ -115,6 +115,7 @@ def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path
     [
         ({"span": []}, "has no token position"),
         ({"span": [-1]}, "below 0"),
+        ({"span": "context"}, "is a text"),
         ({"span": ["context"]}, "has no token position"),
         ({"alpha": 0}, "alpha=0 "),
         ({"alpha": 1.5}, "alpha=1.5 "),

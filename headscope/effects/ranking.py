@@ -80,5 +80,5 @@ def margin_interval(differences: pd.DataFrame, rank: int) -> tuple[float, float,
     complete = differences.dropna(axis=1).to_numpy(np.float64)
     low = confidence_interval(complete, place)[0]
     high = confidence_interval(complete, len(differences) - place + 1)[1]
-    value, *ends = (np.sort(ends)[place - 1] for ends in (differences.mean(axis=1), low, high))
+    value, *ends = (np.sort(ends)[place - 1] for ends in (complete.mean(axis=1), low, high))
     return float(value), float(ends[0]), float(ends[1])

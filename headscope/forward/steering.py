@@ -48,12 +48,16 @@ def steered(
 ) -> Iterator[None]:
     """Steer heads to a span of the prompt in every pass inside the `with`; leaving restores the model.
 
-    `heads` and `weights` are those of `hs.ablated`. `span` are token positions from 0, such as range(3, 17), the same
-    in every sequence of a batch: sequences must not be padded on the left. 0 < `alpha` <= 1 multiplies the weights of
-    all other keys, and 1 changes nothing; the paper uses 0.01. Rows that see no key of the span keep their weights.
+    `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads; `weights`
+    "any" accepts a HeadSet that was measured on other weights. `span` are token positions from 0, such as range(3, 17),
+    the same in every sequence of a batch: sequences must not be padded on the left. 0 < `alpha` <= 1 multiplies the
+    weights of all other keys, and 1 changes nothing; Zhang et al. (2024) use 0.01. Rows that see no key of the span,
+    such as all rows of a shorter prompt, keep their weights.
     Raises BadInput for an empty span, a negative position or an alpha outside this range; UnsupportedModel, when the
     model runs, if its logits are soft-capped or its heads have learned sinks.
     """
+    if isinstance(span, str):
+        raise BadInput(f"span={span!r} is a text. Use token positions, such as range(3, 17)")
     positions = sorted({*span})
     if not positions or not all(type(position) is int and position >= 0 for position in positions):
         raise BadInput(f"span={positions} has no token position, or one below 0. Use positions such as range(3, 17)")

@@ -39,6 +39,8 @@ class Question:
     """Unit of measure that follows the value, such as "tokens"."""
     samples: str = ""
     """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
+    is_ratio: bool = False
+    """Whether the value is a ratio: its interval is symmetric on the log scale."""
     level: Level = "detail"
     """A warning is also printed after measuring; rows, in their order, and headlines are shown first."""
     topic: str = ""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from headscope.results.questions import questions
 from headscope.results.result import Bound, Result
 from headscope.results.samples import allow_for_choice
 from headscope.runs.aggregation import (
@@ -63,7 +64,9 @@ def _allow_for_parts(part: Result, count: int) -> Result:
     claim and does not allow for a choice already."""
     if part.bound is None or part.reason or part.selected_from > 1 or not _contradicts(part):
         return part
-    return judge(allow_for_choice(part, count, (-math.inf, math.inf)), part.bound)
+    question = questions().get(part.question)
+    is_ratio = question is not None and question.is_ratio
+    return judge(allow_for_choice(part, count, (-math.inf, math.inf), is_logarithmic=is_ratio), part.bound)
 
 
 def samples_needed(result: Result) -> int | None:

@@ -108,6 +108,7 @@ QUESTIONS = (
         name="adapt.length_ratio",
         sentence="the median ratio of effective lengths, {model} to {baseline}, is {value} in {heads} heads",
         number=".2f",
+        is_ratio=True,
         samples="heads",
         topic=CLAIMS_TOPIC,
     ),

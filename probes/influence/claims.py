@@ -71,6 +71,8 @@ def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int)
 
     The evidence is the difference to the unit that is `top`-th among the others, paired by document.
     """
+    if len(effects.units) < 2:  # the only unit has no rival
+        return
     for column, head in top_heads_by_statistic(heads).items():
         unit = unit_of_head(effects, head)[0]
         difference, low, high = margin_over_rank(effects, unit, top)

@@ -78,16 +78,22 @@ PARTS = (
     _part("first_layer_gamma", "the lead of the first layer in mean gamma", "+.3f"),
     _part("lowest_gamma", "the mean gamma of the lowest later layer", "+.3f"),
     _part("highest_gamma", "the mean gamma of the highest later layer", "+.3f"),
-    _part(
-        "length_range",
-        "the 90th percentile of the effective length divided by the 10th, as a ratio of AdaRoPE to {other},",
-        ".2f",
+    replace(
+        _part(
+            "length_range",
+            "the 90th percentile of the effective length divided by the 10th, as a ratio of AdaRoPE to {other},",
+            ".2f",
+        ),
+        is_ratio=True,
     ),
     _part("gamma_by_length", "the rank correlation of gamma with effective length", "+.2f"),
-    _part(
-        "frequency_spread",
-        "the standard deviation of the mean ln theta, weighted by usage, as a ratio of AdaRoPE to {other},",
-        ".2f",
+    replace(
+        _part(
+            "frequency_spread",
+            "the standard deviation of the mean ln theta, weighted by usage, as a ratio of AdaRoPE to {other},",
+            ".2f",
+        ),
+        is_ratio=True,
     ),
     _part("used_by_learned", "the correlation r of the used with the learned mean ln theta", "+.2f"),
     replace(

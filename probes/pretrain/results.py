@@ -133,6 +133,8 @@ def _gamma_statistics(models: HeadsByVariant) -> Iterator[Statistic]:
     if not _has_columns(models, ("adarope",), "gamma"):
         return
     first, *later = models["adarope"].astype({"gamma": "float64"}).groupby("layer")["gamma"].mean()
+    if not later:
+        return
     yield Statistic("pretrain.first_layer_gamma", Bound("above", FIRST_LAYER_MARGIN), first - max(later))
     yield Statistic("pretrain.lowest_gamma", Bound("above"), min(later))
     yield Statistic("pretrain.highest_gamma", Bound("below", MAX_LATER_GAMMA), max(later))

@@ -80,21 +80,23 @@ def named_spans(tokens: SpanTokens, tokenizer: Any, classes: Sequence[str], is_p
 
 
 def choose_pair(
-    texts: Sequence[SpanTokens], options: SpansOptions, generates: bool, is_prompt: bool = True
+    texts: Sequence[SpanTokens], options: SpansOptions, generates: Sequence[bool], is_prompt: bool = True
 ) -> tuple[str, str]:
     """The query and key span that the per-head table shows, checked against the spans of all texts.
 
-    Default: from the generated text if there is any, else from the last token (in ordinary texts from all); to the
-    first named span or class. Raises BadInput for a span that no text has.
+    `generates` says which prompts the model continues. Default: from the generated text if every prompt has some, else
+    from the last token (in ordinary texts from all); to the first named span or class. Raises BadInput for a span that
+    no text has.
     """
     classes = [*parse_classes(options.classes)]
-    spans = [name for tokens in texts for name in (*tokens.spans, *tokens.messages)] + [GENERATED] * generates
+    spans = [name for tokens in texts for name in (*tokens.spans, *tokens.messages)] + [GENERATED] * any(generates)
     keys = [*dict.fromkeys([*spans, *classes])]
     queries = [name for name in keys if name not in (FIRST, SAME, MATCHING) and (is_prompt or name != REST)]
     queries += [LAST, ALL] if is_prompt else [ALL]
     for option, name, known in (("query", options.query, queries), ("key", options.key, keys)):
         if name is not None and name not in known:
             raise BadInput(f"no text has the {option} span '{name}'{did_you_mean(name, known)}. Use {', '.join(known)}")
-    default_query = (GENERATED if GENERATED in queries else LAST) if is_prompt else ALL
+    is_continued = all(GENERATED in text.spans or writes for text, writes in zip(texts, generates, strict=True))
+    default_query = (GENERATED if is_continued else LAST) if is_prompt else ALL
     named = [name for name in keys if name not in (FIRST, TEMPLATE, GENERATED, REST)]
     return options.query or default_query, options.key or next(iter(named), FIRST)

@@ -35,7 +35,8 @@ QUESTIONS = (
     Question(
         name="spans.held_out",
         sentence="In {model}, the {chosen} heads that one half of the prompts chose separate {second} from {first} in "
-        "the other half with AUROC {number:.2f} (mean of {splits} splits, {lowest:.2f} to {highest:.2f}; {n} prompts)",
+        "the other half with AUROC {number:.2f} (mean of {splits} splits; lowest {lowest:.2f}, highest {highest:.2f}; "
+        "{n} prompts)",
         headline="Held out, chosen heads separate {second} from {first} with AUROC {number:.2f}",
         number=".2f",
         level="headline",

@@ -148,8 +148,10 @@ class SpansRunner:
         """The pair of spans that the per-head table shows for a model, over all of its prompts."""
         if label not in self._pairs:
             texts = [self._prompt_tokens(label, number) for number in range(len(self.prompts))]
-            generates = any(prompt.generate for prompt in self.prompts)
-            self._pairs[label] = choose_pair(texts or [_text_tokens([0, 0])], self.options, generates, bool(texts))
+            generates = [prompt.generate > 0 for prompt in self.prompts]
+            self._pairs[label] = choose_pair(
+                texts or [_text_tokens([0, 0])], self.options, generates or [False], bool(texts)
+            )
         return self._pairs[label]
 
     def _check_copies(self, prompts: Sequence[SpanTokens]) -> None:
