@@ -102,7 +102,7 @@ def of_schemes() -> Iterator[Any]:
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
     *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported", "budget"),
-    "circuits",
+    *("circuits", "circuit", "spans"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),
@@ -167,7 +167,7 @@ def of_options() -> Iterator[Any]:
         yield study(f"unknown key '{section}.nope'", f"{section}: {{nope: 1}}")
         for content, quoted_value in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
             yield study(f"{section} must be a mapping (key: value): {quoted_value}", f"{section}: {content}")
-        yield study(f"unknown key '{section}s'", f"{section}s: {{}}")
+        yield study(f"unknown key '{section}x'", f"{section}x: {{}}")
     for value in ("0", "-1", "1"):
         yield case(2, "is too short", "run", f"--length={value}")
     for value in ("some", "²", "1.5"):

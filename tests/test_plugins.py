@@ -43,7 +43,8 @@ OTHER_MEANINGS = {
     "patterns": ["headscope/measures/key_patterns.py", "headscope/measures/top_keys.py"],
     "circuits": ["probes/circuit/__init__.py"],  # says how the two probes differ
     "spans": [
-        f"headscope/prompts/{name}.py" for name in ("pair_sets", "pairs", "span_tokens", "spans", "token_classes")
+        *(f"headscope/measures/{name}.py" for name in ("copying", "logit_attribution")),
+        *(f"headscope/prompts/{name}.py" for name in ("pairs", "span_tokens")),
     ],
     "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py"],
     "scaling": ["headscope/models/gguf_check.py"],

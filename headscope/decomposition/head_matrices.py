@@ -115,7 +115,7 @@ class HeadMatrices:
         for part in torch.split(ids, TOKENS_PER_PRODUCT):
             logits = self.token_logits(part)
             own = logits.gather(1, part.to(logits.device)[:, None])
-            hits += int(((logits >= own).sum(1) <= top).sum())  # a token that others equal is no hit
+            hits += int(((logits > own).sum(1) < top).sum())
         return hits / len(ids)
 
     def singular_directions(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,10 @@ from support.declared_rows import declared_rows
 from support.synthetic_rows import ROWS
 
 
+ON_REQUEST = {"circuit", "spans"}
+"""Probes of prompts that have their own documents and lengths: they are in a run only if a test names them."""
+
+
 def synthetic_run(
     out: Path,
     models: Sequence[str] = ("base", "yarn"),
@@ -30,7 +34,7 @@ def synthetic_run(
     """
     size = Sizes(**sizes, lengths=tuple(lengths))
     config: dict[str, Any] = {"models": [*models], **asdict(size), "probes": [*probes]}
-    names = tuple(name for name in plugins.probes() if name in (probes or {"measure", *ROWS}))
+    names = tuple(name for name in plugins.probes() if name in (probes or {"measure", *ROWS} - ON_REQUEST))
     with RunWriter.open(out, "synthetic", config) as writer:  # one job, since each costs several writes to the disk
         writer.add("all", _tables(size, tuple(models), names))
         return writer.commit(["all"], synthetic_manifest(models, size.layers, size.heads, size.groups))
