@@ -430,7 +430,7 @@ def test_indirect_needles_share_no_content_word_with_their_questions() -> None:
         ({"mode": "wu", "attribution": True}, "mode wu supports only copies of literal needles"),
         ({"file": "x", "kind": "both"}, "cannot be combined with a file"),
         ({"mode": "wu", "ablate_top": [1]}, "needs mode strict"),
-        ({"ablation": []}, "Use zero, mean or both"),
+        ({"ablation": []}, "ablation has no value"),
     ],
 )
 def test_bad_options_give_one_line(grid: dict[str, Any], message: str) -> None:
