@@ -17,6 +17,7 @@ from headscope.rendering.text import explain_columns, statistics_table, value_co
 from headscope.results.collection import all_results
 from headscope.results.table import results_table
 from headscope.results.words import count_nouns, sentence
+from headscope.runs.column_metadata import ENDINGS
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models, evenly_spaced, model_table
 
@@ -131,8 +132,8 @@ def _print_models(run: Run, show_all: bool) -> None:
 
 def _print_statistics(frame: pd.DataFrame, names: Sequence[str], has_model_rows: bool, title: str) -> None:
     """Print these columns of the table of models; in a row of a model, an interval is below its value."""
-    omitted_names = {*value_columns(frame)} - {"model", *names}
-    table = statistics_table("", frame.drop(columns=[*omitted_names]))
+    kept_names = {"model", *names, *(f"{name}_{ending}" for name in names for ending in ENDINGS)}
+    table = statistics_table("", frame[[name for name in frame if name in kept_names]])
     lines = [["", *table.column_names[1:]], *([str(cell) for cell in row] for row in table.rows)]
     if has_model_rows:
         headings, *rows = [[line[0], *(text.replace(" (", "\n(") for text in line[1:])] for line in lines]
