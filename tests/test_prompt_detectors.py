@@ -213,7 +213,7 @@ def test_command_takes_a_prompt_and_tokens(tmp_path: Path) -> None:
         arguments = ["detectors", "--model", f"base={checkpoint}", *flags, "--exclude-first", "--quiet"]
         result = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "runs")])
         assert result.exit_code == 0, result.output
-        assert "puts the most weight on" in result.output
+        assert "has the largest weight on" in result.output
 
 
 def test_a_run_of_prompts_has_charts_of_each_kind(model: Model, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ QUESTIONS = (
         name="prompt_detectors.top_head",
         sentence="In the prompts, {unit} of {model} puts the most weight on {target}: {value}[; chance is "
         "{chance:.3g}]",
+        headline="{unit} has the largest weight on {target}: {value}",
         samples="prompts",
         level="headline",
     ),

@@ -33,7 +33,7 @@ def synthetic_run(
     """
     size = Sizes(**sizes, lengths=tuple(lengths))
     config: dict[str, Any] = {"models": [*models], **asdict(size), "probes": [*probes]}
-    names = tuple(name for name in plugins.probes() if name in (probes or {"measure", *ROWS} - ON_REQUEST))
+    names = tuple(name for name in plugins.requestable_probes() if name in (probes or {"measure", *ROWS} - ON_REQUEST))
     with RunWriter.open(out, "synthetic", config) as writer:  # one job, since each costs several writes to the disk
         writer.add("all", _tables(size, tuple(models), names))
         return writer.commit(["all"], synthetic_manifest(models, size.layers, size.heads, size.groups))
