@@ -11,6 +11,7 @@ import pandas as pd
 from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
+from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
 
 
@@ -19,7 +20,7 @@ def whole_run(
 ) -> Run:
     """Models, two of which are checkpoints of one training, beside trained windows, scaling theorems and a training."""
     with TemporaryDirectory() as aside:
-        synthetic = synthetic_run(Path(aside), models=models, layers=layers, heads=heads)
+        synthetic = synthetic_run(Path(aside), models, probes=("measure", *ROWS), layers=layers, heads=heads)
         tables = {name: synthetic.table(name) for name in synthetic.tables}
     manifest = synthetic_manifest(models, layers, heads, groups=2)
     for step, model in enumerate(manifest["models"][1:], 1):
