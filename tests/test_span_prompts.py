@@ -185,6 +185,8 @@ SEGMENTS = {"segments": [{"name": "a", "text": "Hear me"}]}
         ({**SEGMENTS, "generate": 3, "continuation": "x"}, "has 'continuation' and 'generate'"),
         ({"messages": [{"role": "usr", "content": "x"}]}, "unknown role 'usr'"),
         ({"messages": [{"role": "user", "content": " "}]}, "the message of role 'user' is empty"),
+        ({"messages": [{"role": "user", "content": "[[tool]]x[[/tool]]"}]}, "'tool' is the name of a mark and of mess"),
+        ({"messages": [{"role": "user", "content": "[[user 1]]x[[/user 1]]"}]}, "'user 1' is the name of a mark"),
         ({"text": "[[a]]x [[b]]y[[/b]][[/a]]"}, "span 'b' starts inside of span 'a'. Spans must not overlap"),
         ({"text": "[[a]]x[[/b]]"}, r"\[\[/b\]\] ends a span inside of span 'a'"),
         ({"text": "x[[/b]]"}, "but no span is open"),

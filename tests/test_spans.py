@@ -1,6 +1,7 @@
 """The spans probe: runs over prompts and texts, two groups, published formulas, results and charts."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,24 @@ import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families, tokenizers
+from support.measure_laws import full_pass_record, geometry_of, weights
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import WORDS, save_checkpoint, save_texts
+from support.tiny_studies import tokenizer as tiny_tokenizer
 
 import headscope as hs
 from headscope.effects.groups import auroc, auroc_interval, compare_groups, judge_held_out
 from headscope.errors import BadInput
+from headscope.measures.span_mass import SpanMass
+from headscope.prompts.span_tokens import tokenize_spans
+from headscope.prompts.spans import parse_prompt
 from headscope.rendering import assembly
+from headscope.results.words import headline
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 from probes.spans import report, results
 from probes.spans.analysis import head_scores, prompt_scores, shown_pairs, span_means
+from probes.spans.layout import named_spans
 
 PROMPTS = 20
 
@@ -181,9 +189,83 @@ def test_generated_tokens_are_greedy_and_a_span(tiny: Path, tmp_path: Path) -> N
             ids.append(int(model.module(torch.tensor([ids])).logits[0, -1].argmax()))
         if ids[-1] == model.tokenizer.eos_token_id:
             break
+    assert ids.pop() == model.tokenizer.eos_token_id, "the end token is no text"
     stored = run.table("span_tokens").sort_values("position")
     assert stored["text"].str.strip().tolist() == model.tokenizer.convert_ids_to_tokens(ids)
     assert (stored["span"] == "generated").sum() == len(ids) - 9
+    (rows,) = {*run.rows("span_lookback", doc="p/1", key="prompt")["rows"]}
+    assert rows == len(ids) - 9
+
+
+def test_an_end_token_that_is_the_only_generated_token_is_kept(tiny: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model"
+    shutil.copytree(tiny, checkpoint)
+    prompt = {"text": f"w1 [[context]]{words(np.random.default_rng(0), 8)}[[/context]]", "generate": 4}
+    file = write_prompts(tmp_path / "p.jsonl", [prompt])
+    model = hs.load(str(tiny), device="cpu")
+    ids = model.tokenizer(prompt["text"].replace("[[context]]", "").replace("[[/context]]", ""))["input_ids"]
+    first = int(model.module(torch.tensor([ids])).logits[0, -1].argmax())
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    run = hs.spans(str(checkpoint), prompts=file, out=tmp_path / "runs", quiet=True)
+    assert (run.table("span_tokens")["span"] == "generated").sum() == 1
+
+
+def test_the_first_token_is_no_key_of_classes_and_relations() -> None:
+    """A digit, a comma or a bracket at position 0 is a sink: it counts as `first` only."""
+    tokenizer = tokenizers.tokenizer("characters")
+    for text in ("1a1b1c", "(a)(b)"):
+        tokens = tokenize_spans(tokenizer, parse_prompt({"text": text}, "p", "line 1"))
+        spans = named_spans(tokens, tokenizer, ["digit", "bracket", "same", "matching"])
+        length = len(text)
+        is_of = {"digit": str.isdigit, "bracket": "()".__contains__}
+        for name, belongs in is_of.items():
+            expected = [at > 0 and belongs(character) for at, character in enumerate(text)]
+            for masks in (spans.queries, spans.keys):
+                assert masks.get(name, np.zeros(length, bool)).tolist() == expected
+        q, k = torch.randn(2, length, 8), torch.randn(1, length, 8)
+        mass = SpanMass(geometry_of(2, 1, windows=(None,)), spans.layout)
+        mass.update(full_pass_record(q, k))
+        frame = pd.DataFrame(mass.compute())
+        alpha, row = weights(full_pass_record(q, k)), [*spans.queries].index("all")
+        same = [[at for at in range(1, i) if text[at] == text[i]] for i in range(length)]
+        rows = [i for i in range(length) if same[i]]
+        stored = frame[(frame["query"] == row) & (frame["key"] == spans.key_names.index("same"))]
+        expected_mass = torch.stack([alpha[:, i, same[i]].sum(-1) for i in rows]).mean(0)
+        np.testing.assert_allclose(stored["mass"], expected_mass, atol=1e-5)
+        assert {*stored["rows"]} == {len(rows)}
+        assert spans.matching.tolist() == ([-1] * 5 + [3] if text[0] == "(" else [-1] * 6)
+
+
+def test_texts_without_the_pair_and_heads_that_hide_it_are_a_warning(tmp_path: Path) -> None:
+    """Layers with a window do not see the context of a long prompt; one prompt has no context."""
+    families.MEASURABLE["gemma3"]().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    prompts = [{"text": f"w1 [[context]]w2 w3[[/context]] {words(rng, count)}"} for count in (2, 40)]
+    prompts.append({"text": f"w1 [[question]]{words(rng, 6)}[[/question]]"})
+    file = write_prompts(tmp_path / "p.jsonl", prompts)
+    run = hs.spans(str(tmp_path / "model"), prompts=file, key="context", out=tmp_path / "runs", quiet=True)
+    answers = {result.question: result for result in results.results(run)}
+    rows = run.rows("spans", query="last", key="context")
+    counts = rows.groupby(["layer", "head"])["doc"].nunique()
+    every = run.table("spans")[["layer", "head"]].drop_duplicates()
+    complete = counts[counts == 2]
+    assert 0 < len(complete) < len(every)
+    warning = answers["spans.incomplete"]
+    assert (warning.value, warning.n) == (1, 3)
+    assert warning.details == {"left_out": len(every) - len(complete), "heads": len(every)}
+    heads = run.heads.dropna(subset=["spans_mass"])
+    assert {*zip(heads["layer"], heads["head"], strict=True)} == {*complete.index}
+    best, top = heads.loc[heads["spans_mass"].idxmax()], answers["spans.top_head"]
+    assert (top.layer, top.head, top.value) == (best["layer"], best["head"], pytest.approx(best["spans_mass"]))
+    assert top.selected_from == len(complete)
+
+
+def test_the_headline_names_another_span(run: Run) -> None:
+    (top,) = (r for r in results.results(run) if r.question == "spans.top_head" and r.model == "base")
+    assert (top.details["spans"], top.details["other"]) == (2, "data")
+    assert "--key data" in headline(top)
+    assert "spans.incomplete" not in {result.question for result in results.results(run)}
 
 
 def test_ordinary_texts_are_measured_by_token_class_in_a_shared_pass(tiny: Path, tmp_path: Path) -> None:
@@ -218,6 +300,8 @@ def test_a_prompt_with_marks_and_its_own_chat_template(tmp_path: Path) -> None:
     stored = run.table("span_tokens").sort_values("position")
     assert stored["span"].tolist() == ["first", *["user"] * 3, *["data"] * 2, *["user"] * 4, *["template"] * 2]
     assert [*shown_pairs(run).values()] == [("last", "user")]
+    with pytest.raises(BadInput, match="the prompt: 'user' is the name of a mark"):
+        hs.spans(str(tmp_path / "model"), prompt="Do [[user]]it[[/user]]", template=True, out=tmp_path, quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +327,16 @@ def test_bad_options_are_refused_in_one_line(options: Any, message: str) -> None
         ([{"text": "w1 [[a]]w2[[/a]]"}], {"query": "lst"}, "no text has the query span 'lst'"),
         ([{"text": "w1 [[a]]w2[[/a]]"}, {"text": "w1 [[b]]w2[[/b]]"}], {}, "line 2 has the same tokens as .*line 1"),
         ([{"text": "w1 [[digit]]w2[[/digit]]"}], {"classes": ["digit"]}, "is the name of a span and of a class"),
+        (
+            [{"text": "w1 [[a]]w2[[/a]]"}, {"messages": [{"role": "user", "content": "w1"}]}],
+            {"classes": ["user=w"]},
+            "line 2: 'user' is the name of a span and of a class",
+        ),
+        (
+            [{"messages": [{"role": "user", "content": text} for text in ("w1", "w2")]}],
+            {"classes": ["user 2=w"]},
+            "line 1: 'user 2' is the name of a span and of a class",
+        ),
     ],
 )
 def test_prompts_that_cannot_be_measured_are_refused(

@@ -182,14 +182,15 @@ class LookbackRatios:
             context, new = mass[..., :-1] / sizes, mass[..., -1:] / new_keys[:, None]
             total = context + new
             ratio = torch.where(total > 0, context / total, 0)
-            sums = torch.stack((ratio.sum(1), (total > 0).double().sum(1)))
+            sums = torch.stack((ratio.sum(1), (total > 0).double().sum(1)), -1)
             self._sums[record.layer] = self._sums.get(record.layer, 0) + sums
 
     def compute(self) -> Mapping[str, npt.NDArray[Any]]:
         """Columns layer, head, kv_group, key (number of the span), ratio (0..1) and rows."""
         parts: list[tuple[npt.NDArray[Any], ...]] = []
-        for layer in sorted(self._sums):
-            ratio, rows = self._sums[layer].cpu().numpy()
+        layers = sorted(self._sums)
+        for layer, sums in zip(layers, copy_together([self._sums[layer] for layer in layers]), strict=True):
+            ratio, rows = np.moveaxis(sums.numpy(), -1, 0)
             head, key = np.nonzero(rows)
             number = np.full(len(head), self.geometry.layer_numbers[layer])
             group = head // self.geometry.heads_per_group(layer)

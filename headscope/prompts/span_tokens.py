@@ -126,23 +126,24 @@ def _render_chat(tokenizer: Any, prompt: SpanPrompt) -> tuple[MarkedText, dict[s
     """
     pieces = _template_pieces(tokenizer, prompt)
     text = _apply_template(tokenizer, prompt, [part.text for _, part in prompt.messages])
-    roles = [role for role, _ in prompt.messages]
     spans: list[tuple[str, int, int]] = []
     by_message: dict[str, tuple[int, int]] = {}
     position = 0
     for number, (role, part) in enumerate(prompt.messages):
         start = position + len(pieces[number])
         variants = (part.text, part.text.strip(), part.text.rstrip(), part.text.lstrip())
-        found = (shown for shown in variants if text.startswith(pieces[number] + shown + pieces[number + 1], position))
-        if (content := next(found, None)) is None:
+        contents = (
+            variant for variant in variants if text.startswith(pieces[number] + variant + pieces[number + 1], position)
+        )
+        if (content := next(contents, None)) is None:
             raise BadInput(
                 f"{prompt.location}: the chat template changes message {number + 1} ({role}). Use 'segments'"
             )
         end, shift = start + len(content), start - part.text.index(content)
         spans += [(TEMPLATE, position, start), (role, start, end)]
         spans += [(name, max(start, shift + first), min(end, shift + last)) for name, first, last in part.spans]
-        if roles.count(role) > 1:
-            by_message[f"{role} {roles[: number + 1].count(role)}"] = start, end
+        if name := prompt.message_names[number]:
+            by_message[name] = start, end
         position = end
     return MarkedText(text, (*spans, (TEMPLATE, position, len(text)))), by_message
 
@@ -152,13 +153,13 @@ def _template_pieces(tokenizer: Any, prompt: SpanPrompt) -> list[str]:
     placeholders = [PLACEHOLDER.format(number) for number in range(len(prompt.messages))]
     rest, pieces = _apply_template(tokenizer, prompt, placeholders), []
     for number, placeholder in enumerate(placeholders):
-        before, found, rest = rest.partition(placeholder)
-        if not found:
+        piece, separator, rest = rest.partition(placeholder)
+        if not separator:
             role = prompt.messages[number][0]
             raise BadInput(
                 f"{prompt.location}: the chat template drops message {number + 1} ({role}). Remove it or use 'segments'"
             )
-        pieces.append(before)
+        pieces.append(piece)
     return [*pieces, rest]
 
 
@@ -171,7 +172,7 @@ def _apply_template(tokenizer: Any, prompt: SpanPrompt, contents: Sequence[str])
         return str(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant")
         )
-    except Exception as error:  # a template is a small program and fails as it likes
+    except Exception as error:  # a template is a Jinja program of the checkpoint, which may raise any error
         raise BadInput(
             f"{prompt.location}: the chat template fails ({first_line(error)}). Change the messages, or use 'segments'"
         ) from error

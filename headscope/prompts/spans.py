@@ -58,6 +58,15 @@ class SpanPrompt:
         names = [name for part in parts for name, *_ in part.spans]
         return [*dict.fromkeys([*names, *(role for role, _ in self.messages)])]
 
+    @property
+    def message_names(self) -> list[str]:
+        """For each message its own name, "user 2", if its role occurs more than once; else ""."""
+        roles = [role for role, _ in self.messages]
+        return [
+            f"{role} {roles[: number + 1].count(role)}" if roles.count(role) > 1 else ""
+            for number, role in enumerate(roles)
+        ]
+
 
 def read_span_prompts(source: str) -> list[SpanPrompt]:
     """The prompts in a file of JSON lines, or in the rows of `hf:DATASET:SPLIT:COLUMN,...`.
@@ -91,8 +100,8 @@ def parse_prompt(content: Any, name: str, location: str) -> SpanPrompt:
         hint = did_you_mean(unknown[0], _KEYS)
         raise BadInput(f"{location}: unknown key '{unknown[0]}'{hint}. Use only {', '.join(_KEYS)}")
     if len(sources := [key for key in _SOURCES if key in content]) != 1:
-        found = " and ".join(f"'{key}'" for key in sources) or "none of them"
-        raise BadInput(f"{location} has {found}. Give one of {', '.join(_SOURCES)}")
+        listed = " and ".join(f"'{key}'" for key in sources) or "none of them"
+        raise BadInput(f"{location} has {listed}. Give one of {', '.join(_SOURCES)}")
     texts = {key: content[key] for key in ("name", "group", "continuation") if key in content}
     for key, value in texts.items():
         if not isinstance(value, str) or not value.strip():
@@ -136,6 +145,27 @@ def parse_marks(text: str, location: str) -> MarkedText:
     return MarkedText(plain + text[position:], tuple(spans))
 
 
+def parse_message(text: str, location: str) -> MarkedText:
+    """As `parse_marks`, for a message of a chat. Also refuses marks named like a role or a message: their tokens would
+    join those of the role."""
+    marked = parse_marks(text, location)
+    names = [name for name, *_ in marked.spans if re.fullmatch(rf"({'|'.join(ROLES)})( \d+)?", name)]
+    if names:
+        raise BadInput(f"{location}: '{names[0]}' is the name of a mark and of messages of the chat. Rename the mark")
+    return marked
+
+
+def check_class_names(prompts: Sequence[SpanPrompt], classes: Iterable[str]) -> None:
+    """Raise BadInput for a class of tokens with the name of a span, role or message."""
+    for prompt in prompts:
+        names = {*prompt.span_names, *prompt.message_names}
+        if clashes := [name for name in classes if name in names]:
+            raise BadInput(
+                f"{prompt.location}: '{clashes[0]}' is the name of a span and of a class of tokens. Rename the span, or "
+                "give the class another name with NAME=REGEX"
+            )
+
+
 def check_groups(prompts: Sequence[SpanPrompt]) -> None:
     """Raise BadInput if some prompts have no group and others do, or if there are more than two groups."""
     groups = [*dict.fromkeys(prompt.group for prompt in prompts)]
@@ -175,7 +205,7 @@ def _parse_messages(messages: Any, location: str) -> Mapping[str, Any]:
             raise BadInput(f"{location}: unknown role {user_input.quote(role)}{hint}. Use one of {', '.join(ROLES)}")
         if not message["content"].strip():
             raise BadInput(f"{location}: the message of role '{role}' is empty. Write a text")
-        parsed.append((role, parse_marks(message["content"], location)))
+        parsed.append((role, parse_message(message["content"], location)))
     return {"messages": tuple(parsed)}
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from headscope.effects.groups import HeldOut, compare_groups, judge_held_out
 from headscope.heads import format_head
+from headscope.prompts.spans import RESERVED_NAMES
 from headscope.rendering.blocks import Overview
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
@@ -16,7 +17,7 @@ from headscope.runs.run_tables import RunTables
 from probes.spans.schema import WHOLE_PROMPT
 
 OVERVIEW_HEADS = 5
-_PAIR = "of the shown pair of spans, at the longest length of each text; missing if the layer hides the key span"
+_PAIR = "of the shown pair of spans, at the longest length of each text; missing if the layer hides the key span in one of them"
 _GROUPS = "prompts are the samples; the second group is the one that comes second in the file"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -81,10 +82,23 @@ def shown_rows(run: RunTables) -> pd.DataFrame:
     return rows.merge(plain_types(run.table("span_prompts"))[[*keys, "group"]], on=keys)
 
 
+def complete_rows(run: RunTables) -> pd.DataFrame:
+    """The `shown_rows` of the heads that have one of every text with the pair, so that heads compare like with like."""
+    rows = run.derived(shown_rows)
+    texts, texts_of_head = (rows.groupby(keys)["doc"].transform("nunique") for keys in (["model"], HEAD_KEYS))
+    return rows[texts_of_head == texts]
+
+
 def prompts_of(run: RunTables, model: str) -> pd.DataFrame:
     """The rows of `span_prompts` of a model, one per text, in the order of the file."""
     rows = plain_types(run.table("span_prompts"))
     return rows[rows["model"] == model].drop_duplicates("doc").sort_values("number", kind="stable")
+
+
+def named_spans_of(run: RunTables, model: str) -> list[str]:
+    """The key spans of a model's texts that headscope does not name itself: spans, roles, messages and classes."""
+    rows = run.table("spans")
+    return [key for key in plain_types(rows[rows["model"] == model])["key"].unique() if key not in RESERVED_NAMES]
 
 
 def group_names(run: RunTables, model: str) -> list[str]:
@@ -95,9 +109,9 @@ def group_names(run: RunTables, model: str) -> list[str]:
 
 def head_scores(run: RunTables, model: str) -> pd.DataFrame:
     """Attention mass of the shown pair: heads (layer, head, kv_group) by text; without heads that lack a text."""
-    rows = run.derived(shown_rows)
+    rows = run.derived(complete_rows)
     table = rows[rows["model"] == model].pivot(index=["layer", "head", "kv_group"], columns="doc", values="mass")
-    return table[[doc for doc in prompts_of(run, model)["doc"] if doc in table.columns]].dropna()
+    return table[[doc for doc in prompts_of(run, model)["doc"] if doc in table.columns]]
 
 
 def second_group(run: RunTables, model: str, scores: pd.DataFrame) -> np.ndarray:
@@ -110,7 +124,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """The columns of `STATISTICS` by (model, layer, head, kv_group), with their intervals over texts."""
     if not {"spans", "span_prompts"} <= {*run.tables}:
         return None
-    rows = run.derived(shown_rows).set_index([*HEAD_KEYS, "doc"])
+    rows = run.derived(complete_rows).set_index([*HEAD_KEYS, "doc"])
     if rows.empty:
         return None
     blocks = [

@@ -57,13 +57,16 @@ class NamedSpans:
 
 
 def named_spans(tokens: SpanTokens, tokenizer: Any, classes: Sequence[str], is_prompt: bool = True) -> NamedSpans:
-    """The spans of a text with token classes. `first` is no query span: its one row sees only itself."""
+    """The spans of a text with token classes.
+
+    `first` is no query span: its one row sees only itself. The first token belongs to no class and is no key of `same`
+    and `matching`, so that attention sinks do not count.
+    """
     parsed, length = parse_classes(classes), len(tokens.ids)
     texts, is_special = token_texts(tokenizer, tokens.ids) if parsed else ([], [])
     by_class = class_masks(texts, is_special, parsed)
+    by_class = {name: mask & ~tokens.spans[FIRST] for name, mask in by_class.items()}
     by_class = {name: mask for name, mask in by_class.items() if mask.any()}
-    if taken := [name for name in by_class if name in (*tokens.spans, *tokens.messages)]:
-        raise BadInput(f"'{taken[0]}' is the name of a span and of a class of tokens. Rename the class: NAME=REGEX")
     keys = {**tokens.spans, **tokens.messages, **by_class}
     position = np.arange(length)
     queries = {name: mask for name, mask in keys.items() if name != FIRST and (is_prompt or name != REST)}
@@ -74,8 +77,10 @@ def named_spans(tokens: SpanTokens, tokenizer: Any, classes: Sequence[str], is_p
     while last_step // 2 < length - tokens.prompt_length:
         steps[last_step] = (step > last_step // 2) & (step <= last_step)
         last_step *= 2
-    ids = np.array(tokens.ids, np.int64) if SAME in parsed else None
+    ids = np.where(tokens.spans[FIRST], -1, tokens.ids) if SAME in parsed else None
     matching = matching_brackets(texts, is_special) if MATCHING in parsed else None
+    if matching is not None:
+        matching[matching == 0] = -1
     return NamedSpans(queries, keys, steps, tokens.prompt_length, ids, matching)
 
 

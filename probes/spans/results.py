@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +13,16 @@ from headscope.results.samples import extreme_head_result, mean_result
 from headscope.runs.aggregation import SIGNIFICANCE
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
-from probes.spans.analysis import group_names, head_scores, held_out, second_group, shown_pairs, shown_rows
+from probes.spans.analysis import (
+    group_names,
+    head_scores,
+    held_out,
+    named_spans_of,
+    prompts_of,
+    second_group,
+    shown_pairs,
+    shown_rows,
+)
 
 
 def results(run: Run) -> Iterator[Result]:
@@ -29,6 +39,7 @@ def results(run: Run) -> Iterator[Result]:
         return
     for model in (label for label in default_models(run) if label in pairs):
         where = dict(zip(("query", "key"), pairs[model], strict=True))
+        yield from _incomplete(run, model, where)
         if len(scores := head_scores(run, model)):
             yield _top_head(run, model, scores, where)
             yield from _group_results(run, model, scores, where)
@@ -58,10 +69,26 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         )
 
 
+def _incomplete(run: Run, model: str, where: dict[str, str]) -> Iterator[Result]:
+    """A warning if texts lack the shown pair, or if heads lack it in a text that has it."""
+    rows = run.derived(shown_rows).query("model == @model")
+    texts = len(prompts_of(run, model))
+    heads = len(run.table("spans").query("model == @model")[["layer", "head"]].drop_duplicates())
+    lacking, left_out = texts - rows["doc"].nunique(), heads - len(head_scores(run, model))
+    if len(rows) and (lacking or left_out):
+        details = {"left_out": left_out, "heads": heads}
+        yield Result(
+            question="spans.incomplete", value=lacking, n=texts, model=model, where=where, details=details
+        )
+
+
 def _top_head(run: Run, model: str, scores: pd.DataFrame, where: dict[str, str]) -> Result:
     rows = run.derived(shown_rows)
-    medians = {"median": float(scores.mean(axis=1).median())}
-    top = top_head_result("spans.top_head", scores, 0, 1, model=model, where=where, details=medians)
+    details: dict[str, Any] = {"median": float(scores.mean(axis=1).median())}
+    names = named_spans_of(run, model)
+    if where["key"] in names and len(names) > 1:
+        details |= {"spans": len(names), "other": next(name for name in names if name != where["key"])}
+    top = top_head_result("spans.top_head", scores, 0, 1, model=model, where=where, details=details)
     chance = rows[(rows["model"] == model) & (rows["layer"] == top.layer) & (rows["head"] == top.head)]["chance"].mean()
     return replace(top, details={**top.details, "chance": float(chance)})
 

@@ -16,7 +16,16 @@ from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.measures.span_mass import LookbackRatios, SpanMass, TokenWeights
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import SpanTokens, tokenize_spans
-from headscope.prompts.spans import FIRST, REST, SpanPrompt, parse_marks, read_span_prompts
+from headscope.prompts.spans import (
+    FIRST,
+    REST,
+    SpanPrompt,
+    check_class_names,
+    parse_marks,
+    parse_message,
+    read_span_prompts,
+)
+from headscope.prompts.token_classes import parse_classes
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
@@ -46,6 +55,7 @@ class SpansRunner:
     def __init__(self, options: SpansOptions, context: StudyContext):
         self.options, self.context = options, context
         self.prompts = _load_prompts(options)
+        check_class_names(self.prompts, parse_classes(options.classes))
         if self.prompts:
             context.record_input("prompts with spans", [repr(prompt) for prompt in self.prompts])
         self._tokens: dict[tuple[int, int], SpanTokens] = {}
@@ -112,9 +122,10 @@ class SpansRunner:
         number = cell.work.prompt
         tokens = self._prompt_tokens(cell.model, number)
         generator = PrefixCachedGenerator(model)
-        new_ids = generator.generate(
-            np.array(tokens.ids, np.int32), lambda record: None, self.prompts[number].generate, _end_tokens(model)
-        )
+        is_end, most = _end_tokens(model), self.prompts[number].generate
+        new_ids = generator.generate(np.array(tokens.ids, np.int32), lambda record: None, most, is_end)
+        if len(new_ids) > 1 and is_end(new_ids[-1]):  # it is no text; alone it is the only row that there is
+            new_ids = new_ids[:-1]
         extended = tokens.extended(new_ids)
         ids = torch.tensor(extended.ids)
         (tables,) = observe(model, ids, [lambda _: self._prompt_observer(str(cell.model), number, extended, model)])
@@ -253,7 +264,7 @@ def _load_prompts(options: SpansOptions) -> list[SpanPrompt]:
     if (named := read_prompt(options)) is None:
         return []
     name, text = named
-    marked = parse_marks(text, "the prompt")
+    marked = (parse_message if options.template else parse_marks)(text, "the prompt")
     if not marked.spans and not options.classes:
         raise BadInput("the prompt has no span. Mark its parts, as in [[context]]...[[/context]], or give 'classes'")
     if options.template:
