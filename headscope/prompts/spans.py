@@ -146,8 +146,10 @@ def parse_marks(text: str, location: str) -> MarkedText:
 
 
 def parse_message(text: str, location: str) -> MarkedText:
-    """As `parse_marks`, for a message of a chat. Also refuses marks named like a role or a message: their tokens would
-    join those of the role."""
+    """The text of a message without its marks, and its spans.
+
+    Raises BadInput as `parse_marks`, and for a mark named like a role or a message, whose tokens it would join.
+    """
     marked = parse_marks(text, location)
     names = [name for name, *_ in marked.spans if re.fullmatch(rf"({'|'.join(ROLES)})( \d+)?", name)]
     if names:
@@ -161,8 +163,8 @@ def check_class_names(prompts: Sequence[SpanPrompt], classes: Iterable[str]) -> 
         names = {*prompt.span_names, *prompt.message_names}
         if clashes := [name for name in classes if name in names]:
             raise BadInput(
-                f"{prompt.location}: '{clashes[0]}' is the name of a span and of a class of tokens. Rename the span, or "
-                "give the class another name with NAME=REGEX"
+                f"{prompt.location}: '{clashes[0]}' is the name of a span and of a class of tokens. Rename the span, "
+                "or give the class another name with NAME=REGEX"
             )
 
 

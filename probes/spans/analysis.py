@@ -17,7 +17,7 @@ from headscope.runs.run_tables import RunTables
 from probes.spans.schema import WHOLE_PROMPT
 
 OVERVIEW_HEADS = 5
-_PAIR = "of the shown pair of spans, at the longest length of each text; missing if the layer hides the key span in one of them"
+_PAIR = "of the shown pair of spans, at the longest length of each text; missing if the layer hides the key in a text"
 _GROUPS = "prompts are the samples; the second group is the one that comes second in the file"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(

@@ -11,16 +11,16 @@ QUESTIONS = (
     ),
     Question(
         name="spans.incomplete",
-        sentence="In {model}, {number:.0f} of {n:n texts} lack the pair {query} to {key}; {left_out:.0f} of "
-        "{heads:n heads} are left out, because their layers hide it in some texts that have it",
+        sentence="Texts of {model} that lack the pair {query} to {key}: {number:.0f} of {n}; heads left out, because "
+        "their layers hide the pair in another text: {left_out} of {heads}",
         number=".0f",
         level="warning",
     ),
     Question(
         name="spans.top_head",
         sentence="From {query} to {key}, {unit} in {model} has the largest attention mass: {value}; that of uniform "
-        "weights is {chance:percent1}, that of the median head {median:percent1}[. {key} is 1 of {spans} named spans; "
-        "--key {other} shows another]",
+        "weights is {chance:percent1}, that of the median head {median:percent1}[. {key} is 1 of {spans} "
+        "named spans; --key {other} shows another]",
         headline="From {query} to {key}, {unit} has the largest mass: {value} (chance {chance:percent1})[; 1 of {spans} "
         "named spans, --key {other} for another]",
         number="percent",

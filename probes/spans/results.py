@@ -77,9 +77,7 @@ def _incomplete(run: Run, model: str, where: dict[str, str]) -> Iterator[Result]
     lacking, left_out = texts - rows["doc"].nunique(), heads - len(head_scores(run, model))
     if len(rows) and (lacking or left_out):
         details = {"left_out": left_out, "heads": heads}
-        yield Result(
-            question="spans.incomplete", value=lacking, n=texts, model=model, where=where, details=details
-        )
+        yield Result(question="spans.incomplete", value=lacking, n=texts, model=model, where=where, details=details)
 
 
 def _top_head(run: Run, model: str, scores: pd.DataFrame, where: dict[str, str]) -> Result:

@@ -69,12 +69,14 @@ QUERY = key(
     "label",
     "",
     "query span: a named span, role, message or class; template (text of the chat template), rest (tokens of no span), "
-    "generated (tokens after the prompt), last (the last token of the prompt), all",
+    "generated (tokens after the prompt, without an end-of-text token that the model writes at its end), last (the "
+    "last token of the prompt), all",
     None,
 )
 KEY_MEANING = (
     "key span: first (the first token), template, a named span, role, message or class, generated, rest; same (earlier "
-    "tokens with the id of the query), matching (the opening bracket of the query's closing bracket)"
+    "tokens with the id of the query), matching (the opening bracket of the query's closing bracket); the first token "
+    "is in first only"
 )
 KEY = key("key", "label", "", KEY_MEANING, None)
 MASS = Column("mass", "value", "", "mean over the rows of the sum of the weights on the keys", 0, 1)
