@@ -1,5 +1,6 @@
 """Mass between spans: equal to sums of eager weights, chance in closed form, laws, and two published formulas."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,27 @@ def published_lookback(alpha: Tensor, spans: Any) -> Any:
         total = context + new[:, None]
         steps.append(torch.where(total > 0, context / total, torch.nan))
     return torch.stack(steps).nanmean(0).numpy()
+
+
+def test_all_layers_are_copied_from_the_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = example_layout(torch.arange(LENGTH) % 7, True)
+    geometry = geometry_of(2, 1, windows=(None, None))
+    copies: list[int] = []
+    copy = torch.Tensor.cpu
+    accumulators = (
+        SpanMass(geometry, layout),
+        LookbackRatios(geometry, layout.keys[:2], PROMPT),
+        TokenWeights(geometry, layout.queries[3]),
+    )
+    for accumulator in accumulators:
+        for layer in range(2):
+            record = full_pass_record(torch.randn(2, LENGTH, 8), torch.randn(1, LENGTH, 8))
+            accumulator.update(replace(record, layer=layer))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(1) or copy(tensor))
+    for accumulator in accumulators:
+        copies.clear()
+        assert {*accumulator.compute()["layer"]} == {0, 1}
+        assert len(copies) == 1
 
 
 @pytest.mark.parametrize("extra", [{"softcap": 2.0}, {"chunk_size": 27}, {"sink": torch.tensor([1.0, -1.0])}, {}])
