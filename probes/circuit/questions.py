@@ -49,8 +49,8 @@ QUESTIONS = (
     Question(
         name="circuit.minimal",
         sentence=f"{_PLACE}: the {{label}} of the circuit clearly falls without {{value}} of {{size:n members}} (false "
-        "discovery rate {rate:percent})[; not clearly without {others}][; it clearly rises without {harmful}, which is "
-        "harmful]",
+        "discovery rate {rate:percent})[; not clearly without {others}][; it clearly rises without {harmful} "
+        "(harmful)]",
         headline="{prompts}, others {ablated}: {value} of {size:n members} are needed[; not clearly {others}]"
         "[; harmful: {harmful}]",
         number=".0f",

@@ -101,7 +101,7 @@ def _subset_results(run: Run, key: tuple[str, ...]) -> Iterator[Result]:
         unit = largest_unit(effects, by_size=True) if family == "random" else _last_step(effects)
         rows = rows_of_sweep(run.table(CIRCUIT.name), effects.key)
         removed = rows.loc[rows["subset"] == unit["subset"], "heads"].iloc[0]
-        same_prompts = float(whole[effects.values.columns].mean())
+        same_prompts = float(whole[effects.values.columns].to_numpy().mean())
         fields = {"subset": unit["subset"], "removed": removed, "whole": same_prompts, "subsets": len(effects.units)}
         yield unit_result(effects, unit, f"circuit.{family}", details={**fields, **details(effects.key)})
 
@@ -109,7 +109,7 @@ def _subset_results(run: Run, key: tuple[str, ...]) -> Iterator[Result]:
 def _last_step(effects: Effects) -> pd.Series:
     """The largest greedy subset."""
     steps = effects.units["subset"].str.removeprefix("greedy ").astype(int)
-    return effects.units.loc[steps.idxmax()]
+    return effects.units.iloc[int(steps.argmax())]
 
 
 def _sweep(effects: Sequence[Effects], key: tuple[str, ...]) -> Effects | None:

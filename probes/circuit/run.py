@@ -70,7 +70,7 @@ class CircuitRunner:
         prompts = _Prompts(model, replays, circuit, lambda runs: self.context.advance(runs * draws * pass_cost(length)))
         keys = {"model": cell.model, "prompts": pairs.name, "complement": self.options.complement}
         names = pd.DataFrame({"pair": pairs.pair_names}).assign(**keys, metric=self.options.metric)
-        common = {"size": len(circuit), "reference_prompts": reference.counts}
+        common: dict[str, Any] = {"size": len(circuit), "reference_prompts": reference.counts}
         removed = {WHOLE: [], **self._random_subsets(circuit)}
         is_selecting = np.arange(len(pairs)) % 2 == 0
         greedy = self._greedy_subsets(prompts, is_selecting) if len(pairs) > 1 else {}
@@ -95,7 +95,7 @@ class CircuitRunner:
 
     def _passes(self, size: int, prompts: int) -> float:
         """The forward passes of a set of prompts, with those that record reference outputs and residual streams."""
-        subsets = min(self.options.random_subsets, 2**size - 2)
+        subsets = min(self.options.random_subsets, (1 << size) - 2)
         selecting = -(-prompts // 2)
         steps = range(1, self._greedy_steps(size) + 1) if prompts > 1 else []
         greedy = sum(2 * (size - step + 1) * selecting + 2 * prompts for step in steps)
