@@ -1,5 +1,6 @@
 """The probe of circuits of heads: equal to eager attention with the other heads replaced, laws, refused inputs."""
 
+import copy
 import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 from torch import Tensor
 
 import headscope as hs
+from headscope.errors import BadInput
 from headscope.patching.complement_ablation import token_classes
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
-from headscope.results.words import sentence
+from headscope.results.result import Result
+from headscope.results.words import headline, sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import runner
@@ -160,11 +163,12 @@ def test_zero_ablation_equals_eager_attention(folder: Path, tmp_path: Path) -> N
     check_tables(measured(folder, tmp_path, complement="zero", random_subsets=4), eager, lambda number: [zeros])
 
 
-def test_resample_ablation_by_all_reference_prompts_equals_eager_attention(folder: Path, tmp_path: Path) -> None:
+def test_resample_ablation_by_all_other_reference_prompts_equals_eager_attention(folder: Path, tmp_path: Path) -> None:
     eager = EagerCircuit(folder)
     outputs = [eager.outputs(pair.corrupted) for pair in eager.reference]
-    run = measured(folder, tmp_path, complement="resample", draws=4, random_subsets=4)
-    check_tables(run, eager, lambda number: outputs)
+    run = measured(folder, tmp_path, complement="resample", draws=3, random_subsets=4)
+    check_tables(run, eager, lambda number: [z for other, z in enumerate(outputs) if other != number])
+    assert (run.table("circuit")["reference_prompts"] == 3).all()
 
 
 # Laws and statistics -----------------------------------------------------------------------------------------------
@@ -239,6 +243,121 @@ def test_results_charts_and_the_head_page_name_every_member(run: Run) -> None:
     assert [*head_results(run, "base", 1, 3)] == []
     (group,) = report.charts(assembly.render_context(run))
     assert len([*group.charts]) == 2
+
+
+def greedy_result(run: Run) -> Result:
+    (result,) = [result for result in results(run) if result.question == "circuit.greedy"]
+    return result
+
+
+def replaced_table(run: Run, table: str, rows: pd.DataFrame) -> Run:
+    """The run with other rows in one table."""
+    changed = copy.copy(run)
+    changed.derived = lambda function, *arguments: function(changed, *arguments)  # type: ignore[method-assign]
+    changed.table = lambda name: rows if name == table else run.table(name)  # type: ignore[method-assign]
+    return changed
+
+
+def test_the_greedy_subset_is_compared_with_nothing_removed_on_the_same_prompts(run: Run) -> None:
+    rows = run.table("circuit").astype({"subset": str, "pair": str})
+    tested = rows[(rows["subset"] == "none") & rows["pair"].isin(["pair 1", "pair 3"])]
+    expected = (tested["metric_model"] - tested["metric_circuit"]).mean()
+    result = greedy_result(run)
+    assert sorted(result.by_sample) == ["pair 1", "pair 3"]
+    assert result.details["whole"] == pytest.approx(expected, abs=1e-6)
+    assert headline(result).count("completeness") == 1
+
+
+def test_the_largest_greedy_subset_counts_whatever_the_order_of_rows(run: Run) -> None:
+    rows = run.table("circuit").astype({"subset": str})
+    assert greedy_result(run).details["subset"] == "greedy 2"
+    rows["subset"] = rows["subset"].replace({"greedy 2": "greedy 10", "greedy 1": "greedy 9"})
+    for ordered in (rows, rows[::-1]):
+        assert greedy_result(replaced_table(run, "circuit", ordered)).details["subset"] == "greedy 10"
+
+
+def test_a_member_whose_removal_clearly_improves_the_circuit_is_harmful(run: Run) -> None:
+    rows = run.table("circuit_members").copy()
+    effect = rows["layer"].map({0: 2.0, 1: -1.0, 3: 0.0})
+    noise = rows["pair"].astype(str).str[-1].astype(int).map({0: -0.1, 1: 0.1, 2: -0.2, 3: 0.2})
+    rows["metric_without"] = rows["metric_circuit"] - effect - noise
+    found = {result.question: result for result in results(replaced_table(run, "circuit_members", rows))}
+    minimal = found["circuit.minimal"]
+    assert (minimal.value, minimal.details["harmful"], minimal.details["others"]) == (1, "L1H2", "L3H0")
+    assert "rises without L1H2" in sentence(minimal)
+    assert "harmful: L1H2" in headline(minimal)
+
+
+@pytest.mark.parametrize(("asked", "obtained"), [(4, 4), (6, 6), (50, 6)])
+def test_random_subsets_are_distinct_and_neither_empty_nor_all(
+    folder: Path, tmp_path: Path, asked: int, obtained: int
+) -> None:
+    run = measured(folder, tmp_path, random_subsets=asked, greedy=0)
+    rows = run.table("circuit").astype({"subset": str, "heads": str})
+    heads = rows[rows["subset"].str.startswith("random")].groupby("subset")["heads"].first()
+    assert len(heads) == len({*heads}) == obtained
+    assert all(0 < len(text.split(",")) < len(NAMES) for text in heads)
+    (result,) = [result for result in results(run) if result.question == "circuit.random"]
+    assert (result.selected_from, result.details["subsets"]) == (obtained, obtained)
+
+
+# Few prompts -------------------------------------------------------------------------------------------------------
+
+
+def first_pairs(folder: Path, count: int) -> list[str]:
+    return [write_pairs(folder / f"first-{count}.jsonl", PAIRS[:count])]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_mean_over_fewer_than_three_reference_prompts_warns_with_length_and_number(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    run = measured(folder, tmp_path, pairs=first_pairs(folder, count), greedy=0, random_subsets=0)
+    assert (run.table("circuit")["reference_prompts"] == count).all()
+    assert (f"5 tokens ({count})" in caplog.text) == (count < 3)
+    assert ("by 'span'" in caplog.text) == (count < 3)
+
+
+def test_resample_never_draws_the_own_corrupted_prompt_and_warns_of_fewer_draws(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = measured(folder, tmp_path, complement="resample", draws=4, greedy=0, random_subsets=0)
+    assert (run.table("circuit")["reference_prompts"] == 3).all()
+    assert "the 4 draws" in caplog.text
+    assert "5 tokens (3)" in caplog.text
+    with pytest.raises(BadInput, match="only the corrupted prompt of 'pair 0' itself with 5 tokens"):
+        measured(folder, tmp_path, pairs=first_pairs(folder, 1), complement="resample")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_prompt_warns_that_the_greedy_test_is_left_out(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    run = measured(folder, tmp_path, pairs=first_pairs(folder, count), random_subsets=0)
+    has_greedy = run.table("circuit")["subset"].astype(str).str.startswith("greedy").any()
+    assert has_greedy == (count > 1)
+    assert ("greedy test of completeness is left out" in caplog.text) == (count == 1)
+
+
+@pytest.mark.parametrize("section", [{}, {"complement": "resample", "draws": 3}, {"greedy": 0}])
+def test_progress_inside_a_cell_adds_up_to_its_cost(folder: Path, tmp_path: Path, section: dict[str, Any]) -> None:
+    progress = RecordedProgress()
+    content = {"pairs": [f"{folder}/pairs.jsonl"], "heads": NAMES, **section}
+    study = {"models": {"base": f"{folder}/tiny"}, "device": "cpu", "circuit": content}
+    runner.run_study(build_study(study), tmp_path, progress=progress)
+    assert len(progress.costs) > 20
+    assert min(progress.costs) > -1e-6
+    assert progress.costs[-1] == pytest.approx(0, abs=1e-6)  # what the cell did not report itself
+
+
+class RecordedProgress(NoProgress):
+    """Progress that keeps what it received."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+
+    def advance(self, cost: float) -> None:
+        self.costs.append(cost)
 
 
 # Refused inputs ----------------------------------------------------------------------------------------------------

@@ -49,8 +49,10 @@ QUESTIONS = (
     Question(
         name="circuit.minimal",
         sentence=f"{_PLACE}: the {{label}} of the circuit clearly falls without {{value}} of {{size:n members}} (false "
-        "discovery rate {rate:percent})[; not clearly without {others}]",
-        headline="{prompts}, others {ablated}: {value} of {size:n members} are needed[; not clearly {others}]",
+        "discovery rate {rate:percent})[; not clearly without {others}][; it clearly rises without {harmful} "
+        "(harmful)]",
+        headline="{prompts}, others {ablated}: {value} of {size:n members} are needed[; not clearly {others}]"
+        "[; harmful: {harmful}]",
         number=".0f",
         level="headline",
     ),
@@ -58,11 +60,11 @@ QUESTIONS = (
     SUBSET,
     Question(
         name="circuit.greedy",
-        sentence=f"{_PLACE}: with the greedy subset {{removed}} removed from both, the {{label}} of the model is "
-        "higher than that of the circuit by {value} ({label_unit}; {whole:+.2f} with nothing removed), on the prompts "
-        "that did not choose it",
-        headline="{prompts}, others {ablated}: without {removed} the model exceeds the circuit by {value} "
-        "({whole:+.2f} with nothing removed)",
+        sentence=f"{_PLACE}: completeness: with the greedy subset {{removed}} removed from both, the {{label}} of the "
+        "model is higher than that of the circuit by {value} ({label_unit}; {whole:+.2f} with nothing removed), on the "
+        "prompts that did not choose it",
+        headline="{prompts}, others {ablated}: completeness: with {removed} removed from both, the model exceeds the "
+        "circuit by {value}; {whole:+.2f} with nothing removed",
         number="+.2f",
         samples="prompts",
         level="headline",

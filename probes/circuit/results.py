@@ -75,9 +75,13 @@ def _member_results(effects: Effects) -> Iterator[Result]:
     """How many members are needed, and the minimality of each."""
     units, names = effects.units, details(effects.key)
     if units["n"].max() >= MIN_DOCUMENTS:
-        is_needed = (units["p_adjusted"] < SIGNIFICANCE) & (units["effect"] > 0)
-        others = ", ".join(unit_name(unit) for _, unit in units[~is_needed].iterrows())
-        fields = {**names, "size": len(units), "rate": SIGNIFICANCE, "others": others}
+        is_clear = units["p_adjusted"] < SIGNIFICANCE
+        is_needed = is_clear & (units["effect"] > 0)
+        others, harmful = (
+            ", ".join(unit_name(unit) for _, unit in units[chosen].iterrows())
+            for chosen in (~is_clear, is_clear & ~is_needed)
+        )
+        fields = {**names, "size": len(units), "rate": SIGNIFICANCE, "others": others, "harmful": harmful}
         place: dict[str, Any] = {"model": effects.model, "where": effects.where}
         yield Result(
             question="circuit.minimal", value=int(is_needed.sum()), n=int(units["n"].max()), details=fields, **place
@@ -90,15 +94,22 @@ def _member_results(effects: Effects) -> Iterator[Result]:
 def _subset_results(run: Run, key: tuple[str, ...]) -> Iterator[Result]:
     """The random subset, and the greedy subset, that separate model and circuit most."""
     sweeps = {family: _sweep(run.derived(subset_sweeps, family), key) for family in (WHOLE, "random", "greedy")}
-    whole = float(cast(Effects, sweeps[WHOLE]).units["effect"].iloc[0])
+    whole = cast(Effects, sweeps[WHOLE]).values.loc[WHOLE]
     for family, effects in sweeps.items():
         if family == WHOLE or effects is None:
             continue
-        unit = largest_unit(effects, by_size=True) if family == "random" else effects.units.iloc[-1]
+        unit = largest_unit(effects, by_size=True) if family == "random" else _last_step(effects)
         rows = rows_of_sweep(run.table(CIRCUIT.name), effects.key)
         removed = rows.loc[rows["subset"] == unit["subset"], "heads"].iloc[0]
-        fields = {"subset": unit["subset"], "removed": removed, "whole": whole, "subsets": len(effects.units)}
+        same_prompts = float(whole[effects.values.columns].to_numpy().mean())
+        fields = {"subset": unit["subset"], "removed": removed, "whole": same_prompts, "subsets": len(effects.units)}
         yield unit_result(effects, unit, f"circuit.{family}", details={**fields, **details(effects.key)})
+
+
+def _last_step(effects: Effects) -> pd.Series:
+    """The largest greedy subset."""
+    steps = effects.units["subset"].str.removeprefix("greedy ").astype(int)
+    return effects.units.iloc[int(steps.argmax())]
 
 
 def _sweep(effects: Sequence[Effects], key: tuple[str, ...]) -> Effects | None:

@@ -3,7 +3,8 @@
 A cell has all prompts of a set, because greedy subsets are chosen by means over prompts.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,7 @@ from headscope.forward.ablation import heads_by_layer
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import format_head
 from headscope.model_identity import refuse_other_weights
-from headscope.patching.complement_ablation import (
-    ComplementReplay,
-    LayerOutputs,
-    mean_by_position,
-    mean_by_span,
-    outputs_by_class,
-    outputs_of_prompt,
-    token_classes,
-)
+from headscope.patching.complement_ablation import ComplementReplay
 from headscope.patching.path_patching import LayerIndexHead
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
@@ -31,8 +24,10 @@ from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from probes.circuit.reference import Reference
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions
 
+log = logging.getLogger("headscope")
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
 """Memory for the residual streams of all prompts of a set; the rest is on disk."""
 
@@ -54,17 +49,28 @@ class CircuitRunner:
             check_set_names(sets)
             circuit = self._circuit(self.context.model(label), label)
             for source, pairs in zip(self.options.pairs, sets, strict=True):
-                self._check_reference(pairs, self._reference_set(label, source))
-                cost = self._cost(len(circuit)) * len(pairs) * pass_cost(len(pairs.build(0).clean))
+                self._reference(label, source).check(label)
+                if len(pairs) == 1 and self._greedy_steps(len(circuit)):
+                    log.warning(
+                        "%s: the greedy test of completeness is left out: '%s' has one prompt. Use 2 or more, and 6 "
+                        "for an interval",
+                        *(label, pairs.name),
+                    )
+                cost = self._passes(len(circuit), len(pairs)) * pass_cost(len(pairs.build(0).clean))
                 cells.append(Cell(f"{label}: {pairs.name}", label, cost, source))
         return cells
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         pairs, circuit = self._pair_set(cell.model, cell.work), self._circuit(model, cell.model)
-        prompts = _Prompts(model, self._replays(model, cell, pairs), circuit)
+        reference = self._reference(cell.model, cell.work)
+        draws, length = self._draws, len(pairs.build(0).clean)
+        replays = self._replays(model, pairs, reference)
+        self.context.advance(2 * len(pairs) * pass_cost(length))
+        prompts = _Prompts(model, replays, circuit, lambda runs: self.context.advance(runs * draws * pass_cost(length)))
         keys = {"model": cell.model, "prompts": pairs.name, "complement": self.options.complement}
         names = pd.DataFrame({"pair": pairs.pair_names}).assign(**keys, metric=self.options.metric)
+        common: dict[str, Any] = {"size": len(circuit), "reference_prompts": reference.counts}
         removed = {WHOLE: [], **self._random_subsets(circuit)}
         is_selecting = np.arange(len(pairs)) % 2 == 0
         greedy = self._greedy_subsets(prompts, is_selecting) if len(pairs) > 1 else {}
@@ -75,7 +81,7 @@ class CircuitRunner:
             text = ",".join(_head_name(model, head) for head in subset)
             columns = {"metric_circuit": values[:, 0], "metric_model": values[:, 1], "metric_empty": empty}
             selects = is_selecting & (name in greedy)
-            blocks.append(names.assign(subset=name, heads=text, size=len(circuit), **columns, is_selecting=selects))
+            blocks.append(names.assign(subset=name, heads=text, **common, **columns, is_selecting=selects))
         whole = blocks[0]["metric_circuit"].to_numpy()
         without = prompts.values([[head for head in circuit if head != member] for member in circuit])
         members = [
@@ -87,63 +93,49 @@ class CircuitRunner:
             CIRCUIT_MEMBERS.name: pd.concat(members, ignore_index=True),
         }
 
-    def _cost(self, size: int) -> float:
-        """The cost of a prompt in forward passes, its reference outputs included."""
-        greedy = sum(2 * (size - step) for step in range(min(self.options.greedy, size - 1)))
-        draws = self.options.draws if self.options.complement == "resample" else 1
-        return 2 + (2 + size + 2 * self.options.random_subsets + greedy) * draws
+    def _passes(self, size: int, prompts: int) -> float:
+        """The forward passes of a set of prompts, with those that record reference outputs and residual streams."""
+        subsets = min(self.options.random_subsets, (1 << size) - 2)
+        selecting = -(-prompts // 2)
+        steps = range(1, self._greedy_steps(size) + 1) if prompts > 1 else []
+        greedy = sum(2 * (size - step + 1) * selecting + 2 * prompts for step in steps)
+        return 2 * prompts + ((3 + size + 2 * subsets) * prompts + greedy) * self._draws
 
-    def _replays(self, model: Model, cell: Cell, pairs: PairSet) -> list[ComplementReplay]:
+    @property
+    def _draws(self) -> int:
+        """Most reference prompts whose outputs replace those of one prompt, one after another."""
+        return self.options.draws if self.options.complement == "resample" else 1
+
+    def _greedy_steps(self, size: int) -> int:
+        return min(self.options.greedy, size - 1)
+
+    def _replays(self, model: Model, pairs: PairSet, reference: Reference) -> list[ComplementReplay]:
         """The prompts with what replaces the outputs of the heads that are ablated."""
-        assert cell.model is not None
-        replacements = self._replacements(model, pairs, self._reference_set(cell.model, cell.work))
-        replays = []
-        for pair, outputs in zip(map(pairs.build, range(len(pairs))), replacements, strict=True):
-            memory = RESIDUAL_STREAM_MEMORY_BYTES / len(pairs)
-            replays.append(ComplementReplay(model, pair, self.options.metric, outputs, memory))
-        return replays
-
-    def _replacements(self, model: Model, pairs: PairSet, reference: PairSet) -> list[Sequence[LayerOutputs]]:
-        """For each prompt the replaced outputs: one mean, one reference prompt per draw, or none for zeros."""
-        prompts = [pairs.build(index) for index in range(len(pairs))]
-        if self.options.complement == "zero":
-            return [[{}] for _ in prompts]
-        others = [reference.build(index) for index in range(len(reference))]
-        if self.options.complement == "mean" and self.options.by == "span":
-            means = mean_by_span(model, ((pair.corrupted.tolist(), token_classes(pair)) for pair in others))
-            return [[outputs_by_class(means, token_classes(pair))] for pair in prompts]
-        by_length: dict[int, list[list[int]]] = {}
-        for pair in others:
-            by_length.setdefault(len(pair.corrupted), []).append(pair.corrupted.tolist())
-        if self.options.complement == "mean":
-            lengths = {len(pair.clean) for pair in prompts}
-            of_length = {length: mean_by_position(model, by_length[length]) for length in sorted(lengths)}
-            return [[of_length[len(pair.clean)]] for pair in prompts]
+        memory = RESIDUAL_STREAM_MEMORY_BYTES / len(pairs)
+        replacements = reference.replacements(model)
         return [
-            [outputs_of_prompt(model, ids) for ids in self._drawn(by_length[len(pair.clean)], index)]
-            for index, pair in enumerate(prompts)
+            ComplementReplay(model, pairs.build(index), self.options.metric, outputs, memory)
+            for index, outputs in enumerate(replacements)
         ]
 
-    def _drawn(self, prompts: Sequence[list[int]], index: int) -> list[list[int]]:
-        """Reference prompts for the prompt of this index, drawn with the study's seed."""
-        order = np.random.default_rng([self.context.seed, index]).permutation(len(prompts))
-        return [prompts[number] for number in order[: self.options.draws]]
-
     def _random_subsets(self, circuit: Sequence[LayerIndexHead]) -> dict[str, list[LayerIndexHead]]:
-        """Subsets with a random number of members, at least one and not all, the same for all prompts."""
+        """Distinct subsets with a random number of members, at least one and not all, the same for all prompts.
+
+        All 2^n - 2 of a circuit of n heads if there are fewer than asked for.
+        """
         rng = np.random.default_rng([self.context.seed, len(circuit)])
-        count = self.options.random_subsets if len(circuit) > 1 else 0
-        subsets = {}
-        for number in range(1, count + 1):
+        count = min(self.options.random_subsets, 2 ** len(circuit) - 2)
+        drawn: dict[tuple[int, ...], None] = {}
+        while len(drawn) < count:
             size = int(rng.integers(1, len(circuit)))
-            subsets[f"random {number}"] = [circuit[at] for at in sorted(rng.permutation(len(circuit))[:size])]
-        return subsets
+            drawn[tuple(sorted(rng.permutation(len(circuit))[:size].tolist()))] = None
+        return {f"random {number}": [circuit[at] for at in members] for number, members in enumerate(drawn, 1)}
 
     def _greedy_subsets(self, prompts: "_Prompts", is_selecting: np.ndarray) -> dict[str, list[LayerIndexHead]]:
         """Subsets that grow by the head that most separates circuit and model in the mean over selecting prompts."""
         subsets: dict[str, list[LayerIndexHead]] = {}
         subset: list[LayerIndexHead] = []
-        for step in range(1, min(self.options.greedy, len(prompts.circuit) - 1) + 1):
+        for step in range(1, self._greedy_steps(len(prompts.circuit)) + 1):
             candidates = [[*subset, head] for head in prompts.circuit if head not in subset]
             scores = [abs(float(np.diff(prompts.without(candidate, is_selecting)).mean())) for candidate in candidates]
             subset = candidates[int(np.argmax(scores))]
@@ -168,29 +160,9 @@ class CircuitRunner:
             )
         return circuit
 
-    def _check_reference(self, pairs: PairSet, reference: PairSet) -> None:
-        """Raise BadInput for a prompt without reference prompts of its length, or without tokens of its spans."""
-        if self.options.complement == "zero":
-            return
-        others = [reference.build(index) for index in range(len(reference))]
-        for pair in map(pairs.build, range(len(pairs))):
-            length = len(pair.clean)
-            if self.options.by == "span":
-                known = {name for other in others for name in token_classes(other).tolist()}
-                if missing := sorted({*token_classes(pair).tolist()} - known):
-                    raise BadInput(
-                        f"the reference set '{reference.name}' has no tokens of the span '{missing[0]}' of "
-                        f"'{pair.name}'. Name the span there, or use by 'position'"
-                    )
-            elif all(len(other.corrupted) != length for other in others):
-                lengths = ", ".join(map(str, sorted({len(other.corrupted) for other in others})))
-                raise BadInput(
-                    f"the reference set '{reference.name}' has no prompt of {length} tokens, the length of "
-                    f"'{pair.name}': its prompts have {lengths}. Use another reference set, or by 'span'"
-                )
-
-    def _reference_set(self, label: str, source: str) -> PairSet:
-        return self._pair_set(label, self.options.reference or source)
+    def _reference(self, label: str, source: str) -> Reference:
+        reference = self._pair_set(label, self.options.reference or source)
+        return Reference(self.options, self.context.seed, self._pair_set(label, source), reference)
 
     def _haystacks(self, label: str) -> list[Haystack]:
         """The documents of the study as texts for needles."""
@@ -217,10 +189,16 @@ class CircuitRunner:
 
 
 class _Prompts:
-    """All prompts of a set, and a circuit."""
+    """All prompts of a set, and a circuit; `advance` receives the number of finished runs."""
 
-    def __init__(self, model: Model, replays: Sequence[ComplementReplay], circuit: Sequence[LayerIndexHead]):
-        self.replays, self.circuit = replays, circuit
+    def __init__(
+        self,
+        model: Model,
+        replays: Sequence[ComplementReplay],
+        circuit: Sequence[LayerIndexHead],
+        advance: Callable[[int], None],
+    ):
+        self.replays, self.circuit, self._advance = replays, circuit, advance
         self._all_heads = [
             (layer, head) for layer, heads in enumerate(model.geometry.layer_heads) for head in range(heads)
         ]
@@ -228,9 +206,12 @@ class _Prompts:
     def values(self, kept: HeadSets, chosen: np.ndarray | None = None) -> np.ndarray:
         """The metric [prompts, sets] with only the heads of each set intact, of all or the chosen prompts."""
         chosen = np.ones(len(self.replays), bool) if chosen is None else chosen
-        return np.array(
-            [replay.values(kept) for replay, is_chosen in zip(self.replays, chosen, strict=True) if is_chosen]
-        ).reshape(-1, len(kept))
+        rows = []
+        for replay, is_chosen in zip(self.replays, chosen, strict=True):
+            if is_chosen:
+                rows.append(replay.values(kept))
+                self._advance(len(kept))
+        return np.array(rows).reshape(-1, len(kept))
 
     def without(self, subset: Collection[LayerIndexHead], chosen: np.ndarray | None = None) -> np.ndarray:
         """The metric [prompts, 2] of the circuit and of the model, both without these heads."""

@@ -40,7 +40,8 @@ class CircuitOptions(Options):
     complement: Literal["mean", "resample", "zero"] = Field(
         "mean",
         description="outputs of the heads that are ablated: mean: their mean over the reference prompts; resample: "
-        "those of one reference prompt of the same number of tokens, averaged over --draws; zero: 0",
+        "those of one reference prompt of the same number of tokens, not the prompt's own, averaged over --draws; "
+        "zero: 0",
     )
     reference: str | None = Field(
         None,
@@ -57,7 +58,11 @@ class CircuitOptions(Options):
         4, ge=1, le=1000, description="for resample: number of reference prompts; all if there are fewer"
     )
     random_subsets: int = Field(
-        10, ge=0, le=1000, description="random subsets of the circuit that are removed to test completeness"
+        10,
+        ge=0,
+        le=1000,
+        description="distinct random subsets of the circuit that are removed to test completeness; all if there are "
+        "fewer",
     )
     greedy: int = Field(
         3,
@@ -115,6 +120,13 @@ CIRCUIT = Table(
         ),
         Column("heads", "text", "", "the removed heads, joined by commas"),
         Column("size", "index16", "heads", "number of heads of the circuit", 1),
+        Column(
+            "reference_prompts",
+            "index32",
+            "prompts",
+            "number of reference prompts in the prompt's mean, or drawn for it; 0 for zero ablation",
+            0,
+        ),
         Column("metric_circuit", "value", "logits, nats", "metric of the run with only the rest of the circuit intact"),
         Column("metric_model", "value", "logits, nats", "metric of the run with only these heads ablated"),
         Column("metric_empty", "value", "logits, nats", "metric of the run with all heads ablated"),

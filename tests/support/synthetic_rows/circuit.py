@@ -26,7 +26,8 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         ):
             values = np.array([circuit, whole]) + rng.normal(0, 0.1, 2)
             removed = "" if name == WHOLE else "L0H0"
-            columns = {"metric_circuit": values[0], "metric_model": values[1], "metric_empty": 0.1, "size": 3}
+            columns = {"metric_circuit": values[0], "metric_model": values[1], "metric_empty": 0.1}
+            columns |= {"size": 3, "reference_prompts": sizes.docs}
             is_selecting = name.startswith("greedy") and number % 2 == 0
             subsets.append({**keys, "subset": name, "heads": removed, **columns, "is_selecting": is_selecting})
         without = (3.0 - np.array([1.5, 0.8, 0.0]) + rng.normal(0, 0.1, 3))[: len(heads)]
