@@ -279,7 +279,7 @@ def test_answers_that_differ_in_a_leading_space_are_warned_about(
     tiny: Path, wrong: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair_sets.single_pair_set(
-        tokenizer(), "w1 w2", " w9", wrong, template=False, needs_one_token=False, needs_wrong=True
+        tokenizer(), "w1 w2 ", " w9", wrong, template=False, needs_one_token=False, needs_wrong=True
     )
     assert ("leading space" in caplog.text) == warns
 
