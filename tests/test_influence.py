@@ -19,7 +19,8 @@ from headscope.effects.results import effect_text
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import kv_group_units
-from headscope.forward.replay import Replay, ResidualStreamStore
+from headscope.forward.replay import Replay
+from headscope.forward.stream_store import ResidualStreamStore
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument

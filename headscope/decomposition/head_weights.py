@@ -27,7 +27,7 @@ from headscope.decomposition.residual_inspection import decompose_residual_strea
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.capture import capturing
-from headscope.forward.replay import separately_runnable_layers
+from headscope.forward.single_layers import separately_runnable_layers
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

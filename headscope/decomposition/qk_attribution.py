@@ -22,7 +22,7 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.logits import finite_hidden_states
 from headscope.forward.module_calls import extract_hidden_states
-from headscope.forward.replay import attention_layer_indices
+from headscope.forward.single_layers import attention_layer_indices
 from headscope.heads import format_head
 from headscope.measures.rotary_pairs import pair_coordinates
 from headscope.measures.top_keys import MIN_FAR_DISTANCE, find_top_keys

@@ -34,7 +34,7 @@ from headscope.forward.module_calls import (
     is_same_tensor,
     recording_calls,
 )
-from headscope.forward.replay import attention_layer_indices
+from headscope.forward.single_layers import attention_layer_indices
 from headscope.positions.model import Model
 
 MAX_INSPECTED_TOKENS = 16

@@ -19,7 +19,7 @@ from headscope.forward.free_memory import fits_one_pass
 from headscope.forward.layer_parts import residual_stream
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.replay import attention_layer_indices, separately_runnable_layers
+from headscope.forward.single_layers import attention_layer_indices, separately_runnable_layers
 from headscope.positions.model import Model
 
 TOKENS_PER_CHUNK = {"cpu": 2**10, "cuda": 2**14}

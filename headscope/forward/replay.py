@@ -7,26 +7,22 @@ stream, and the other state that they pass to later layers. When a model is firs
 with full ones (`replay_check`).
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
-from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
+from headscope.forward.backbone import backbone, check_input_ids, refuse_non_finite
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.carried_state import (
     CarriedGradients,
     CarriedState,
     batch_axis,
     expand_batch,
-    shares_keys_across_layers,
 )
 from headscope.forward.layer_parts import collecting_parts, residual_stream
 from headscope.forward.logits import (
@@ -37,8 +33,10 @@ from headscope.forward.logits import (
     token_losses,
 )
 from headscope.forward.replay_check import check_once
+from headscope.forward.single_layers import attention_layer_indices, single_layer_list
+from headscope.forward.stream_store import ResidualStreamStore
 from headscope.models import quantization
-from headscope.models.checkpoint import LoadedModel, evaluating
+from headscope.models.checkpoint import evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -49,38 +47,6 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 POSITIONS_PER_CHUNK = 128
 """Positions whose logits are in memory at once."""
-
-
-class ResidualStreamStore:
-    """Residual streams [1, L, D] by layer: the first `memory_bytes` in memory, the rest on disk."""
-
-    def __init__(self, memory_bytes: float):
-        self.memory_bytes, self.bytes_in_memory = memory_bytes, 0
-        self._entries: list[Tensor | tuple[Path, torch.device]] = []
-        self._temporary_directory: tempfile.TemporaryDirectory[str] | None = None
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def append(self, stream: Tensor) -> None:
-        size = stream.numel() * stream.element_size()
-        if self.bytes_in_memory + size <= self.memory_bytes:
-            self.bytes_in_memory += size
-            self._entries.append(stream)
-            return
-        if self._temporary_directory is None:
-            self._temporary_directory = tempfile.TemporaryDirectory(prefix="headscope-", ignore_cleanup_errors=True)
-        file = Path(self._temporary_directory.name) / f"{len(self._entries)}.pt"
-        torch.save(stream.cpu(), file)
-        self._entries.append((file, stream.device))
-
-    def load(self, layer: int) -> Tensor:
-        entry = self._entries[layer]
-        if isinstance(entry, Tensor):
-            return entry
-        file, device = entry
-        stream: Tensor = torch.load(file, weights_only=True).to(device)
-        return stream
 
 
 class Replay:
@@ -94,7 +60,7 @@ class Replay:
         self, model: Model, schedule: FixedSchedule | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1
     ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
-        self.layers = _single_layer_list(model)
+        self.layers = single_layer_list(model)
         self._attention_layers = attention_layer_indices(model, self.layers)
         self.streams = ResidualStreamStore(memory_bytes)
         self._carried = CarriedState()
@@ -375,36 +341,6 @@ class Replay:
             for total, (gradient,) in zip(totals, _gradients(values, [chunk], [None] * len(values)), strict=True):
                 total[:, positions] = gradient
         return totals
-
-
-def separately_runnable_layers(model: LoadedModel) -> list[nn.Module]:
-    """The decoder layers of a model, each of which can run by itself.
-
-    Raises UnsupportedModel if layers share keys or are not one list.
-    """
-    if shares_keys_across_layers(model):
-        raise UnsupportedModel(
-            f"cannot run single layers of {model.name}: its last layers share the keys of earlier ones. Use "
-            "another model"
-        )
-    return _single_layer_list(model)
-
-
-def _single_layer_list(model: LoadedModel) -> list[nn.Module]:
-    """The decoder layers of a model. Raises UnsupportedModel if they are not one list."""
-    layers = decoder_layers(model)
-    if not layers:
-        raise UnsupportedModel(
-            f"cannot resume the forward pass of {model.name} at a layer: its decoder layers are not one module "
-            "list. Use another model"
-        )
-    return layers
-
-
-def attention_layer_indices(model: LoadedModel, layers: Sequence[nn.Module]) -> list[int | None]:
-    """The index of the attention layer in each decoder layer, None in a layer without attention."""
-    index_of = {module: index for index, module in enumerate(model.attention_modules)}
-    return [next((index_of[m] for m in layer.modules() if m in index_of), None) for layer in layers]
 
 
 class _AttentionFinished(Exception):

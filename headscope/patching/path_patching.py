@@ -32,7 +32,8 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
-from headscope.forward.replay import ResidualStreamStore, separately_runnable_layers
+from headscope.forward.single_layers import separately_runnable_layers
+from headscope.forward.stream_store import ResidualStreamStore
 from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

@@ -14,7 +14,8 @@ import headscope as hs
 from headscope.attention import backend
 from headscope.errors import BadInput
 from headscope.forward.backbone import decoder_layers
-from headscope.forward.replay import Replay, attention_layer_indices
+from headscope.forward.replay import Replay
+from headscope.forward.single_layers import attention_layer_indices
 from headscope.positions.model import Model
 
 from . import layout_checks
