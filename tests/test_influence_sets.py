@@ -193,7 +193,7 @@ def test_a_head_that_the_model_lacks_is_refused(model: Model, tmp_path: Path, he
 def test_small_parts_use_only_documents_in_which_every_unit_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pd.DataFrame([[1.0, 2.0, 1.5, 9.0], [0.5, 0.4, 0.6, np.nan]], columns=["a", "b", "c", "d"])
     together = pd.DataFrame([[10.0, 12.0, 11.0, 90.0]], columns=[*values], index=["all"])
-    units = pd.DataFrame({"layer": [0, 0], "kv_group": [0, 1]})
+    units = pd.DataFrame({"layer": [0, 0], "kv_group": [0, 1], "head": [-1, -1]})
     effects: Any = SimpleNamespace(values=values, units=units, is_exact=pd.Series([True, True]), model="m", where={})
     monkeypatch.setattr(claims, "sweep_details", lambda effects: {})
     sets: Any = SimpleNamespace(values=together, unit_key=lambda unit: "all")
