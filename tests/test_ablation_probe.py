@@ -344,7 +344,7 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
     [
         ("give either --prompt with --answer, or --pairs", ()),
         ("the prompt has no answer", ("--prompt", PROMPT)),
-        ("prompt pair 'prompt': answer ' w7 w8' is 2 tokens", ("--prompt", PROMPT, "--answer", " w7 w8")),
+        ("prompt pair 'prompt': --answer ' w7 w8' is 2 tokens", ("--prompt", PROMPT, "--answer", " w7 w8")),
         ("has no head L9H0", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "L9H0")),
         ("'first' is not a head", ("--prompt", PROMPT, "--answer", ANSWER, "--heads", "first")),
         ("it has no wrong answer", ("--prompt", PROMPT, "--answer", ANSWER, "--metric", "logit_diff")),

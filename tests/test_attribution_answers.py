@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import families
 from support.naive_answers import AnswerReference
 from support.synthetic_runs import synthetic_run
-from support.tiny_studies import PAIRS, save_checkpoint
+from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis import direct_logit_attribution
@@ -24,6 +24,7 @@ from headscope.decomposition.logit_attribution import LogitAttribution, attribut
 from headscope.errors import BadInput
 from headscope.models.loading import locate
 from headscope.positions.model import Model
+from headscope.prompts import pair_sets
 from headscope.rendering import assembly
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -183,15 +184,15 @@ def test_means_over_pairs_have_intervals(pair_run: Run) -> None:
     row = pair_run.heads.set_index(["layer", "head"]).loc[(2, 1)]
     assert row["answer_attribution"] == pytest.approx(one["contribution"].mean(), rel=1e-5)
     assert row["answer_attribution_low"] < row["answer_attribution"] < row["answer_attribution_high"]
-    found = {(r.question, r.where.get("which")): r for r in results.results(pair_run)}
-    answer = found["attribution.answer", None]
+    by_question = {(r.question, r.where.get("which")): r for r in results.results(pair_run)}
+    answer = by_question["attribution.answer", None]
     terms = [answer.details[name] for name in ("heads", "mlps", "embedding", "biases")]
     assert answer.value == pytest.approx(sum(terms), abs=1e-5)
     assert answer.n == len(PAIRS)
     assert answer.low < answer.value < answer.high
-    answered = found["attribution.answered", None]
+    answered = by_question["attribution.answered", None]
     assert answered.value == pytest.approx(np.mean([value > 0 for value in answer.by_sample.values()]))
-    highest = found["attribution.answer_extreme", "highest"]
+    highest = by_question["attribution.answer_extreme", "highest"]
     assert highest.value == pytest.approx(pair_run.heads["answer_attribution"].max())
     assert highest.selected_from == families.LAYERS * families.HEADS
 
@@ -244,8 +245,8 @@ PROMPT: dict[str, Any] = {"prompt": "w1 w2"}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({**PROMPT, "answer": " w5 w6"}, r"answer ' w5 w6' is 2 tokens, 'w5' \+ 'w6'"),
-        ({**PROMPT, "answer": " w5", "wrong": " w6 w7"}, r"answer ' w6 w7' is 2 tokens"),
+        ({**PROMPT, "answer": " w5 w6"}, r"--answer ' w5 w6' is 2 tokens, 'w5' \+ 'w6'"),
+        ({**PROMPT, "answer": " w5", "wrong": " w6 w7"}, r"--wrong ' w6 w7' is 2 tokens"),
         ({**PROMPT, "answer": " w5", "wrong": " w5"}, "'answer' and 'wrong' are both ' w5'"),
         ({**PROMPT, "answer": " w777", "wrong": " w888"}, "are the same token '<unk>'"),
         ({"answer": " w5"}, "'answer' needs a prompt"),
@@ -264,6 +265,23 @@ def test_bad_options_are_refused_in_one_line(tiny: Path, options: dict[str, Any]
     with pytest.raises(BadInput, match=message) as caught:
         hs.attribution(str(tiny), out=tiny.parent / "runs", quiet=True, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_an_answer_of_several_tokens_is_not_told_of_a_metric(tiny: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        hs.attribution(str(tiny), out=tiny.parent / "runs", quiet=True, **PROMPT, answer=" w5", wrong=" w6 w7")
+    assert "metric" not in str(caught.value)
+    assert "nll" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("wrong", "warns"), [("w8", True), (" w8", False)])
+def test_answers_that_differ_in_a_leading_space_are_warned_about(
+    tiny: Path, wrong: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair_sets.single_pair_set(
+        tokenizer(), "w1 w2 ", " w9", wrong, template=False, needs_one_token=False, needs_wrong=True
+    )
+    assert ("leading space" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(

@@ -233,11 +233,11 @@ def test_classes_are_spans_the_last_token_and_the_rest(folder: Path) -> None:
 
 
 def test_results_charts_and_the_head_page_name_every_member(run: Run) -> None:
-    found = [*results(run)]
-    names = [result.question for result in found]
+    all_results = [*results(run)]
+    names = [result.question for result in all_results]
     assert names.count("circuit.member") == 3
     assert {"circuit.answered", "circuit.minimal", "circuit.random", "circuit.greedy"} <= {*names}
-    assert all(sentence(result) for result in found)
+    assert all(sentence(result) for result in all_results)
     (member,) = head_results(run, "base", 1, 2)
     assert (member.layer, member.head, member.n) == (1, 2, 4)
     assert [*head_results(run, "base", 1, 3)] == []

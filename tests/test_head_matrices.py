@@ -1,5 +1,7 @@
 """Matrices of a head equal dense products of the weights, and give the logits of the first layer at any distance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -66,11 +68,19 @@ def test_matrices_and_scores_equal_dense_products(family: str) -> None:
         )
         part = matrices.token_logits([3, 5], [1, 2, 3])
         np.testing.assert_allclose(part, own_logits[[3, 5]][:, [1, 2, 3]], rtol=1e-5, atol=1e-4)
-        ranks = (own_logits > own_logits.diag()[:, None]).sum(1)
+        ranks = (own_logits >= own_logits.diag()[:, None]).sum(1) - 1  # ties count against the token itself
         everything = range(len(circuit))
         assert matrices.copying_accuracy(everything) == pytest.approx(float((ranks < 1).double().mean()))
         assert matrices.copying_accuracy(everything, top=5) == pytest.approx(float((ranks < 5).double().mean()))
         assert not matrices.ov.requires_grad
+
+
+def test_a_head_without_weights_copies_nothing() -> None:
+    matrices = hs.head_matrices(tiny(dense_circuits.FAMILIES[0]), 0, 0)
+    zero = replace(matrices, value=torch.zeros_like(matrices.value))
+    assert zero.copying_score() == 0
+    assert zero.copying_accuracy() == 0
+    assert zero.copying_accuracy([3, 5], top=5) == 0
 
 
 @pytest.mark.parametrize("family", dense_circuits.FAMILIES)

@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -28,6 +30,7 @@ from headscope.runs.run_tables import validate
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study
+from probes.influence import claims
 from probes.influence import report as charts
 from probes.influence.run import head_influence
 
@@ -185,3 +188,17 @@ def test_head_sets_are_refused_for_kv_group_sweeps() -> None:
 def test_a_head_that_the_model_lacks_is_refused(model: Model, tmp_path: Path, head: str, advice: str) -> None:
     with pytest.raises(BadInput, match=f"'tiny' has no head {head} of set 'a'. Use {advice}"):
         run_of({"influence": {"heads": {"a": [head]}}}, model, tmp_path, method="exact")
+
+
+def test_small_parts_use_only_documents_in_which_every_unit_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = pd.DataFrame([[1.0, 2.0, 1.5, 9.0], [0.5, 0.4, 0.6, np.nan]], columns=["a", "b", "c", "d"])
+    together = pd.DataFrame([[10.0, 12.0, 11.0, 90.0]], columns=[*values], index=["all"])
+    units = pd.DataFrame({"layer": [0, 0], "kv_group": [0, 1], "head": [-1, -1]})
+    effects: Any = SimpleNamespace(values=values, units=units, is_exact=pd.Series([True, True]), model="m", where={})
+    monkeypatch.setattr(claims, "sweep_details", lambda effects: {})
+    sets: Any = SimpleNamespace(values=together, unit_key=lambda unit: "all")
+    claim = claims._small_parts(effects, sets, pd.Series(dtype=float))
+    complete = (together.loc["all"] / 4 - values.iloc[0])[["a", "b", "c"]]
+    assert claim.n == 3
+    assert claim.value == pytest.approx(complete.mean())
+    assert (claim.details["largest"], claim.details["all_units"]) == pytest.approx((1.5, 11.0))

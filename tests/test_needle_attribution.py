@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from scipy import stats
 from support import families
 from support.naive_attribution import head_contributions
 from support.planted_needle import planted_model, run_needle_probe, words, write_needle_files
@@ -293,8 +294,10 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
     [
         (20, 2, 16, 0.0, "supported", ""),
         (20, 2, 16, 0.5, "supported", ""),
-        (20, 2, 16, 1.2, "inconclusive", "about 9 draws instead of 5 would decide"),
+        (20, 2, 16, 1.2, "inconclusive", "about 8 draws instead of 5 would decide"),
         (20, 2, 16, math.nan, "inconclusive", ""),
+        (20, 18, 16, 0.05, "inconclusive", "the interval over 20 trials alone reaches 0. About"),
+        (20, 18, 16, 0.2, "inconclusive", "the interval over 20 trials alone reaches 0"),
         (20, 2, 32, 0.0, "inconclusive", "the run measured no set of at most 16 heads"),
         (20, 18, 16, 0.0, "inconclusive", "trials would decide at the spread seen"),
         (4, 20, 16, 0.0, "not supported", ""),
@@ -321,6 +324,38 @@ def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     *_, claim = ablation_results(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
     assert reason in evidence(claim)
+
+
+@pytest.mark.parametrize(("distance", "over_trials", "draws", "over_draws"), [(0.9, 0.28, 5, 1.2), (0.3, 0.2, 2, 5.0)])
+def test_the_proposed_number_of_draws_is_the_fewest_that_decides(
+    distance: float, over_trials: float, draws: int, over_draws: float
+) -> None:
+    needed = analysis.draws_to_detect(distance, over_trials, draws, over_draws)
+    assert needed is not None
+    spread = over_draws * math.sqrt(draws) / stats.t.ppf(0.975, draws - 1)
+
+    def half_width(count: int) -> float:
+        return math.sqrt(over_trials**2 + (stats.t.ppf(0.975, count - 1) * spread) ** 2 / count)
+
+    assert half_width(needed) <= distance < half_width(needed - 1)
+
+
+def test_one_draw_of_random_heads_needs_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [
+        (size, heads, trial, 1.0 - (size > 0 and heads == "top"))
+        for size in (0, 16)
+        for heads in ("random", "top")
+        for trial in range(20)
+    ]
+    rows = pd.DataFrame(trials, columns=["size", "heads", "trial", "success"])
+    sweeps = sweep_effects(rows.assign(model="m", mode="strict", intervention="zero"), analysis.ABLATION_SWEEP, ["m"])
+    monkeypatch.setattr(analysis, "ablation_sweeps", lambda run: sweeps)
+    monkeypatch.setattr(analysis, "half_width_over_draws", lambda run, key, size: (1, math.nan))
+    run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
+    *_, claim = ablation_results(run)
+    assert (claim.verdict, claim.reason) == ("inconclusive", "few_draws")
+    assert "at least 2 draws instead of 1" in evidence(claim)
+    assert "would decide" not in evidence(claim)
 
 
 def test_heads_are_ranked_on_the_other_half_of_the_needles(planted_run: Run) -> None:

@@ -287,7 +287,7 @@ def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path
     ("message", "line", "flags"),
     [
         ("line 1: the clean prompt has 6 tokens and the corrupted prompt 5", {"clean": "w1 w1 w1 w1 w1 w1"}, ()),
-        ("line 1: answer ' w5 w6' is 2 tokens, 'w5' + 'w6'", {"answer": " w5 w6"}, ()),
+        ("line 1: 'answer' ' w5 w6' is 2 tokens, 'w5' + 'w6'", {"answer": " w5 w6"}, ()),
         ("line 1: answer and wrong answer are both ' w5'", {"answer": " w5", "wrong": " w5"}, ()),
         ("line 1: the clean prompt is empty", {"clean": ""}, ()),
         ("line 1: unknown key 'subject'", {"subject": "w1"}, ()),

@@ -19,6 +19,7 @@ from headscope.prompts.texts import TokenDocument, first_tokens
 from headscope.rendering.blocks import RenderContext
 from headscope.rendering.text import statistics_table
 from headscope.results import words
+from headscope.results.result import Bound
 from headscope.runs.run import Run
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
@@ -28,7 +29,7 @@ from headscope.training.adapter_trainer import validation_loss
 from probes.pretrain import report
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.model_setup import initial_positions, random_model
-from probes.pretrain.results import results
+from probes.pretrain.results import Statistic, _judged_over_seeds, results
 from probes.pretrain.run import PretrainRunner
 from probes.pretrain.schema import PretrainOptions, TrainingKey
 from probes.pretrain.trainer import PretrainTrainer
@@ -402,6 +403,29 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
         "(no-scale)) has a higher loss than AdaRoPE"
     )
     assert words.criterion(claims[-2]) == "by more than 0.004 nats/token, twice the range over this run's RoPE seeds"
+
+
+@pytest.mark.parametrize("flat", ["adarope", "rope"])
+def test_a_ratio_of_spreads_with_a_spread_of_zero_is_left_out(flat: str) -> None:
+    names = [f"{variant}-s{seed}" for variant in LOSSES for seed in (0, 1, 2)]
+    heads = {name: head_columns(name.startswith("adarope")) for name in names}
+    heads[f"{flat}-s1"]["weighted_log_theta"] = -4.0
+    if flat == "adarope":
+        heads["adarope-s1"]["mean_log_theta"] = -4.0
+    losses = {name: LOSSES[name[:-3]] for name in names}
+    claims = {claim.question: claim for claim in results(FakeRun(heads, losses))}  # type: ignore[arg-type]
+    claim = claims["pretrain.claim.used_frequencies"]
+    assert [part.question for part in claim.parts] == ["pretrain.used_by_learned"]
+    assert (claim.verdict, claim.reason) == ("inconclusive", "unmeasured")
+    assert "spread" in words.evidence(claim)
+
+
+def test_correlations_over_seeds_end_at_one() -> None:
+    correlations = {
+        seed: Statistic("pretrain.used_by_learned", Bound("above", 0.8), value)
+        for seed, value in enumerate((1.0, 0.9, 0.99))
+    }
+    assert _judged_over_seeds(correlations).high == 1
 
 
 def test_one_or_two_seeds_decide_nothing() -> None:

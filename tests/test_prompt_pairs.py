@@ -118,7 +118,7 @@ def test_common_suffix_of_a_sequence_with_itself_is_the_whole_sequence() -> None
 
 
 def test_an_answer_of_two_tokens_is_refused_with_its_tokens_where_one_is_needed() -> None:
-    with pytest.raises(BadInput, match=r"line 7: answer ' w5 w6' is 2 tokens, 'w5' \+ 'w6'. Use an answer of one"):
+    with pytest.raises(BadInput, match=r"line 7: 'answer' ' w5 w6' is 2 tokens, 'w5' \+ 'w6'. Use an answer of one"):
         tokenized(answer=" w5 w6")
     assert len(tokenized(answer=" w5 w6", needs_one_token=False).answer) == 2
 

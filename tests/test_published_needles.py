@@ -63,6 +63,17 @@ def test_a_real_needle_outside_the_needle_is_named(published_file: Path, change:
         read_needles(str(published_file), 9)
 
 
+@pytest.mark.parametrize("real_needle", ["bread at NINE", "moon"])
+def test_a_real_needle_in_the_own_format_is_part_of_opening_and_fact(tmp_path: Path, real_needle: str) -> None:
+    line = {"name": "x", "question": "When?", "opening": "The bakery sells bread", "fact": "at nine."}
+    (tmp_path / "own.jsonl").write_text(json.dumps({**line, "real_needle": real_needle}))
+    if real_needle == "moon":
+        with pytest.raises(BadInput, match=r"line 1: 'real_needle' is 'moon'"):
+            read_needles(str(tmp_path / "own.jsonl"), 1)
+    else:
+        assert read_needles(str(tmp_path / "own.jsonl"), 1)[0].real_needle == real_needle
+
+
 @pytest.mark.model
 def test_mode_wu_with_the_plain_template_counts_as_the_published_code(
     smollm2: Model, published_file: Path, tmp_path: Path

@@ -34,6 +34,8 @@ QUESTIONS = {
             topic="X",
         ),
         Question(name="x.share", sentence="the share is {value}", number="percent", level="headline", topic="X"),
+        Question(name="x.ratio", sentence="the ratio is {value}", samples="seeds", is_ratio=True, topic="X"),
+        Question(name="x.correlation", sentence="r is {value}", samples="seeds", limits=(-1, 1), topic="X"),
         Question(name="x.optional", statement="it rises", sentence="the change is[ {value}]", topic="X"),
         Question(
             name="x.claim",
@@ -53,7 +55,7 @@ QUESTIONS = {
 
 @pytest.fixture(autouse=True)
 def _questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("words", "ranking", "table"):
+    for module in ("words", "ranking", "table", "verdicts"):
         monkeypatch.setattr(f"headscope.results.{module}.questions", lambda: QUESTIONS)
 
 
@@ -232,6 +234,26 @@ def test_one_of_many_parts_refutes_a_claim_only_beyond_chance() -> None:
     assert many.verdict == "inconclusive"
     assert [part.verdict for part in many.parts] == ["inconclusive", *["supported"] * 39]
     assert judge_by_parts(Result(question="x.parts"), [_part(-0.1, 0.02), *[supported] * 39]).verdict == "not supported"
+
+
+def test_a_part_that_is_a_ratio_is_corrected_on_the_log_scale() -> None:
+    ratio = _loss(question="x.ratio", value=0.5, low=0.5 * math.exp(-0.5), high=0.5 * math.exp(0.5), n=3)
+    against = judge(ratio, Bound("above", 1.0))
+    assert against.verdict == "not supported"
+    claim = judge_by_parts(
+        Result(question="x.parts"), [against, judge(_loss(value=2, low=1.9, high=2.1), Bound("above"))]
+    )
+    half = 0.5 * stats.t.ppf(1 - 0.025 / 2, 2) / stats.t.ppf(0.975, 2)
+    assert claim.parts[0].low == pytest.approx(0.5 * math.exp(-half))
+    assert claim.parts[0].high == pytest.approx(0.5 * math.exp(half))
+    assert claim.verdict == "inconclusive"
+
+
+def test_the_corrected_interval_of_a_correlation_ends_at_its_limits() -> None:
+    against = judge(_loss(question="x.correlation", value=-0.8, low=-1.0, high=-0.2, n=3), Bound("above"))
+    corrected = judge_by_parts(Result(question="x.parts"), [against, judge(_loss(), Bound("above"))]).parts[0]
+    assert corrected.low == -1
+    assert -0.2 < corrected.high <= 1
 
 
 def test_a_claim_without_a_value_is_not_on_its_threshold() -> None:

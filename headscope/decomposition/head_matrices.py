@@ -98,6 +98,8 @@ class HeadMatrices:
     def copying_accuracy(self, tokens: Any = None, *, top: int = 1, seed: int = 0) -> float:
         """Share of tokens whose own logit the head raises most of all (is among the `top` most raised), 0..1.
 
+        A logit that equals the own one counts as larger, so that a head whose weights are 0 scores 0, unless `top` is
+        the whole vocabulary.
         `tokens` are token ids, or the size of a sample drawn from the vocabulary with `seed`, by default 2,048 of it.
         """
         count = min(len(self._weights.embedding), len(self._weights.decomposition.unembedding))
@@ -115,7 +117,7 @@ class HeadMatrices:
         for part in torch.split(ids, TOKENS_PER_PRODUCT):
             logits = self.token_logits(part)
             own = logits.gather(1, part.to(logits.device)[:, None])
-            hits += int(((logits > own).sum(1) < top).sum())
+            hits += int(((logits >= own).sum(1) <= top).sum())
         return hits / len(ids)
 
     def singular_directions(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,9 +148,9 @@ class HeadMatrices:
         rows: list[tuple[Any, ...]] = []
         for side, by_token in (("written", logits), ("read", products)):
             for sign in "+-":
-                found = by_token.topk(min(top, len(by_token)), dim=0, largest=sign == "+")
+                extremes = by_token.topk(min(top, len(by_token)), dim=0, largest=sign == "+")
                 for number in range(directions):
-                    column = zip(found.indices[:, number].tolist(), found.values[:, number].tolist(), strict=True)
+                    column = zip(extremes.indices[:, number].tolist(), extremes.values[:, number].tolist(), strict=True)
                     for rank, (token, value) in enumerate(column):
                         text = self._text(token)
                         rows.append((number, float(values[number]), side, sign, rank, token, text, value))

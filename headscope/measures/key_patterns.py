@@ -5,7 +5,7 @@ sum_ij P_ij a_ij / sum_ij a_ij over rows i with a visible j where P_ij > 0. With
 sums to 1 (less with a learned sink, whose share counts as weight on no key), so that it is a mean over rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
+from headscope.measures.row_sampling import copy_together, without_waiting
 
 ROWS_PER_CHUNK = 256
 """Rows whose weights are in memory at once."""
@@ -41,52 +42,56 @@ def token_patterns(ids: npt.NDArray[np.int64]) -> dict[str, Matrix]:
 
 
 class PatternScores:
-    """Scores of every head for `patterns` [L, L] by kind, in one prompt; with `exclude_first`, key 0 does not count."""
+    """Scores of every head for `patterns` [L, L] by kind, in one prompt; with `exclude_first`, key 0 does not count.
+
+    Scores stay on the device of their layer until `compute`.
+    """
 
     def __init__(self, geometry: Geometry, patterns: Mapping[str, Matrix], exclude_first: bool = False):
         self.geometry, self.first_key = geometry, int(exclude_first)
-        self.patterns = {kind: torch.from_numpy(pattern) for kind, pattern in patterns.items()}
-        self._rows: list[tuple[object, ...]] = []
+        self.kinds, self.patterns = [*patterns], torch.from_numpy(np.stack([*patterns.values()]))
+        self._on_device: dict[torch.device, Tensor] = {}
+        self._scores: dict[int, Tensor] = {}
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer of a full pass (as many queries as keys)."""
-        length = record.q.shape[1]
-        distance = torch.arange(length)[:, None] - torch.arange(length)
-        visible = ((distance >= 0) & (distance < record.visible_counts.cpu()[:, None])).double()
+        device = record.q.device
+        if device not in self._on_device:
+            self._on_device[device] = without_waiting(device, self.patterns)
+        positions = torch.arange(record.q.shape[1], device=device)
+        distance = positions[:, None] - positions
+        visible = ((distance >= 0) & (distance < record.visible_counts[:, None])).double()
         visible[:, : self.first_key] = 0
-        patterns = {kind: pattern * visible for kind, pattern in self.patterns.items()}
-        kept = {kind: pattern for kind, pattern in patterns.items() if pattern.any()}
-        matched = {kind: torch.zeros(record.q.shape[0], dtype=torch.float64) for kind in kept}
-        total = {kind: values.clone() for kind, values in matched.items()}
-        for rows in torch.split(torch.arange(length), ROWS_PER_CHUNK):
-            weights = record.weights(rows).double().cpu()
+        patterns = self._on_device[device] * visible
+        in_mean = patterns.any(2).double()
+        matched = patterns.new_zeros(len(patterns), record.q.shape[0])
+        total = matched.clone()
+        for rows in torch.split(positions, ROWS_PER_CHUNK):
+            weights = record.weights(rows).double()
             # Of a row without exclusions the weight is 1, also where a learned sink takes a part of it.
-            sums = weights[..., 1:].sum(-1) if self.first_key else torch.ones(weights.shape[:2], dtype=torch.float64)
-            for kind, pattern in kept.items():
-                matched[kind] += torch.einsum("hij,ij->h", weights, pattern[rows])
-                total[kind] += sums[:, pattern[rows].any(1)].sum(1)
-        counts = visible.sum(1)
-        for kind, pattern in kept.items():
-            in_mean = pattern.any(1)
-            chance = _uniform_score(pattern[in_mean], counts[in_mean], record.visible_counts.cpu()[in_mean])
-            scores = torch.where(total[kind] > 0, matched[kind] / total[kind], torch.zeros(())).clamp(0, 1)
-            self._rows += self._head_rows(record.layer, kind, scores, chance, int(in_mean.sum()))
-
-    def _head_rows(
-        self, layer: int, kind: str, scores: Tensor, chance: float, rows: int
-    ) -> Iterator[tuple[object, ...]]:
-        for head, score in enumerate(scores.tolist()):
-            group = self.geometry.kv_group(layer, head)
-            yield self.geometry.layer_numbers[layer], head, group, kind, score, chance, rows
+            sums = weights[..., 1:].sum(-1) if self.first_key else torch.ones_like(weights[..., 0])
+            matched += torch.einsum("hij,kij->kh", weights, patterns[:, rows])
+            total += in_mean[:, rows] @ sums.T
+        scores = torch.where(total > 0, matched / total, 0.0).clamp(0, 1)
+        # The score of uniform weights; NaN for a pattern without a visible key.
+        uniform = 1 / record.visible_counts.double()
+        chance = (patterns.sum(2) @ uniform) / (in_mean @ (visible.sum(1) * uniform))
+        self._scores[record.layer] = torch.cat([scores, chance[:, None], in_mean.sum(1, keepdim=True)], 1)
 
     def compute(self) -> Mapping[str, np.ndarray]:
-        """Columns layer, head, kv_group, kind, score, chance and rows, as of `DetectorScores`."""
+        """Columns layer, head, kv_group, kind, score, chance and rows, as of `DetectorScores`; a kind of which a layer
+        sees no key has no row."""
+        layers = sorted(self._scores)
+        on_cpu = copy_together([self._scores[layer].flatten() for layer in layers])
+        rows: list[tuple[object, ...]] = []
+        for layer, flat in zip(layers, on_cpu, strict=True):
+            by_kind = flat.view(len(self.kinds), -1).tolist()
+            for head in range(len(by_kind[0]) - 2):
+                place = self.geometry.layer_numbers[layer], head, self.geometry.kv_group(layer, head)
+                rows += [
+                    (*place, kind, float(values[head]), float(values[-2]), int(values[-1]))
+                    for kind, values in zip(self.kinds, by_kind, strict=True)
+                    if values[-1] > 0
+                ]
         names = ("layer", "head", "kv_group", "kind", "score", "chance", "rows")
-        order = sorted(range(len(self._rows)), key=lambda index: self._rows[index][:2])
-        return {name: np.array([self._rows[index][n] for index in order]) for n, name in enumerate(names)}
-
-
-def _uniform_score(pattern: Tensor, counted: Tensor, visible: Tensor) -> float:
-    """The score of uniform weights 1 / visible, for rows of a pattern of which `counted` keys count."""
-    weight = 1 / visible.double()
-    return float((pattern.sum(1) * weight).sum() / (counted * weight).sum())
+        return {name: np.array([row[n] for row in rows]) for n, name in enumerate(names)}

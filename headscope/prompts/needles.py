@@ -178,7 +178,13 @@ def _parse_needle(value: Any, location: str, number: int) -> Needle:
             user_input.check_text(text)
         except ValueError as error:
             raise BadInput(f"{location}: {error}") from error
-    return Needle(**value)
+    needle = Needle(**value)
+    if needle.real_needle.lower() not in needle.text.lower():
+        raise BadInput(
+            f"{location}: 'real_needle' is {user_input.quote(needle.real_needle)}, which is no part of opening and "
+            "fact. Copy it from there"
+        )
+    return needle
 
 
 def _split_published_needle(value: dict[str, Any], location: str, number: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ earlier-copy and successor, both before the repetition (induction); needle, answ
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from headscope.prompts.pairs import (
 )
 from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
 
+log = logging.getLogger("headscope")
 SetName = Literal["ioi", "greater-than", "induction", "needle", "ioi:other", "ioi:swap", "ioi:abc"]
 GENERATED_SETS: tuple[SetName, ...] = get_args(SetName)
 SETS_OF_ANY_LENGTH: tuple[SetName, ...] = ("induction", "needle")
@@ -72,6 +74,7 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     tokens = [build(index) for index in range(len(pairs))]
     prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
+    _warn_about_leading_spaces(pairs, f"prompt pairs of '{file}'")
     digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
     return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
 
@@ -87,9 +90,20 @@ def single_pair_set(
         prompt = chat_text(tokenizer, prompt, "Leave out the template")
     pair = PromptPair(PROMPT_SET, prompt, prompt, answer, wrong, has_template=template)
     tokens = tokenize_pair(tokenizer, pair, needs_one_token=needs_one_token, needs_wrong=needs_wrong)
+    _warn_about_leading_spaces([pair], "prompts")
     if not template:
         warn_about_repeated_bos(tokenizer, [tokens.clean.tolist()], "prompts")
     return PairSet(PROMPT_SET, [PROMPT_SET], lambda index: tokens, repr(pair))
+
+
+def _warn_about_leading_spaces(pairs: Sequence[PromptPair], noun: str) -> None:
+    """Warn in one line if only one of answer and wrong answer begins with a space; `noun` names the pairs."""
+    differing = [pair for pair in pairs if pair.wrong and pair.answer[:1].isspace() != pair.wrong[:1].isspace()]
+    if differing:
+        log.warning(
+            "%d of %d %s have only one answer with a leading space: %r and %r. Begin both answers alike",
+            *(len(differing), len(pairs), noun, differing[0].answer, differing[0].wrong),
+        )
 
 
 def _file_set_name(file: str) -> str:

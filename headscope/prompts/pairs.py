@@ -158,12 +158,13 @@ def tokenize_pair(
         raise BadInput(
             f"{location}: it has no wrong answer, which logit_diff needs. Add 'wrong', or use --metric logprob"
         )
-    for text, ids in ((pair.answer, answer), (pair.wrong, wrong)):
+    for key, text, ids in (("answer", pair.answer, answer), ("wrong", pair.wrong, wrong)):
         if needs_one_token and len(ids) > 1:
             tokens = " + ".join(repr(decode_tokens(tokenizer, ids[at : at + 1])) for at in range(len(ids)))
+            name = f"'{key}'" if pair.location else f"--{key}"
             raise BadInput(
-                f"{location}: answer {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
-                "token; only the metric nll takes several"
+                f"{location}: {name} {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
+                "token"
             )
     spans = _token_spans(tokenizer, pair, len(clean), location)
     return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast)

@@ -6,6 +6,7 @@ part in square brackets is left out if one of its places has no value: "the scor
 {control:.3f}]".
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -39,6 +40,8 @@ class Question:
     """Unit of measure that follows the value, such as "tokens"."""
     samples: str = ""
     """The independent samples that the interval is over, as a plural noun: "documents"; "" if the value needs none."""
+    limits: tuple[float, float] = (-math.inf, math.inf)
+    """Smallest and largest possible value, at which an interval ends."""
     is_ratio: bool = False
     """Whether the value is a ratio: its interval is symmetric on the log scale."""
     level: Level = "detail"

@@ -65,8 +65,8 @@ def _allow_for_parts(part: Result, count: int) -> Result:
     if part.bound is None or part.reason or part.selected_from > 1 or not _contradicts(part):
         return part
     question = questions().get(part.question)
-    is_ratio = question is not None and question.is_ratio
-    return judge(allow_for_choice(part, count, (-math.inf, math.inf), is_logarithmic=is_ratio), part.bound)
+    limits, is_ratio = (question.limits, question.is_ratio) if question else ((-math.inf, math.inf), False)
+    return judge(allow_for_choice(part, count, limits, is_logarithmic=is_ratio), part.bound)
 
 
 def samples_needed(result: Result) -> int | None:

@@ -27,8 +27,11 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "least {minimum} {samples}]",
         "power": "with {n} {samples}, even the largest possible effect would not show[. At least {needed} {samples} "
         "are needed]",
-        "draws": "success depends on which random heads are drawn: about {needed} draws instead of {draws} would "
-        "decide",
+        "draws": "success depends on which random heads are drawn[: about {needed} draws instead of {draws} would "
+        "decide]",
+        "few_draws": "an interval over random heads needs at least {needed} draws instead of {draws}",
+        "trials": "more draws do not decide: the interval over {n} {samples} alone reaches {threshold:g}[. About "
+        "{needed} {samples} would decide with the draws of this run]",
         "unmeasured": "the run measured no {unmeasured}",
         "short": "{context_length:,} tokens are not beyond half of the native context of {native_context:,}. A context "
         "of more than {half_context:,} tokens would decide",

@@ -64,10 +64,10 @@ class AttributionOptions(PromptOptions):
     @model_validator(mode="after")
     def _check_answers(self) -> Self:
         has_prompt = self.prompt is not None or self.prompt_file is not None
-        if self.pairs is not None and (given := {"prompt", "prompt_file", "answer", "wrong"} & self._given):
+        if self.pairs is not None and (replaced := self._replaced_by_pairs()):
             raise OptionError(
                 "{option} cannot be combined with {pairs}, which hold prompts and answers",
-                option=OptionName(min(given)),
+                option=OptionName(min(replaced)),
             )
         if self.answer is not None and not has_prompt:
             raise OptionError("{answer} needs a prompt that it follows. Add {prompt}, or use {pairs}")
@@ -82,15 +82,15 @@ class AttributionOptions(PromptOptions):
         refuse_unused(self, {"lengths" if name == "length" else name: reason for name, reason in reasons.items()})
         if len(self.lengths) > 1 or self.prompt_length > MAX_PROMPT_TOKENS:
             raise OptionError(
-                "with pairs {lengths} is one length of at most {most} tokens, not {given}. Give one",
+                "with pairs {lengths} is one length of at most {most} tokens, not {value}. Give one",
                 most=MAX_PROMPT_TOKENS,
-                given=",".join(map(str, self.lengths)),
+                value=",".join(map(str, self.lengths)),
             )
         return self
 
-    @property
-    def _given(self) -> set[str]:
-        return {name for name in self.model_fields_set if getattr(self, name) is not None}
+    def _replaced_by_pairs(self) -> list[str]:
+        """The options with a value that pairs replace."""
+        return [name for name in ("prompt", "prompt_file", "answer", "wrong") if getattr(self, name) is not None]
 
 
 POSITION = key("position", "index32", "tokens", "last predicted token of the bin; of a prompt every token")

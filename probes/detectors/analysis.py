@@ -87,7 +87,9 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             PROMPT_KIND_COLUMNS[kind]: Statistic(
                 f"{'own-pattern' if kind == 'own' else role_name(kind)} score, prompts",
                 "",
-                f"mean weight on {target}, in your own prompts, over the query rows that see such a key",
+                f"mean weight on {target}, in your own prompts, over the query rows that see such a key; "
+                "with exclude_first the weight on these keys over all weight outside the first token, both summed over "
+                "these rows",
             )
             for kind, target in PROMPT_TARGETS.items()
         },

@@ -107,12 +107,13 @@ def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int)
 
 def _small_parts(effects: Effects, sets: Effects, all_units: pd.Series) -> Result:
     """The claim that the effect of every single unit is below a quarter of the effect of all units."""
-    quarter = sets.values.loc[sets.unit_key(all_units)] / 4
-    value, low, high = margin_interval(quarter - effects.values, 1)
+    together = sets.values.loc[sets.unit_key(all_units)]
+    margins = (together / 4 - effects.values).dropna(axis=1)  # samples in which every unit was measured
+    value, low, high = margin_interval(margins, 1)
     details = {
         **sweep_details(effects),
-        "largest": float(effects.units["effect"].max()),
-        "all_units": float(all_units["effect"]),
+        "largest": float(effects.values[margins.columns].mean(axis=1).max()),
+        "all_units": float(together[margins.columns].mean()),
         "units": len(effects.units),
     }
     result = Result(
@@ -120,7 +121,7 @@ def _small_parts(effects: Effects, sets: Effects, all_units: pd.Series) -> Resul
         value=value,
         low=low,
         high=high,
-        n=effects.values.shape[1],
+        n=margins.shape[1],
         model=effects.model,
         where=effects.where,
         details=details,

@@ -44,6 +44,8 @@ MIN_DRAWS = 2
 """Fewest draws of random heads for an interval over them."""
 MAX_PLANNED_TRIALS = 1000
 """Number of trials beyond which none is proposed."""
+MAX_PLANNED_DRAWS = 1000
+"""Number of draws beyond which none is proposed."""
 ABLATION_SWEEP = Sweep(
     keys=("model", "mode", "intervention"), sample="trial", value="success", units=("heads", "size"), is_share=True
 )
@@ -194,6 +196,19 @@ def half_width_over_draws(run: RunTables, key: Mapping[str, Any], size: int) -> 
     if draws < MIN_DRAWS:
         return draws, math.nan
     return draws, float(stdtrit(draws - 1, 0.975) * by_draw.std(ddof=1) / math.sqrt(draws))
+
+
+def draws_to_detect(distance: float, over_trials: float, draws: int, over_draws: float) -> int | None:
+    """Fewest draws of random heads at which the joint half width over trials and draws is at most `distance`.
+
+    At the spread of these `draws`, with a half width `over_draws` (Student's t), and as many trials. None above
+    `MAX_PLANNED_DRAWS`.
+    """
+    spread = over_draws * math.sqrt(draws) / stdtrit(draws - 1, 0.975)
+    for planned in range(MIN_DRAWS, MAX_PLANNED_DRAWS):
+        if math.hypot(over_trials, stdtrit(planned - 1, 0.975) * spread / math.sqrt(planned)) <= distance:
+            return planned
+    return None
 
 
 def trials_to_detect_retrieval_drop(random: float) -> int | None:

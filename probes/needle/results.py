@@ -166,15 +166,19 @@ def _ablation_claim(run: Run, effects: Effects, sizes: pd.Series) -> Result:
         return judge(claim, Bound("above"), "unmeasured")
     if claim.verdict != "inconclusive" or claim.reason:
         return claim
-    draws, over_draws = claim.details["draws"], claim.details["over_draws"]
+    draws, over_draws, over_trials = (claim.details[name] for name in ("draws", "over_draws", "over_trials"))
+    distance = abs(claim.value)
     trials = analysis.trials_to_detect_retrieval_drop(claim.details["random"])
     reason, needed = "", None
     if trials is None or trials > (claim.n or 0):
         reason, needed = "power", trials
     elif draws < analysis.MIN_DRAWS:
-        reason, needed = "draws", analysis.MIN_DRAWS
-    elif 0 < abs(claim.value) <= over_draws:
-        reason, needed = "draws", math.ceil(draws * (over_draws / claim.value) ** 2)
+        reason, needed = "few_draws", analysis.MIN_DRAWS
+    elif over_draws and over_trials >= distance > 0:
+        narrowed = claim.n * over_trials**2 / (distance**2 - over_draws**2) if over_draws < distance else math.inf
+        reason, needed = "trials", math.ceil(narrowed) if math.isfinite(narrowed) else None
+    elif over_draws and distance > 0:
+        reason, needed = "draws", analysis.draws_to_detect(distance, over_trials, draws, over_draws)
     return judge(replace(claim, details={**claim.details, "needed": needed}), Bound("above"), reason)
 
 
@@ -191,7 +195,8 @@ def _ablation_drop(run: Run, question: str, effects: Effects, size: int) -> Resu
     below, above = np.hypot(np.subtract(ends, value), over_draws)
     low, high = np.clip([value - below, value + above], -1, 1)
     fields = _ablation_fields(effects, size)
-    fields["details"] |= {"draws": draws, "over_draws": over_draws}
+    over_trials = abs(ends[0 if value > 0 else 1] - value)  # towards 0
+    fields["details"] |= {"draws": draws, "over_draws": over_draws, "over_trials": over_trials}
     by_top, by_random = effects.by_sample(top), effects.by_sample(random)
     return Result(
         question=question,

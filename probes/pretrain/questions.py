@@ -74,7 +74,7 @@ def _part(name: str, subject: str, number: str) -> Question:
 
 PARTS = (
     _part("cov_difference", "the difference of AdaRoPE's median CoV from that of {other}, relative to it,", "+percent"),
-    _part("base_by_depth", "the rank correlation of the effective base with depth", "+.2f"),
+    replace(_part("base_by_depth", "the rank correlation of the effective base with depth", "+.2f"), limits=(-1, 1)),
     _part("first_layer_gamma", "the lead of the first layer in mean gamma", "+.3f"),
     _part("lowest_gamma", "the mean gamma of the lowest later layer", "+.3f"),
     _part("highest_gamma", "the mean gamma of the highest later layer", "+.3f"),
@@ -86,7 +86,7 @@ PARTS = (
         ),
         is_ratio=True,
     ),
-    _part("gamma_by_length", "the rank correlation of gamma with effective length", "+.2f"),
+    replace(_part("gamma_by_length", "the rank correlation of gamma with effective length", "+.2f"), limits=(-1, 1)),
     replace(
         _part(
             "frequency_spread",
@@ -95,7 +95,9 @@ PARTS = (
         ),
         is_ratio=True,
     ),
-    _part("used_by_learned", "the correlation r of the used with the learned mean ln theta", "+.2f"),
+    replace(
+        _part("used_by_learned", "the correlation r of the used with the learned mean ln theta", "+.2f"), limits=(-1, 1)
+    ),
     replace(
         _part("loss_gap", "the validation loss of {other} minus that of AdaRoPE", "+.3f"),
         value_unit="nats/token",

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from headscope.results.questions import questions
 from headscope.results.result import Bound, Result
 from headscope.results.samples import mean_result
 from headscope.results.verdicts import judge, judge_by_parts
@@ -41,6 +42,7 @@ ABLATIONS = {
     "learned-base": "a learned base (learned-base)",
 }
 """Ablations of the paper, with their names; `no-freq` is not one of them."""
+UNDEFINED_RATIO = "spread over heads in one of the two schemes, so that their ratio is undefined"
 OTHER_SCHEMES = ("rope", "prope", "alibi", "nope")
 
 FloatArray = npt.NDArray[np.float64]
@@ -93,14 +95,27 @@ def _head_claims(heads: pd.DataFrame, final_labels: dict[TrainingKey, str], trai
             for statistic in statistics_of_seed(models):
                 of_claim.setdefault((statistic.question, statistic.other), {})[seed] = statistic
         if of_claim:
-            yield judge_by_parts(Result(question=f"pretrain.claim.{name}"), map(_judged_over_seeds, of_claim.values()))
+            yield _claim_over_seeds(f"pretrain.claim.{name}", of_claim.values())
+
+
+def _claim_over_seeds(question: str, statistics: Collection[Mapping[int, Statistic]]) -> Result:
+    """The verdict on a claim about statistics by seed. Statistics that are NaN for a seed are left out, and the claim
+    is then not supported or inconclusive."""
+    measured = [
+        by_seed for by_seed in statistics if not any(math.isnan(statistic.value) for statistic in by_seed.values())
+    ]
+    claim = judge_by_parts(Result(question=question), map(_judged_over_seeds, measured))
+    if len(measured) == len(statistics) or claim.verdict == "not supported":
+        return claim
+    return replace(claim, verdict="inconclusive", reason="unmeasured", details={"unmeasured": UNDEFINED_RATIO})
 
 
 def _judged_over_seeds(by_seed: Mapping[int, Statistic]) -> Result:
     """The verdict on the mean of a statistic over seeds."""
     first = next(iter(by_seed.values()))
     values = pd.Series({f"seed {seed}": statistic.value for seed, statistic in by_seed.items()})
-    part = mean_result(first.question, values.map(math.log) if first.is_ratio else values)
+    limits = questions()[first.question].limits
+    part = mean_result(first.question, values.map(math.log) if first.is_ratio else values, limits)
     if first.is_ratio:
         part = replace(part, value=math.exp(part.value), low=math.exp(part.low), high=math.exp(part.high))
     where = {"other": first.other} if first.other else {}
@@ -157,9 +172,10 @@ def _tails(values: FloatArray) -> FloatArray:
 def _spread_statistic(
     question: str, models: HeadsByVariant, column: str, spread: Callable[[FloatArray], float]
 ) -> Statistic:
-    """A ratio of spreads, AdaRoPE to RoPE."""
+    """A ratio of spreads, AdaRoPE to RoPE; NaN if one of them is 0."""
     adarope, rope = (spread(_finite_values(models[name], column)) for name in ("adarope", "rope"))
-    return Statistic(question, Bound("above", MIN_SPREAD_RATIO), float(adarope / rope), "rope", is_ratio=True)
+    ratio = float(adarope / rope) if adarope and rope else math.nan
+    return Statistic(question, Bound("above", MIN_SPREAD_RATIO), ratio, "rope", is_ratio=True)
 
 
 def _frequency_statistics(models: HeadsByVariant) -> Iterator[Statistic]:

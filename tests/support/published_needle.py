@@ -61,5 +61,5 @@ def published_scores(
 
 def word_recall(reference: str, answer: str) -> float:
     """Share of the words of the reference, counted with repeats, in the answer."""
-    words, found = (Counter(re.findall(r"\w+", text.lower())) for text in (reference, answer))
-    return sum((words & found).values()) / sum(words.values())
+    reference_words, answer_words = (Counter(re.findall(r"\w+", text.lower())) for text in (reference, answer))
+    return sum((reference_words & answer_words).values()) / sum(reference_words.values())

@@ -39,7 +39,7 @@ ANSWER_PARTS = Table(
             "label",
             "",
             "embedding: the input of the first layer; heads: all heads of a layer; attention_bias: biases after these "
-            "heads, if there are any; other: everything else that a layer adds (its MLP); bias: biases of the final "
+            "heads, if there are any; other: what else a layer adds, its MLP; bias: biases of the final "
             "norm and of the unembedding; cap: what the linearised soft cap leaves out, in models with a final soft "
             "cap; logit: the sum",
             None,
