@@ -71,7 +71,8 @@ def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int)
 
     The evidence is the difference to the unit that is `top`-th among the others, paired by document.
     """
-    if len(effects.units) < 2:  # the only unit has no rival
+    samples = effects.values.dropna(axis=1).shape[1]  # those that all units share
+    if len(effects.units) < 2 or not samples:  # the only unit has no rival
         return
     for column, head in top_heads_by_statistic(heads).items():
         unit = unit_of_head(effects, head)[0]
@@ -95,7 +96,7 @@ def _rank_claims(heads: pd.DataFrame, effects: Effects, question: str, top: int)
             value=difference,
             low=low,
             high=high,
-            n=int(unit["n"]),
+            n=samples,
             model=effects.model,
             layer=int(head["layer"]),
             head=int(head["head"]),
