@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from support.synthetic_rows import ROWS
 from support.synthetic_runs import synthetic_run
 
 from headscope.bench.synthetic_run import synthetic_manifest
@@ -185,8 +186,8 @@ def test_one_or_two_documents_give_no_interval(docs, tmp_path):
     bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
     assert len(bounds) > 40
     tokens = (f"{kind}_token" for kind in ("previous", "current", "first", "duplicate", "induction"))
-    elsewhere = ("retrieval", "needle_write", *tokens)
-    over_documents = [name for name in bounds if not name.startswith(elsewhere)]  # others are over trials, sequences
+    elsewhere = ("retrieval", "needle_write", "prompt_", *tokens)  # over trials, prompts and sequences
+    over_documents = [name for name in bounds if not name.startswith(elsewhere)]
     assert run.heads[over_documents].isna().all(axis=None)
     assert run.heads[["ess2_256", "growth", "cov"]].notna().all(axis=None)
     assert summary.model_table(run)["nll_256_diff_low"].isna().all()
@@ -209,14 +210,14 @@ def test_there_is_one_row_per_model_layer_and_head_in_order(tmp_path):
 
 
 def test_every_column_of_the_wide_table_is_described(tmp_path):
-    run = synthetic_run(tmp_path)
+    run = synthetic_run(tmp_path, probes=("measure", *ROWS))
     heads = run.heads
     plain = [name for name in heads if name not in HEAD_KEYS and not name.endswith(("_low", "_high"))]
     assert all(statistic(name).meaning for name in plain)
     ablations = ("zero", "mean", "uniform", "kv-int8", "kv-int4")
     answers = {f"influence_answer_{name}" for name in ("joint", "freq", "scale", *ablations)}
     elsewhere = {"retrieval_wu", "retrieval_indirect", "needle_write_indirect", "learned_sink", "max_logit", "nll"}
-    elsewhere |= answers | {f"influence_{name}" for name in ablations} | {"ov_copying_uncentred"}
+    elsewhere |= answers | {f"influence_{name}" for name in ablations} | {"prompt_own_pattern"}
     stems = {parse_column(name).stem for name in plain}
     elsewhere |= {parse_column(name).stem for name in summary.model_table(run)} - stems
     elsewhere |= {"retrieval_success_indirect", "retrieval_success_wu", "task_accuracy", "task_match"}

@@ -120,7 +120,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         if effects.model == context.selected_model:
             heading = f"{describe_sweep(effects)}, {effects.key['prompts']}"
             yield ChartGroup(PROBE.title, heading, _sweep_charts(context.run, effects))
-    yield ChartGroup(PROBE.title, "Patching of layers", _layer_charts(context))
+    if PATCHING_LAYERS.name in context.run.tables:
+        yield ChartGroup(PROBE.title, "Patching of layers", _layer_charts(context))
     yield ChartGroup(PROBE.title, "Patching effects of every model", _model_charts(context))
 
 
