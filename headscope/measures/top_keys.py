@@ -117,12 +117,12 @@ class TopKeysAccumulator:
     """Accumulates the top keys of the same rows in every layer and head of one document."""
 
     def __init__(self, geometry: Geometry, rows: Tensor, max_keys: int):
-        self.geometry, self.rows, self.max_keys = geometry, rows, max_keys
+        self.geometry, self.rows, self.max_keys = geometry, rows.numpy(), max_keys
         self._chunks_by_layer: dict[int, list[TopKeys]] = defaultdict(list)
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        rows = rows_in_chunk(self.rows.numpy(), record)
+        rows = rows_in_chunk(self.rows, record)
         if len(rows):
             self._chunks_by_layer[record.layer].append(find_top_keys(record, rows, self.max_keys))
 
@@ -158,5 +158,5 @@ class TopKeysAccumulator:
             "layer": np.array(self.geometry.layer_numbers)[layer.numpy()],
             "head": head.numpy(),
             "kv_group": self.geometry.kv_group(layer, head).numpy(),
-            "query": self.rows[row].numpy(),
+            "query": self.rows[row.numpy()],
         }
