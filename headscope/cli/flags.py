@@ -81,7 +81,7 @@ Device = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. [default: auto]")
+    str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16, which `headscope selfcheck` compares. [default: auto]")
 ]
 Bos = Annotated[
     str | None,
