@@ -153,6 +153,8 @@ SMALLER = {
     "--max-length 192": "--max-length 128",
     "--pairs induction --count 8 --length 48": "--pairs induction --count 2 --length 24",
     "--count 4 --method exact --mlps": "--count 2 --method exact --mlps",
+    "--count 12 --seed 1 --random-subsets 5 --greedy 2": "--count 4 --seed 1 --random-subsets 2 --greedy 1",
+    "--count 12 --seed 1": "--count 4 --seed 1",
     "--verify-top 3 --verify-random 3": "--verify-top 1 --verify-random 1",
     "--verify-top 3 --verify-random 2": "--verify-top 1 --verify-random 1",
     "lengths=[128]": "lengths=[48]",
