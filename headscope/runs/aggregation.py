@@ -27,7 +27,7 @@ MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
 MIN_RESAMPLED = 5
 """Fewest values of a sample that is resampled: the range of four covers their median in 87.5 % of samples only."""
-MIN_SUMMED_UNITS = 30
+MIN_SUMMED_UNITS = 60
 """Fewest units, such as KV groups, for the interval of a share of a sum [ours]: a smaller sample hides its skewness."""
 UNSEEN_UNITS = 3
 """By the rule of three."""
