@@ -84,7 +84,7 @@ def _paper_figures(run: hs.Run) -> Iterator[tuple[str, go.Figure]]:
     yield "base", layers.plot_by_layer(heads, "effective_base")
     for statistic in ("tau", "gamma", "cov"):
         yield statistic, head_matrices.plot_distribution(heads, statistic)
-    top_head = {"top retrieval head": top_heads_by_statistic(heads[heads["model"] == "adarope"])["retrieval"]}
+    top_head = {"top retrieval": top_heads_by_statistic(heads[heads["model"] == "adarope"])["retrieval"]}
     for effects in sweeps_without_bands(run):
         yield f"influence-{effects.key['intervention']}", plot_histogram(effects, top_head)
 
