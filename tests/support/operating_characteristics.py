@@ -1,7 +1,7 @@
 """How often each verdict is given where the truth is known: the tables of docs/operating-characteristics.md.
 
-`python -m tests.support.operating_characteristics FOLDER [SIMULATION...]` simulates them and rewrites the page. The counts of
-each world and size are kept in the folder, so that an interrupted simulation goes on after them; begin with an empty one.
+`python -m tests.support.operating_characteristics FOLDER [SIMULATION...]` simulates them and rewrites the page. The
+counts of each world and size are kept in the folder: an interrupted simulation goes on. Begin with an empty one.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def counts_in(folder: Path, simulation: str, n: int) -> Counts:
             file.write_text(json.dumps({"|".join(key): count for key, count in of_world.items()}), encoding="utf-8")
         for key, count in json.loads(file.read_text(encoding="utf-8")).items():
             question, known = key.split("|")
-            counts[question, known] += Counter(count)
+            counts[question, cast(World, known)] += Counter(count)
     return counts
 
 
