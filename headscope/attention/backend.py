@@ -118,6 +118,17 @@ class _RegisteredListener:
     layer: int
     call: Listener
     needs_row_sums: bool
+    key_columns: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class _KernelResult:
+    """Head outputs [B, H, Lq, dv] and the log-sum-exp; row sums by sequence, and key sums [B, H, Lq, n] by listener."""
+
+    out: Tensor
+    lse: Tensor | None = None
+    row_sums: Sequence[RowSums | None] = ()
+    key_sums: Sequence[Tensor | None] = ()
 
 
 Registered = dict[object, T]
@@ -208,14 +219,21 @@ def has_streaming_groups(module: nn.Module) -> bool:
 
 
 def listening(
-    module: nn.Module, layer: int, listener: Listener, needs_row_sums: bool = False
+    module: nn.Module,
+    layer: int,
+    listener: Listener,
+    needs_row_sums: bool = False,
+    key_columns: Tensor | None = None,
 ) -> AbstractContextManager[None]:
     """Call `listener` with the attention record of one module, once for each sequence of a batch.
 
     `layer` is the module's index among the model's attention layers. With `needs_row_sums`, the record has the sums of
-    every row where the backend computes them together with the output: on CPU, without gradients.
+    every row where the backend computes them together with the output: on CPU, without gradients. With `key_columns`
+    [L, n], float32 numbers of every key of the text, the record has their weighted sums, under the same conditions and
+    in float32. The kernel then computes them as further dimensions of the values, for a few percent of a pass.
     """
-    return _registering(_hooks_of(module).listeners, _RegisteredListener(layer, listener, needs_row_sums))
+    registered = _RegisteredListener(layer, listener, needs_row_sums, key_columns)
+    return _registering(_hooks_of(module).listeners, registered)
 
 
 @contextmanager
@@ -316,14 +334,13 @@ def attention_forward(
         query, key = append_key_bias(query, key, key_bias, scale)
 
     def notify(
-        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first: int, sums: RowSums | None
+        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, result: _KernelResult, index: int, first: int
     ) -> None:
-        if lse is not None:
-            optional = (first, variant.chunk_size, variant.softcap, variant.sink, sums)
-            for listener in listeners:
-                listener.call(
-                    AttentionRecord(listener.layer, sequence, q, k, v, z, lse, scale, variant.window, *optional)
-                )
+        if result.lse is not None:
+            optional = (first, variant.chunk_size, variant.softcap, variant.sink, result.row_sums[index])
+            for listener, sums in zip(listeners, result.key_sums, strict=True):
+                inputs = (listener.layer, sequence, q, k, v, z, result.lse[index], scale, variant.window, *optional)
+                listener.call(AttentionRecord(*inputs, None if sums is None else sums[index]))
 
     def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
         for edit in [*hooks.output_edits.values()]:
@@ -332,19 +349,19 @@ def attention_forward(
 
     def run_kernel(
         q: Tensor, k: Tensor, v: Tensor, first_key: int
-    ) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
+    ) -> _KernelResult:
         if not streaming:
             return _attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
         if listeners:
             raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
-        return attend_partly_streaming(q, k, v, variant, streaming[-1], first_key), None, [None] * len(q)
+        return _KernelResult(attend_partly_streaming(q, k, v, variant, streaming[-1], first_key))
 
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
-        out, lse, sums = run_kernel(query, key, value, first)
-        out = apply_output_edits(out, AttentionCall(query, key, value, positions, variant, first))
+        result = run_kernel(query, key, value, first)
+        out = apply_output_edits(result.out, AttentionCall(query, key, value, positions, variant, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
-            notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first, sums[sequence])
+            notify(sequence, q, k, v, z, result, sequence, first)
         return out.transpose(1, 2).contiguous(), None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
@@ -353,11 +370,11 @@ def attention_forward(
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        z, lse, sums = run_kernel(q, k, v, first)
+        result = run_kernel(q, k, v, first)
         row_positions = positions.expand(len(query), -1)[sequence, None, rows]
-        z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, variant, first))
+        z = apply_output_edits(result.out, AttentionCall(q, k, v, row_positions, variant, first))
         out[sequence, :, rows] = z[0]
-        notify(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first, sums[0])
+        notify(sequence, q[0], k[0], v[0], z[0], result, 0, first)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -370,14 +387,27 @@ def _attend_for_listeners(
     dropout: float,
     listeners: Sequence[_RegisteredListener],
     first_key: int,
-) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
-    """Output, log-sum-exp, and row sums by sequence; the last two are None unless a listener needs them."""
-    needs_sums = any(listener.needs_row_sums for listener in listeners)
-    if needs_sums and not dropout and q.device.type == "cpu" and not torch.is_grad_enabled():
-        results = [attend_with_row_sums(*tensors, variant, first_key) for tensors in zip(q, k, v, strict=True)]
-        out, lse, sums = zip(*results, strict=True)
-        return torch.stack(out), torch.stack(lse), sums
-    return *attend(q, k, v, module, variant, dropout, bool(listeners), first_key), [None] * len(q)
+) -> _KernelResult:
+    """Attention with the log-sum-exp, row sums and key sums that listeners need."""
+    can_sum = q.device.type == "cpu" and not dropout and not torch.is_grad_enabled()
+    columns = [listener.key_columns if can_sum and v.dtype == torch.float32 else None for listener in listeners]
+    widths = [0 if numbers is None else numbers.shape[1] for numbers in columns]
+    values = v
+    if any(widths):
+        keys = slice(first_key, first_key + v.shape[2])
+        added = torch.cat([numbers[keys] for numbers in columns if numbers is not None], 1)
+        values = torch.cat((v, added.expand(*v.shape[:2], -1, -1)), -1)
+    row_sums: Sequence[RowSums | None] = [None] * len(q)
+    lse: Tensor | None
+    if can_sum and any(listener.needs_row_sums for listener in listeners):
+        results = [attend_with_row_sums(*tensors, variant, first_key) for tensors in zip(q, k, values, strict=True)]
+        outs, lses, row_sums = zip(*results, strict=True)
+        out, lse = torch.stack(outs), torch.stack(lses)
+    else:
+        out, lse = attend(q, k, values, module, variant, dropout, bool(listeners), first_key)
+    out, *sums = out.split([v.shape[-1], *widths], -1)
+    key_sums = [part if width else None for part, width in zip(sums, widths, strict=True)]
+    return _KernelResult(out, lse, row_sums, key_sums)
 
 
 AttentionInterface.register(BACKEND_NAME, attention_forward)

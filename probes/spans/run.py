@@ -207,9 +207,11 @@ class SpansObserver:
             self.weights = TokenWeights(model.geometry, spans.queries[text["query"]])
 
     def listen(self, layers: CapturedLayers) -> None:
-        for accumulator in (self.mass, self.lookback, self.weights):
-            if accumulator is not None:
-                layers.listen(accumulator.update)
+        layers.listen(self.mass.update, key_columns=self.mass.key_columns)
+        if self.lookback is not None:
+            layers.listen(self.lookback.update, key_columns=self.lookback.key_columns)
+        if self.weights is not None:
+            layers.listen(self.weights.update)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         tables: dict[str, Rows] = {
@@ -230,9 +232,9 @@ class SpansObserver:
 
     def _mass_tables(self) -> dict[str, Rows]:
         columns = self.mass.compute()
+        is_step = columns["query"] >= len(self.spans.queries)
         query = np.array([*self.spans.queries, *map(str, self.spans.steps)])[columns["query"]]
         columns = {**columns, "key": np.array(self.spans.key_names)[columns["key"]], "query": query}
-        is_step = self.mass.compute()["query"] >= len(self.spans.queries)
         tables: dict[str, Rows] = {
             "spans": {**self.keys, **{name: column[~is_step] for name, column in columns.items()}}
         }
