@@ -347,9 +347,7 @@ def attention_forward(
             z = edit(z, call)
         return z
 
-    def run_kernel(
-        q: Tensor, k: Tensor, v: Tensor, first_key: int
-    ) -> _KernelResult:
+    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> _KernelResult:
         if not streaming:
             return _attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
         if listeners:

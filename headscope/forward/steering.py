@@ -127,7 +127,7 @@ def _span_of_prompt(model: Model, name: str, prompt: str | Mapping[str, Any] | N
     """Token ids [1, L] of a prompt, and the positions of one of its spans."""
     if prompt is None:
         raise BadInput(
-            f"span='{name}' is a name, but no prompt has it. Give its prompt, with marks such as [[{name}]]...[[/{name}]]"
+            f"span='{name}' is a name, but no prompt has it. Give its prompt, with marks [[{name}]]...[[/{name}]]"
         )
     content = {"text": prompt} if isinstance(prompt, str) else dict(prompt)
     tokens = tokenize_spans(model.tokenizer, parse_prompt(content, "prompt", "the prompt"))

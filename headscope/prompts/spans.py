@@ -40,8 +40,8 @@ class MarkedText:
 class SpanPrompt:
     """A prompt with named spans: `messages` (role, content) of a chat, or one `marked` text.
 
-    `group` is a label, "" for none. `continuation` follows the prompt, or the model generates `generate` tokens. `wrong`
-    is another continuation, which steering compares with it.
+    `group` is a label, "" for none. `continuation` follows the prompt, or the model generates `generate` tokens.
+    `wrong` is another continuation, which steering compares with it.
     `location` is where the prompt comes from, for messages.
     """
 
@@ -50,7 +50,7 @@ class SpanPrompt:
     messages: tuple[tuple[str, MarkedText], ...] = ()
     group: str = ""
     continuation: str = ""
-    wrong: str = field(default="", repr=False)
+    wrong: str = ""
     generate: int = 0
     location: str = field(default="", compare=False)
 

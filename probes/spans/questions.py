@@ -51,6 +51,24 @@ QUESTIONS = (
         level="headline",
     ),
     Question(
+        name="spans.steered",
+        sentence="Steered to {key}, {heads} of {model} change the mean log-probability of the continuation from "
+        "{plain:.2f} to {steered:.2f} nats per token: by {value} (factor {alpha:g})",
+        headline="Steered to {key}, the continuation's log-probability changes by {value} nats/token",
+        number="+.2f",
+        samples="texts",
+        level="headline",
+    ),
+    Question(
+        name="spans.steered_choice",
+        sentence="Steered to {key}, {model} prefers the continuation to the wrong one in {steered:percent} of the "
+        "prompts instead of {plain:percent}; its lead changes by {value} nats (factor {alpha:g})",
+        headline="Steered to {key}, the right continuation leads in {steered:percent}, not {plain:percent}",
+        number="+.2f",
+        samples="texts",
+        level="headline",
+    ),
+    Question(
         name="spans.lookback",
         sentence="Among the heads of {model}, {unit} has the largest lookback ratio: {value}; the median head has "
         "{median:.2f}",
