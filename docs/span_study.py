@@ -10,6 +10,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,7 @@ def keep_pairs(path: Path, query: str, keys: tuple[str, ...]) -> None:
     for name in wanted.keys() & entries.keys():
         file, rows = path / f"{name}.parquet", run.table(name)
         rows = rows[rows[[*wanted[name]]].isin(wanted[name]).all(axis=1)]
-        count = write_merged(
-            file, all_tables()[name], [lambda rows=rows, name=name: to_arrow(all_tables()[name], rows)]
-        )
+        count = write_merged(file, all_tables()[name], [partial(to_arrow, all_tables()[name], rows)])
         entries[name] = {"rows": count, "sha256": sha256(file)}
     write_manifest(path, {**run.manifest, "tables": entries})
 

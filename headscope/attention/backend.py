@@ -403,7 +403,7 @@ def _attend_for_listeners(
         out, lse = torch.stack(outs), torch.stack(lses)
     else:
         out, lse = attend(q, k, values, module, variant, dropout, bool(listeners), first_key)
-    out, *sums = out.split([v.shape[-1], *widths], -1)
+    out, *sums = torch.split(out, [v.shape[-1], *widths], -1)
     key_sums = [part if width else None for part, width in zip(sums, widths, strict=True)]
     return _KernelResult(out, lse, row_sums, key_sums)
 

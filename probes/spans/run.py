@@ -166,7 +166,11 @@ class SpansRunner:
     def _steering_rows(self, label: str, number: int, model: Model) -> Rows:
         assert self.options.steer is not None
         tokens, (_, span) = self._prompt_tokens(label, number), self._pair(label)
-        keys = {"model": label, "context_length": len(tokens.ids), "doc": self.prompts[number].name}
+        keys: dict[str, Any] = {
+            "model": label,
+            "context_length": len(tokens.ids),
+            "doc": self.prompts[number].name,
+        }
         rows = steering_rows(model, tokens, span, self.options.heads, self.options.steer)
         return {**keys, "key": span, "alpha": self.options.steer, **rows}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +13,12 @@ from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import SpanTokens
-from headscope.runs.arrow import Rows
 
 LOGPROB, LEAD = "logprob", "lead"
 """Metrics: mean log-probability per token, and the lead over the wrong continuation."""
 
 
-def steering_rows(model: Model, tokens: SpanTokens, key: str, heads: Sequence[str], alpha: float) -> Rows:
+def steering_rows(model: Model, tokens: SpanTokens, key: str, heads: Sequence[str], alpha: float) -> dict[str, Any]:
     """Columns metric, plain and steered of one prompt: both metrics, or only the first without a wrong continuation."""
     spans = {**tokens.spans, **tokens.messages}
     span = np.flatnonzero(spans[key][: tokens.prompt_length])
