@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -33,6 +32,7 @@ from headscope.attention.kernel import (
     attend_partly_streaming,
     streaming_attention,
 )
+from headscope.attention.listeners import KernelResult, Listener, RegisteredListener, attend_for_listeners
 from headscope.attention.masks import (
     QUERY_BIT,
     REAL_KEY_BIT,
@@ -41,8 +41,7 @@ from headscope.attention.masks import (
     encode_mask,
     encode_opaque_mask,
 )
-from headscope.attention.record import AttentionRecord, RowSums
-from headscope.attention.row_sums import attend_with_row_sums
+from headscope.attention.record import AttentionRecord
 from headscope.compat.transformers import ATTENTION_IMPLEMENTATION
 from headscope.errors import BadInput
 
@@ -110,25 +109,6 @@ class AttentionCall:
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
 """(z [B, H, Lq, dv], the call that computed it) -> the z that is passed to o_proj."""
-Listener = Callable[[AttentionRecord], None]
-
-
-@dataclass(frozen=True)
-class _RegisteredListener:
-    layer: int
-    call: Listener
-    needs_row_sums: bool
-    key_columns: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class _KernelResult:
-    """Head outputs [B, H, Lq, dv] and the log-sum-exp; row sums by sequence, and key sums [B, H, Lq, n] by listener."""
-
-    out: Tensor
-    lse: Tensor | None = None
-    row_sums: Sequence[RowSums | None] = ()
-    key_sums: Sequence[Tensor | None] = ()
 
 
 Registered = dict[object, T]
@@ -139,7 +119,7 @@ Registered = dict[object, T]
 class _ModuleHooks:
     qkv_edits: Registered[QKVEdit] = field(default_factory=dict)
     output_edits: Registered[OutputEdit] = field(default_factory=dict)
-    listeners: Registered[_RegisteredListener] = field(default_factory=dict)
+    listeners: Registered[RegisteredListener] = field(default_factory=dict)
     streaming: Registered[StreamingGroups] = field(default_factory=dict)
     observers: Registered[Callable[..., None]] = field(default_factory=dict)
 
@@ -232,7 +212,7 @@ def listening(
     [L, n], float32 numbers of every key of the text, the record has their weighted sums, under the same conditions and
     in float32. The kernel then computes them as further dimensions of the values, for a few percent of a pass.
     """
-    registered = _RegisteredListener(layer, listener, needs_row_sums, key_columns)
+    registered = RegisteredListener(layer, listener, needs_row_sums, key_columns)
     return _registering(_hooks_of(module).listeners, registered)
 
 
@@ -334,7 +314,7 @@ def attention_forward(
         query, key = append_key_bias(query, key, key_bias, scale)
 
     def notify(
-        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, result: _KernelResult, index: int, first: int
+        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, result: KernelResult, index: int, first: int
     ) -> None:
         if result.lse is not None:
             optional = (first, variant.chunk_size, variant.softcap, variant.sink, result.row_sums[index])
@@ -347,12 +327,12 @@ def attention_forward(
             z = edit(z, call)
         return z
 
-    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> _KernelResult:
+    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> KernelResult:
         if not streaming:
-            return _attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
+            return attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
         if listeners:
             raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
-        return _KernelResult(attend_partly_streaming(q, k, v, variant, streaming[-1], first_key))
+        return KernelResult(attend_partly_streaming(q, k, v, variant, streaming[-1], first_key))
 
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
@@ -374,38 +354,6 @@ def attention_forward(
         out[sequence, :, rows] = z[0]
         notify(sequence, q[0], k[0], v[0], z[0], result, 0, first)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _attend_for_listeners(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    module: nn.Module,
-    variant: AttentionVariant,
-    dropout: float,
-    listeners: Sequence[_RegisteredListener],
-    first_key: int,
-) -> _KernelResult:
-    """Attention with the log-sum-exp, row sums and key sums that listeners need."""
-    can_sum = q.device.type == "cpu" and not dropout and not torch.is_grad_enabled()
-    columns = [listener.key_columns if can_sum and v.dtype == torch.float32 else None for listener in listeners]
-    widths = [0 if numbers is None else numbers.shape[1] for numbers in columns]
-    values = v
-    if any(widths):
-        keys = slice(first_key, first_key + v.shape[2])
-        added = torch.cat([numbers[keys] for numbers in columns if numbers is not None], 1)
-        values = torch.cat((v, added.expand(*v.shape[:2], -1, -1)), -1)
-    row_sums: Sequence[RowSums | None] = [None] * len(q)
-    lse: Tensor | None
-    if can_sum and any(listener.needs_row_sums for listener in listeners):
-        results = [attend_with_row_sums(*tensors, variant, first_key) for tensors in zip(q, k, values, strict=True)]
-        outs, lses, row_sums = zip(*results, strict=True)
-        out, lse = torch.stack(outs), torch.stack(lses)
-    else:
-        out, lse = attend(q, k, values, module, variant, dropout, bool(listeners), first_key)
-    out, *sums = torch.split(out, [v.shape[-1], *widths], -1)
-    key_sums = [part if width else None for part, width in zip(sums, widths, strict=True)]
-    return _KernelResult(out, lse, row_sums, key_sums)
 
 
 AttentionInterface.register(BACKEND_NAME, attention_forward)

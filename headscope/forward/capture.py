@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.kernel import StreamingGroups
+from headscope.attention.listeners import Listener
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts
@@ -41,7 +42,7 @@ class CapturedLayers:
 
     def listen(
         self,
-        listener: backend.Listener,
+        listener: Listener,
         layers: list[int] | None = None,
         needs_row_sums: bool = False,
         key_columns: Tensor | None = None,
