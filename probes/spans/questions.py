@@ -21,7 +21,7 @@ QUESTIONS = (
         sentence="From {query} to {key}, {unit} in {model} has the largest attention mass: {value}; that of uniform "
         "weights is {chance:percent1}, that of the median head {median:percent1}[. {key} is 1 of "
         "{spans} named spans; --key {other} shows another]",
-        headline="From {query} to {key}, {unit} has the largest mass: {value} (chance {chance:percent1})",
+        headline="From {query} to {key}, {unit} has most mass: {value} (chance {chance:percent1})",
         number="percent",
         samples="texts",
         level="headline",
