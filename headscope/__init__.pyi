@@ -170,6 +170,8 @@ def spans(
     classes: Sequence[str] = ...,
     query: str | None = None,
     key: str | None = None,
+    steer: float | None = None,
+    heads: Sequence[str] = ...,
 ) -> Run:
     """Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."""
 
