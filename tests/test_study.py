@@ -252,6 +252,7 @@ def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: 
 
 # Interruptions -----------------------------------------------------------------------------------------------------
 
+
 def test_a_run_with_all_work_items_stored_opens_each_checkpoint_once_to_be_committed(
     folder: Path, tmp_path: Path, loads: LoadRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +289,6 @@ def test_planning_grows_with_the_number_of_models_not_with_its_square(folder: Pa
 
     calls(1)  # imports, and the tokenizer's own caches
     assert calls(80) < 2.3 * calls(40)
-
 
 
 @pytest.mark.parametrize("cells", [1, 4, 9])
