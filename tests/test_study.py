@@ -260,9 +260,10 @@ def test_a_run_with_all_work_items_stored_opens_each_checkpoint_once_to_be_commi
     tiny, other = str(folder / "tiny"), str(save_checkpoint(tmp_path / "other", seed=1))
     models = {"a": tiny, "b": other, "a yarn": f"{tiny}@yarn:factor=4", "b yarn": f"{other}@yarn:factor=4"}
     study = build_study(content(folder, models=models, measure={"lengths": [24], "rows": 8, "tables": ["nll"]}))
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+    with monkeypatch.context() as patch:
         patch.setattr(RunWriter, "commit", Mock(side_effect=KeyboardInterrupt))
-        run_study(study, tmp_path / "out")
+        with pytest.raises(Interrupted):
+            run_study(study, tmp_path / "out")
     loads.names.clear()
     run = run_study(study, tmp_path / "out", resume=True)
     assert sorted(loads.names) == sorted([tiny, other])
