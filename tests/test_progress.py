@@ -31,6 +31,7 @@ def test_long_work_is_announced_once_its_time_can_be_estimated(
     for step in range(1, 5):
         clock.seconds = 4.0 * step
         lines.advance(1.0)
+    lines.stop()
     printed = capsys.readouterr().err.splitlines()
     assert printed[1] == "This takes about 7 min. Ctrl-C keeps what is finished."
     assert [line for line in printed if line.startswith("This takes")] == printed[1:2]
@@ -43,6 +44,7 @@ def test_short_work_is_not_announced(clock: Clock, capsys: pytest.CaptureFixture
     for step in range(1, 10):
         clock.seconds = float(step)
         lines.advance(1.0)
+    lines.stop()
     assert capsys.readouterr().err == ""
 
 
