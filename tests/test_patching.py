@@ -21,11 +21,10 @@ from headscope.patching.activation_patching import (
     GROUP_ACTIVATIONS,
     Activation,
     Direction,
-    MetricName,
-    PairTokens,
     PatchingReplay,
     patched_units,
 )
+from headscope.patching.metrics import MetricName, PairTokens
 from headscope.positions.model import Model
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
