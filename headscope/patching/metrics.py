@@ -113,7 +113,10 @@ def _checked(function: OwnMetric, pair: PairTokens) -> Objective:
 
     def objective(logits: Tensor, tokens: Tensor) -> Tensor:
         value = function(logits, pair)
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, np.float64))
+        try:
+            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, np.float64))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"the metric '{name}' returns a {type(value).__name__}. Return one number") from error
         if tensor.numel() != 1:
             raise BadInput(f"the metric '{name}' returns an array of shape {[*tensor.shape]}. Return one number")
         if not math.isfinite(tensor.item()):
