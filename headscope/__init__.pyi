@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -348,7 +348,7 @@ def patch(
     resume: bool = False,
     quiet: bool = False,
     pairs: Sequence[str] = ...,
-    metric: Literal["logit_diff", "logprob", "kl", "nll"] = "logit_diff",
+    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] = "logit_diff",
     directions: Sequence[Literal["denoising", "noising"]] = ...,
     count: int = 32,
     length: int = 128,
@@ -378,7 +378,7 @@ def paths(
     resume: bool = False,
     quiet: bool = False,
     pairs: Sequence[str] = ...,
-    metric: Literal["logit_diff", "logprob", "kl", "nll"] = "logit_diff",
+    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] = "logit_diff",
     directions: Sequence[Literal["denoising", "noising"]] = ...,
     count: int = 32,
     length: int = 128,
@@ -419,10 +419,11 @@ def ablate(
     random_sets: int = 5,
     weights: Literal["same", "any"] = "same",
     kinds: Sequence[Literal["zero", "mean", "resample", "streaming"]] = ...,
+    positions: Sequence[str] = ...,
     sink: int = 64,
     recent: int = 256,
     draws: int = 4,
-    metric: Literal["logprob", "logit_diff", "nll"] = "logprob",
+    metric: Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"] = "logprob",
     count: int = 32,
     length: int = 128,
 ) -> Run:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -123,6 +123,6 @@ def _checked(function: OwnMetric, pair: PairTokens) -> Objective:
             raise BadInput(f"the metric '{name}' is {tensor.item()}. Return a finite number for all logits")
         if logits.requires_grad and not tensor.requires_grad:
             raise BadInput(f"the metric '{name}' has no gradient, which estimates need. Use method exact")
-        return cast(Tensor, tensor.reshape(()))
+        return tensor.reshape(())
 
     return objective
