@@ -25,6 +25,9 @@ __all__: list[str]
 ModelSource: TypeAlias = str | Model | Module
 """A model spec, an opened model, a transformers model or a TransformerBridge."""
 
+MetricFunction: TypeAlias = Callable[[Any, Any], Any]
+"""A metric: (logits [n, vocabulary] that predict the answer's tokens, tokens of the pair) -> a number."""
+
 # The functions of the probes, written by `make docs` from their options.
 
 def measure(
@@ -348,7 +351,7 @@ def patch(
     resume: bool = False,
     quiet: bool = False,
     pairs: Sequence[str] = ...,
-    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] = "logit_diff",
+    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] | MetricFunction = "logit_diff",
     directions: Sequence[Literal["denoising", "noising"]] = ...,
     count: int = 32,
     length: int = 128,
@@ -378,7 +381,7 @@ def paths(
     resume: bool = False,
     quiet: bool = False,
     pairs: Sequence[str] = ...,
-    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] = "logit_diff",
+    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] | MetricFunction = "logit_diff",
     directions: Sequence[Literal["denoising", "noising"]] = ...,
     count: int = 32,
     length: int = 128,
@@ -423,7 +426,7 @@ def ablate(
     sink: int = 64,
     recent: int = 256,
     draws: int = 4,
-    metric: Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"] = "logprob",
+    metric: Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"] | MetricFunction = "logprob",
     count: int = 32,
     length: int = 128,
 ) -> Run:

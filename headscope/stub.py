@@ -48,7 +48,7 @@ def _function(probe: Probe, options: type[BaseModel]) -> Iterator[str]:
         yield f"    {name}: {SHARED_TYPES[name]} = {_literal(default)},"
     for name, field in keyword_fields(options).items():
         default = field.get_default(call_default_factory=True)
-        function = " | Callable[[Any, Any], Any]" if ACCEPTS_FUNCTION in field.metadata else ""
+        function = " | MetricFunction" if ACCEPTS_FUNCTION in field.metadata else ""
         yield f"    {name}: {_type(field.annotation)}{function} = {_literal(default)},"
     yield ") -> Run:"
     summary = textwrap.fill(probe.summary, 112, subsequent_indent="    ")
