@@ -27,6 +27,8 @@ ModelSource: TypeAlias = str | Model | Module
 
 MetricFunction: TypeAlias = Callable[[Any, Any], Any]
 """A metric: (logits [n, vocabulary] that predict the answer's tokens, tokens of the pair) -> a number."""
+Positions: TypeAlias = int | range | slice | Sequence[str | int | range | slice]
+"""Tokens by number: 3, -1, range(3, 7), or texts such as "-4:" and names of spans."""
 
 # The functions of the probes, written by `make docs` from their options.
 
@@ -361,7 +363,7 @@ def patch(
     verify_top: int = 10,
     verify_random: int = 10,
     activations: Sequence[Literal["z", "q", "k", "v", "pattern"] | Literal["resid_pre", "attn_out", "mlp_out"]] = ...,
-    positions: Sequence[str] = ...,
+    positions: Sequence[str] | Positions = ...,
     heads: Sequence[str] = ...,
 ) -> Run:
     """Measure each head's effect on the answer by activation patching between two prompts."""
@@ -422,7 +424,7 @@ def ablate(
     random_sets: int = 5,
     weights: Literal["same", "any"] = "same",
     kinds: Sequence[Literal["zero", "mean", "resample", "streaming"]] = ...,
-    positions: Sequence[str] = ...,
+    positions: Sequence[str] | Positions = ...,
     sink: int = 64,
     recent: int = 256,
     draws: int = 4,

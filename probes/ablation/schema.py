@@ -8,10 +8,9 @@ from headscope.errors import OptionError, OptionName
 from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
-from headscope.prompts.token_positions import position_names
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import MultilineOptions, refuse_unused
-from headscope.study.own_metric import ACCEPTS_FUNCTION, STORES_NAME
+from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 KINDS = ("zero", "mean", "resample", "streaming")
 
@@ -57,7 +56,7 @@ class AblationOptions(MultilineOptions):
         "prompts with the same number of tokens; streaming: the head attends to the first --sink and last --recent "
         "tokens only",
     )
-    positions: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(position_names)] = Field(
+    positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
         ["all"],
         min_length=1,
         description="tokens whose head outputs are ablated, together: all, a named span of every pair such as subject "

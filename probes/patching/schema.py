@@ -10,10 +10,9 @@ from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import OWN_METRIC, RESERVED_SPAN_NAMES
-from headscope.prompts.token_positions import position_names
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
 from headscope.study.config import Options, refuse_unused
-from headscope.study.own_metric import ACCEPTS_FUNCTION, STORES_NAME
+from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 MIN_DIFFERENCE, MIN_PROBABILITY = 0.5, 0.05
 """Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits, nats or ranks, and in
@@ -124,7 +123,7 @@ class PatchingOptions(PairOptions):
         description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights); of "
         "whole layers: resid_pre (residual stream before the layer), attn_out, mlp_out (what attention or MLP adds)",
     )
-    positions: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(position_names)] = Field(
+    positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
         ["all"],
         min_length=1,
         description="all: patch all positions together; each: also every position of the prompt separately, which "
