@@ -106,6 +106,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "adapt",
         "pretrain",
         "spans",
+        "sparsity",
         "detectors",
         "circuits",
         "attribution",

@@ -7,6 +7,7 @@ weight of all keys. Rows are visited in cache-sized tiles; memory is O(L).
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from headscope.measures.row_sampling import (
     rows_in_chunk,
     to_device,
 )
-from headscope.measures.sparse_rules import Rule, RowTile
 from headscope.measures.span_mass import row_weights
+from headscope.measures.sparse_rules import RowTile, Rule
 
 MASSES = {"keys_90": 0.90, "keys_95": 0.95, "keys_99": 0.99}
 RECALL_QUANTILE = 0.05
@@ -45,9 +46,7 @@ class SparseRows:
     `select(window, chunk_size)` gives the rows of a layer with these, ascending; a row may repeat.
     """
 
-    def __init__(
-        self, geometry: Geometry, rules: Sequence[Rule], select: Callable[[int | None, int | None], IntArray]
-    ):
+    def __init__(self, geometry: Geometry, rules: Sequence[Rule], select: Callable[[int | None, int | None], IntArray]):
         self.geometry, self.rules, self.select = geometry, [*rules], select
         self._rows: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._means: dict[int, tuple[Tensor, Tensor]] = {}
@@ -83,19 +82,17 @@ class SparseRows:
     def _add(self, tile: RowTile, counted: IntArray, compared: IntArray) -> None:
         """Add a tile: the rows at the indices `counted`; those at `compared` follow their predecessor."""
         record, device = tile.record, tile.weights.device
-        values = record.v[:, tile.columns].float()
-        values = torch.cat([values, torch.ones_like(values[..., :1])], -1)
+        values, masked = record.v[:, tile.columns].float(), torch.empty_like(tile.weights)
         index, visible = to_device(device, counted), to_device(device, count_visible_keys(record, tile.rows))
         is_visible = (tile.distance >= 0) & (tile.distance < visible[:, None])
-        dense = _weighted_sums(tile.weights, values)
+        dense = _Sums.of(tile.weights, values)
         top = tile.weights.argmax(-1, keepdim=True)
         statistics, pairs = [], []
         for rule in self.rules:
-            chosen = rule.select(tile) & is_visible
-            chosen = chosen.expand_as(tile.weights)
-            kept = _weighted_sums(torch.where(chosen, tile.weights, 0), values)
+            chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
+            kept = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
             is_hit = chosen.gather(-1, top)[..., 0].float()
-            size = chosen.sum(-1, dtype=torch.float32)
+            size = chosen.sum(-1, dtype=torch.int32).float()
             statistics.append(_row_statistics(dense, kept, is_hit, size, record.sink is not None)[..., index])
             pairs.append(chosen[:, np.concatenate([compared - 1, compared])])
         needed = _keys_for_masses(tile)[..., index]
@@ -118,7 +115,7 @@ class SparseRows:
                 self._overlaps["layer_overlap", layer].append(shared / either.clamp(min=1))
 
     def compute(self) -> tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]:
-        """Two sets of columns: for each head and rule, and the keys that each head needs. Both have layer, head, kv_group.
+        """Columns by head and rule, and those of the keys that each head needs; both have layer, head, kv_group.
 
         By rule (its number): `STATISTICS`, means over the rows, and recall_q05, their 5 % quantile; overlap with the
         set of the query before; layer_overlap, the largest with a head of the layer below (NaN in the first layer).
@@ -155,19 +152,26 @@ def _rows_to_compare(rows: IntArray) -> IntArray:
     return candidates[spread.astype(np.int64)]
 
 
-def _weighted_sums(weights: Tensor, values: Tensor) -> Tensor:
-    """Sums [H, n, dv + 1] of values [G, keys, dv + 1] by weights [H, n, keys]; the last is the sum of the weights."""
-    by_group = weights.reshape(len(values), -1, weights.shape[-1])
-    return (by_group @ values).view(*weights.shape[:2], -1)
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums over keys by weight: of the weights [H, n], and of the values [H, n, dv]."""
+
+    mass: Tensor
+    output: Tensor
+
+    @classmethod
+    def of(cls, weights: Tensor, values: Tensor) -> "_Sums":
+        """From weights [H, n, keys] and values [G, keys, dv]."""
+        output = weights.view(len(values), -1, weights.shape[-1]) @ values
+        return cls(weights.sum(-1), output.view(*weights.shape[:2], -1))
 
 
-def _row_statistics(dense: Tensor, kept: Tensor, is_hit: Tensor, size: Tensor, has_sink: bool) -> Tensor:
-    """`STATISTICS` of rows, [5, H, n], from the `_weighted_sums` of all keys and of the chosen ones."""
-    mass, kept_mass = dense[..., -1], kept[..., -1]
-    recall = (kept_mass / mass).clamp(max=1)
-    scale = 1 - (mass - kept_mass) if has_sink else recall
-    output, sparse = dense[..., :-1], kept[..., :-1] / scale.clamp(min=TINY)[..., None]
-    error = (sparse - output).norm(dim=-1) / output.norm(dim=-1).clamp(min=TINY)
+def _row_statistics(dense: _Sums, kept: _Sums, is_hit: Tensor, size: Tensor, has_sink: bool) -> Tensor:
+    """`STATISTICS` of rows, [5, H, n], from the sums over all keys and over the chosen ones."""
+    recall = (kept.mass / dense.mass).clamp(max=1)
+    scale = 1 - (dense.mass - kept.mass) if has_sink else recall
+    sparse = kept.output / scale.clamp(min=TINY)[..., None]
+    error = (sparse - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
     return torch.stack([recall, -recall.clamp(min=TINY).log(), is_hit, error, size])
 
 

@@ -66,7 +66,7 @@ class RowTile:
         return self.record.q[:, index].float().unflatten(0, (len(self.record.k), -1))
 
     def sums(self, units: str) -> Tensor:
-        """Weights of each head ("head"), or summed over KV groups ("group") or the layer ("layer"): [units, n, keys]."""
+        """Weights of heads ("head"), or sums over KV groups ("group") or the layer ("layer"): [units, n, keys]."""
         if units == "head":
             return self.weights
         groups = len(self.record.k) if units == "group" else 1
@@ -259,11 +259,20 @@ class VerticalSlash(Rule):
     needs_whole_text: ClassVar[bool] = True
 
     def select(self, tile: RowTile) -> Tensor:
-        by_column = tile.cached_in_layer("columns", lambda: _last_weights(tile.record).sum(1))
-        by_distance = tile.cached_in_layer("diagonals", lambda: _diagonal_sums(_last_weights(tile.record)))
+        by_column, by_distance = vertical_slash_sums(tile)
         columns = _largest(by_column, self.vertical)[:, None, tile.columns]
         diagonals = _largest(by_distance, self.slash)[:, tile.distance.clamp(min=0)]
         return columns | diagonals
+
+
+def vertical_slash_sums(tile: RowTile) -> Tensor:
+    """Weights of the last queries of the record summed by key and by distance, [2, H, Lk]."""
+
+    def sums() -> Tensor:
+        weights = _last_weights(tile.record)
+        return torch.stack([weights.sum(1), _diagonal_sums(weights)])
+
+    return tile.cached_in_layer("vertical and slash", sums)
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
