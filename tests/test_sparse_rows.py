@@ -48,20 +48,23 @@ def dense_sets(rule: str, alpha: Tensor, q: Tensor, k: Tensor) -> Tensor:
             elif name == "vertical-slash":
                 keys = [j for j in seen if j in columns or i - j in diagonals]
             else:
-                blocks = range(i // first)
-                vectors = {b: k[h, b * first : (b + 1) * first] for b in blocks}
-                score = {
-                    "block": lambda b: alpha[h, i, b * first : (b + 1) * first].sum(),  # noqa: B023
-                    "block-mean": lambda b: q[h, i] @ vectors[b].mean(0),  # noqa: B023
-                    "block-bounds": lambda b: torch.maximum(
-                        q[h, i] * vectors[b].amin(0),
-                        q[h, i] * vectors[b].amax(0),  # noqa: B023
-                    ).sum(),
-                }[name]
-                best = [i // first, *sorted(blocks, key=score, reverse=True)][:size]
+                scores = {
+                    b: block_score(name, q[h, i], *(t[b * first : (b + 1) * first] for t in (k[h], alpha[h, i])))
+                    for b in range(i // first)
+                }
+                best = [i // first, *sorted(scores, key=scores.__getitem__, reverse=True)][:size]
                 keys = [j for j in seen if j // first in best]
             chosen[h, i, [j for j in keys if j in seen]] = True
     return chosen
+
+
+def block_score(rule: str, query: Tensor, keys: Tensor, mass: Tensor) -> float:
+    """The score of a block with these keys [B, d], which get this mass [B]."""
+    if rule == "block":
+        return float(mass.sum())
+    if rule == "block-mean":
+        return float(query @ keys.mean(0))
+    return float(torch.maximum(query * keys.amin(0), query * keys.amax(0)).sum())
 
 
 def reference(alpha: Tensor, v: Tensor, chosen: Tensor, sink: Tensor) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from headscope.errors import BadInput
@@ -25,7 +26,7 @@ from probes.sparsity.schema import ANSWER, LAYER_BELOW, PUBLISHED, QUERY_BEFORE,
 
 
 class SparsityRunner:
-    """Cells: each (model, context length, document), and each (model, needle). It only observes, so passes are shared."""
+    """Cells: each (model, context length, document), and each (model, needle). Passes are only observed, so shared."""
 
     def __init__(self, options: SparsityOptions, context: StudyContext):
         self.options, self.context = options, context
@@ -39,9 +40,8 @@ class SparsityRunner:
         self._pairs: dict[str, PairSet] = {}
 
     def cells(self) -> list[Cell]:
-        return [
-            cell for label in self.context.labels for cell in (*self._text_cells(label), *self._answer_cells(label))
-        ]
+        kinds = self._text_cells, self._answer_cells
+        return [cell for label in self.context.labels for cells in kinds for cell in cells(label)]
 
     def _text_cells(self, label: str) -> list[Cell]:
         return [
@@ -77,7 +77,7 @@ class SparsityRunner:
         assert cell.text_pass is not None
         select: Callable[[int | None, int | None], IntArray]
         if cell.work is not None:
-            ids_of_pair, rows = self._answer_ids(cell.model, cell.text_pass.document)
+            _, rows = self._answer_ids(cell.model, cell.text_pass.document)
             keys = {"context_length": max(self.options.lengths), "doc": cell.work, "rows_of": ANSWER}
             select = lambda window, chunk_size: rows  # noqa: E731
         else:
@@ -130,20 +130,11 @@ class SparsityObserver:
         by_rule, by_head = self.rows.compute()
         columns: dict[str, Any] = {**by_rule, "rule": _rule_names(self.rows.rules)[by_rule["rule"]]}
         overlaps = {QUERY_BEFORE: columns.pop("overlap"), LAYER_BELOW: columns.pop("layer_overlap")}
-        place = {name: columns[name] for name in ("layer", "head", "kv_group", "rule")}
-        is_measured = {other: ~np.isnan(values) for other, values in overlaps.items()}
-        parts = [
-            {
-                **{name: column[is_measured[other]] for name, column in place.items()},
-                "overlap": values[is_measured[other]],
-            }
-            for other, values in overlaps.items()
-        ]
-        overlap = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        other = np.repeat([*overlaps], [int(mask.sum()) for mask in is_measured.values()])
+        place = pd.DataFrame({name: columns[name] for name in ("layer", "head", "kv_group", "rule")})
+        blocks = [place.assign(other=other, overlap=values) for other, values in overlaps.items()]
         return {
             "sparse_rows": {**self.keys, **columns},
-            "sparse_overlap": {**self.keys, **overlap, "other": other},
+            "sparse_overlap": pd.concat(blocks).dropna().assign(**self.keys),
             "sparse_keys": {**self.keys, **by_head},
         }
 
