@@ -27,12 +27,13 @@ ROWS = np.array([0, 3, 9, 17, 30, 31, 44])
 
 
 def dense_sets(rule: str, alpha: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The set of every row, bool [H, L, L], from dense weights, row by row. q [H, L, d]; k [H, L, d]."""
+    """The set of every row, bool [H, L, L], from dense weights, row by row. q [H, L, d]; k [G, L, d]."""
     name, *sizes = rule.split(":")
     heads, length, _ = alpha.shape
     chosen = torch.zeros_like(alpha, dtype=torch.bool)
     first, size = int(sizes[0]), int(sizes[-1])
-    groups = {"group-top": heads // families.GROUPS, "layer-top": heads}.get(name, 1)
+    groups = {"group-top": heads // len(k), "layer-top": heads}.get(name, 1)
+    k = k.repeat_interleave(heads // len(k), 0)
     last = alpha[:, -64:]
     for h in range(heads):
         of_unit = alpha[h // groups * groups : h // groups * groups + groups].sum(0)
@@ -108,11 +109,10 @@ def test_every_rule_equals_sorted_rows_of_eager_attention(family: str) -> None:
     by_rule, by_head = map(pd.DataFrame, sparse.compute())
     for number, layer in zip(model.geometry.layer_numbers, layers, strict=True):
         alpha = eager_reference.layer_weights(layer)
-        repeats = len(layer.q) // len(layer.k)
-        k, v = (t.double().repeat_interleave(repeats, 0) for t in (layer.k, values[number]))
+        v = values[number].double().repeat_interleave(len(layer.q) // len(layer.k), 0)
         for n, rule in enumerate(RULES):
             stored = by_rule[(by_rule["layer"] == number) & (by_rule["rule"] == n)].sort_values("head")
-            expected = reference(alpha, v, dense_sets(rule, alpha, layer.q.double(), k), 1 - alpha.sum(-1))
+            expected = reference(alpha, v, dense_sets(rule, alpha, layer.q.double(), layer.k.double()), 1 - alpha.sum(-1))
             tolerance = {"atol": 1e-6, "rtol": 1e-6}
             for name in expected:
                 np.testing.assert_allclose(stored[name], expected[name], err_msg=f"{rule} {name}", **tolerance)
@@ -174,7 +174,7 @@ def test_overlaps_are_those_of_the_query_before_and_of_the_layer_below() -> None
     records = [replace(random_record(layer), layer=layer) for layer in range(2)]
     stored = measured(records, ["top:3", "streaming:1:2"], np.array([5, 20]))
     for layer, record in enumerate(records):
-        sets = [dense_sets("top:3", weights(r), r.q, r.k.repeat_interleave(2, 0)) for r in records]
+        sets = [dense_sets("top:3", weights(r), r.q, r.k) for r in records]
 
         def overlap(a: Tensor, b: Tensor) -> float:
             return float((a & b).sum() / (a | b).sum())
@@ -197,7 +197,8 @@ def test_a_text_in_chunks_has_the_statistics_of_one_pass() -> None:
                 k=record.k[:, : cut.stop], v=record.v[:, : cut.stop])
         for cut in (slice(0, 16), slice(16, 32), slice(32, 48))
     ]  # fmt: skip
-    pd.testing.assert_frame_equal(measured(chunks, rules), measured([record], rules), rtol=1e-6)
+    rows = np.arange(48)
+    pd.testing.assert_frame_equal(measured(chunks, rules, rows), measured([record], rules, rows), rtol=1e-6)
 
 
 def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_95_percent_of_them() -> None:

@@ -21,13 +21,13 @@ _LONGEST = "at the longest context length, over rows of text"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        "keys_95": Statistic(
+        "sparse_keys": Statistic(
             "keys for 95 % of the mass",
             "keys",
             f"fewest keys that hold 95 % of a row's weight, mean {_LONGEST}",
             log_scale=True,
         ),
-        "keys_95_answer": Statistic(
+        "sparse_keys_answer": Statistic(
             "keys for 95 % of the mass in answer rows",
             "keys",
             "the same in the rows that produce the answer to a question about a needle",
@@ -84,7 +84,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     if "sparse_keys" not in run.tables:
         return None
     blocks = []
-    for name, rows_of in (("keys_95", TEXT), ("keys_95_answer", ANSWER)):
+    for name, rows_of in (("sparse_keys", TEXT), ("sparse_keys_answer", ANSWER)):
         keys = longest_rows(run, "sparse_keys", rows_of)
         if len(keys):
             blocks.append(mean_with_interval(keys.set_index([*HEAD_KEYS, "doc"])["keys_95"], name, 1))
@@ -155,11 +155,11 @@ def recall_by_layer(run: RunTables, model: str) -> pd.DataFrame:
 
 def overview(run: Run) -> Overview | None:
     """The heads of every model that need most keys."""
-    if "keys_95" not in run.heads:
+    if "sparse_keys" not in run.heads:
         return None
     records = []
-    for model, heads in run.heads.dropna(subset=["keys_95"]).groupby("model", observed=True):
-        for row in heads.sort_values("keys_95", ascending=False)[:OVERVIEW_HEADS].to_dict("records"):
+    for model, heads in run.heads.dropna(subset=["sparse_keys"]).groupby("model", observed=True):
+        for row in heads.sort_values("sparse_keys", ascending=False)[:OVERVIEW_HEADS].to_dict("records"):
             names = [name for name in STATISTICS if name in row]
             shown = {"model": str(model), "head": format_head(int(row["layer"]), int(row["head"]))}
             records.append({**shown, **{name: row[name] for name in names}})

@@ -56,13 +56,13 @@ def plot_shared_sets(recall: pd.DataFrame, title: str) -> go.Figure:
 
 def plot_answer_rows(heads: pd.DataFrame, title: str) -> go.Figure:
     """Keys for 95 % of the mass in answer rows (y) and rows of text (x), a point per head of one model."""
-    rows = heads.dropna(subset=["keys_95", "keys_95_answer"])
+    rows = heads.dropna(subset=["sparse_keys", "sparse_keys_answer"])
     if rows.empty:
         return style.empty_figure(title, "no rows that produce an answer")
     figure = style.new_figure(title)
     figure.add_scatter(
-        x=rows["keys_95"],
-        y=rows["keys_95_answer"],
+        x=rows["sparse_keys"],
+        y=rows["sparse_keys_answer"],
         mode="markers",
         customdata=rows[["layer", "head", "kv_group"]],
         text=[format_head(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)],
@@ -70,6 +70,6 @@ def plot_answer_rows(heads: pd.DataFrame, title: str) -> go.Figure:
         showlegend=False,
         hovertemplate="%{text}: %{x:.0f} keys in text, %{y:.0f} in answers<extra></extra>",
     )
-    figure.update_xaxes(title_text="keys, rows of text", **axes.log_axis(rows["keys_95"]))
-    figure.update_yaxes(title_text="keys, rows of answers", **axes.log_axis(rows["keys_95_answer"]))
+    figure.update_xaxes(title_text="keys, rows of text", **axes.log_axis(rows["sparse_keys"]))
+    figure.update_yaxes(title_text="keys, rows of answers", **axes.log_axis(rows["sparse_keys_answer"]))
     return style.declare_head_points(figure)

@@ -49,23 +49,23 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
 
 
 def _key_charts(context: RenderContext) -> Iterator[Chart]:
-    labels = [*context.finite_values("keys_95")]
+    labels = [*context.finite_values("sparse_keys")]
     for label in labels:
         yield Chart(
-            plot_matrix(context.heads, "keys_95", label, context.scale_heads),
-            f"One cell per head; layer 0 is at the bottom. {statistic('keys_95').title}: "
-            f"{statistic('keys_95').meaning}.",
-            describe_extremes(context.heads, "keys_95", label),
+            plot_matrix(context.heads, "sparse_keys", label, context.scale_heads),
+            f"One cell per head; layer 0 is at the bottom. {statistic('sparse_keys').title}: "
+            f"{statistic('sparse_keys').meaning}.",
+            describe_extremes(context.heads, "sparse_keys", label),
             half_width=True,
         )
     if labels:
         yield Chart(
-            plot_by_layer(context.heads, "keys_95"),
+            plot_by_layer(context.heads, "sparse_keys"),
             "Geometric mean over the heads of a layer, with the 10 % to 90 % quantile band.",
             half_width=True,
         )
     if len(labels) > 1:
-        yield comparison_chart(context.heads, "keys_95", labels[0])
+        yield comparison_chart(context.heads, "sparse_keys", labels[0])
 
 
 def _rule_charts(context: RenderContext) -> Iterator[Chart]:
@@ -93,7 +93,7 @@ def _shared_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _answer_charts(context: RenderContext) -> Iterator[Chart]:
-    for label in context.finite_values("keys_95_answer"):
+    for label in context.finite_values("sparse_keys_answer"):
         yield Chart(
             plots.plot_answer_rows(
                 context.heads[context.heads["model"] == label], f"Keys for 95 % of the mass: {label}"
