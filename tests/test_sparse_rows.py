@@ -21,6 +21,8 @@ from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import RowTile, parse_rule
 
 LENGTH = 45
+TINY = torch.finfo(torch.float32).tiny
+"""In place of 0, since a row may keep no key."""
 RULES = ("top:5", "group-top:5", "layer-top:5", "block:4:3", "block-mean:4:3", "block-bounds:4:3", "streaming:2:7",
          "vertical-slash:3:4", "top:1000")  # fmt: skip
 ROWS = np.array([0, 3, 9, 17, 30, 31, 44])
@@ -74,12 +76,12 @@ def reference(alpha: Tensor, v: Tensor, chosen: Tensor, sink: Tensor) -> pd.Data
     for h in range(len(alpha)):
         kept = torch.where(chosen[h], alpha[h], 0)[ROWS]
         recall = kept.sum(-1) / alpha[h][ROWS].sum(-1)
-        z, sparse = alpha[h][ROWS] @ v[h], kept @ v[h] / (kept.sum(-1) + sink[h][ROWS])[:, None]
+        z, sparse = alpha[h][ROWS] @ v[h], kept @ v[h] / (kept.sum(-1) + sink[h][ROWS]).clamp(min=TINY)[:, None]
         rows.append(
             {
                 "recall": recall.mean(),
                 "recall_q05": recall.quantile(0.05),
-                "kl": -recall.log().mean(),
+                "kl": -recall.clamp(min=TINY).log().mean(),
                 "top1": chosen[h][ROWS].gather(-1, alpha[h][ROWS].argmax(-1, keepdim=True)).double().mean(),
                 "error": ((sparse - z).norm(dim=-1) / z.norm(dim=-1)).mean(),
                 "kept": chosen[h][ROWS].sum(-1).double().mean(),
@@ -112,10 +114,12 @@ def test_every_rule_equals_sorted_rows_of_eager_attention(family: str) -> None:
         v = values[number].double().repeat_interleave(len(layer.q) // len(layer.k), 0)
         for n, rule in enumerate(RULES):
             stored = by_rule[(by_rule["layer"] == number) & (by_rule["rule"] == n)].sort_values("head")
-            expected = reference(alpha, v, dense_sets(rule, alpha, layer.q.double(), layer.k.double()), 1 - alpha.sum(-1))
-            tolerance = {"atol": 1e-6, "rtol": 1e-6}
-            for name in expected:
-                np.testing.assert_allclose(stored[name], expected[name], err_msg=f"{rule} {name}", **tolerance)
+            expected = reference(
+                alpha, v, dense_sets(rule, alpha, layer.q.double(), layer.k.double()), 1 - alpha.sum(-1)
+            )
+            for name in expected:  # the two passes differ in rounding, which a quantile, log or ratio enlarges
+                tolerance = 1e-6 if name in ("recall", "top1", "kept") else 1e-5
+                np.testing.assert_allclose(stored[name], expected[name], tolerance, tolerance, err_msg=f"{rule} {name}")
         needed = by_head[by_head["layer"] == number].sort_values("head")
         for name, share in (("keys_90", 0.9), ("keys_95", 0.95), ("keys_99", 0.99)):
             counts = [np.mean([keys_needed(alpha[h, i], share) for i in ROWS]) for h in range(len(alpha))]

@@ -86,6 +86,8 @@ class SparseRows:
         index, visible = to_device(device, counted), to_device(device, count_visible_keys(record, tile.rows))
         is_visible = (tile.distance >= 0) & (tile.distance < visible[:, None])
         dense = _Sums.of(tile.weights, values)
+        queries = to_device(device, tile.rows - query_range(record).start)
+        sink = torch.zeros_like(dense.mass) if record.sink_weight is None else record.sink_weight[:, queries]
         top = tile.weights.argmax(-1, keepdim=True)
         statistics, pairs = [], []
         for rule in self.rules:
@@ -93,7 +95,7 @@ class SparseRows:
             kept = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
             is_hit = chosen.gather(-1, top)[..., 0].float()
             size = chosen.sum(-1, dtype=torch.int32).float()
-            statistics.append(_row_statistics(dense, kept, is_hit, size, record.sink is not None)[..., index])
+            statistics.append(_row_statistics(dense, kept, is_hit, size, sink)[..., index])
             pairs.append(chosen[:, np.concatenate([compared - 1, compared])])
         needed = _keys_for_masses(tile)[..., index]
         self._rows[record.layer].append((needed, torch.stack(statistics, 1)))
@@ -166,10 +168,10 @@ class _Sums:
         return cls(weights.sum(-1), output.view(*weights.shape[:2], -1))
 
 
-def _row_statistics(dense: _Sums, kept: _Sums, is_hit: Tensor, size: Tensor, has_sink: bool) -> Tensor:
-    """`STATISTICS` of rows, [5, H, n], from the sums over all keys and over the chosen ones."""
+def _row_statistics(dense: _Sums, kept: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
+    """`STATISTICS` of rows, [5, H, n], from the sums over all keys and over the chosen ones; `sink` is its weight."""
     recall = (kept.mass / dense.mass).clamp(max=1)
-    scale = 1 - (dense.mass - kept.mass) if has_sink else recall
+    scale = (kept.mass + sink) / (dense.mass + sink)
     sparse = kept.output / scale.clamp(min=TINY)[..., None]
     error = (sparse - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
     return torch.stack([recall, -recall.clamp(min=TINY).log(), is_hit, error, size])

@@ -63,14 +63,16 @@ class RowTile:
     def queries(self) -> Tensor:
         """The query vectors of the rows by KV group, [G, H / G, n, d], float32."""
         index = to_device(self.weights.device, self.rows - query_range(self.record).start)
-        return self.record.q[:, index].float().unflatten(0, (len(self.record.k), -1))
+        q: Tensor = self.record.q[:, index].float()
+        return q.view(len(self.record.k), -1, *q.shape[1:])
 
     def sums(self, units: str) -> Tensor:
         """Weights of heads ("head"), or sums over KV groups ("group") or the layer ("layer"): [units, n, keys]."""
         if units == "head":
             return self.weights
         groups = len(self.record.k) if units == "group" else 1
-        return self.cached(("sums", units), lambda: self.weights.unflatten(0, (groups, -1)).sum(1))
+        shape = groups, -1, *self.weights.shape[1:]
+        return self.cached(("sums", units), lambda: self.weights.view(shape).sum(1))
 
     def ordered(self, units: str) -> Tensor:
         """The `sums` of every row in ascending order."""
@@ -174,7 +176,7 @@ class Blocks(Rule):
     def scores(self, tile: RowTile) -> Tensor:
         """Scores of the blocks from that of column 0 on, [H, n, blocks]."""
         weights = nn.functional.pad(tile.weights, (tile.first % self.block, -self._end(tile) % self.block))
-        return weights.unflatten(-1, (-1, self.block)).sum(-1)
+        return weights.view(*weights.shape[:2], -1, self.block).sum(-1)
 
     def select(self, tile: RowTile) -> Tensor:
         first_block = tile.first // self.block
@@ -199,9 +201,9 @@ class Blocks(Rule):
         def pool() -> Tensor:
             keys, first = tile.record.k.float(), tile.record.first_key
             padding = (0, 0, first % self.block, -(first + keys.shape[1]) % self.block)
-            is_key = nn.functional.pad(torch.ones_like(keys[0, :, :1]), padding).unflatten(0, (-1, self.block))
+            is_key = nn.functional.pad(torch.ones_like(keys[0, :, :1]), padding).view(-1, self.block, 1)
             fill = {"mean": 0.0, "min": torch.inf, "max": -torch.inf}[how]
-            blocks = nn.functional.pad(keys, padding, value=fill).unflatten(1, (-1, self.block))
+            blocks = nn.functional.pad(keys, padding, value=fill).view(len(keys), -1, self.block, keys.shape[-1])
             if how == "mean":
                 return blocks.sum(2) / is_key.sum(1)
             return blocks.amin(2) if how == "min" else blocks.amax(2)

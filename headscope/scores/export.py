@@ -331,7 +331,7 @@ FORMATS: Mapping[str, Format] = {
         "rope_parameters of type longrope, if all heads share their frequencies", _longrope, needs_score=False
     ),
     "minference": Format(
-        "MInference: JSON, per layer the columns and diagonals of every head, from a run of sparsity",
+        "MInference: JSON, per layer the columns and diagonals of every head, from measured rules",
         _minference,
         needs_score=False,
     ),

@@ -40,7 +40,7 @@ def best_patterns(run: RunTables, model: str) -> list[dict[str, list[Any]]]:
     Raises BadInput without rules of this kind.
     """
     if "sparse_rows" not in run.tables:
-        raise BadInput("the run has no sparse selections. Measure some with 'headscope sparsity'")
+        raise BadInput("the run has no sparse selections. Measure rules that choose keys first")
     rows = run.rows("sparse_rows", model=model, rows_of="text").astype({"rule": str})
     rows = rows_at_longest_length(rows[rows["rule"].str.startswith(f"{RULE}:")])
     if rows.empty:
@@ -48,7 +48,7 @@ def best_patterns(run: RunTables, model: str) -> list[dict[str, list[Any]]]:
     recall = rows.groupby(["layer", "head", "rule"])["recall"].mean()
     best = recall.loc[recall.groupby(["layer", "head"]).idxmax()]
     layers: list[dict[str, list[Any]]] = [{} for _ in range(int(best.index.get_level_values("layer").max()) + 1)]
-    for (layer, head, rule), score in best.items():
+    for layer, head, rule, score in best.reset_index().itertuples(index=False):
         _, vertical, slash = rule.split(":")
         layers[layer][str(head)] = [PATTERN, int(vertical), int(slash), round(float(score), 3)]
     return layers

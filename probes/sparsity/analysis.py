@@ -65,11 +65,17 @@ def rules_of(run: RunTables) -> list[str]:
     return [str(rule) for rule in run.table("sparse_rows")["rule"].unique()]
 
 
+def shown_rules(run: RunTables) -> list[str]:
+    """The rules at the middle one of their sizes."""
+    sizes: dict[str, list[str]] = {}
+    for rule in rules_of(run):
+        sizes.setdefault(rule_family(rule), []).append(rule)
+    return [rules[len(rules) // 2] for rules in sizes.values()]
+
+
 def shown_rule(run: RunTables) -> str:
-    """The rule of the per-head table: the first, at the middle one of its sizes."""
-    rules = rules_of(run)
-    sizes = [rule for rule in rules if rule_family(rule) == rule_family(rules[0])]
-    return sizes[len(sizes) // 2]
+    """The rule of the per-head table: the first, at its middle size."""
+    return shown_rules(run)[0]
 
 
 def shared_pair(run: RunTables) -> tuple[str, str] | None:
@@ -94,8 +100,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         blocks.append(mean_with_interval(shown["recall"], "sparse_recall", 0, 1))
         blocks.append(mean_with_interval(shown["error"], "sparse_error", 0))
         if (pair := shared_pair(run)) is not None:
-            own, shared = (rows.loc[rule, "recall"] for rule in pair)
-            blocks.append(mean_with_interval(own - shared, "sparse_shared_loss", -1, 1))
+            recall = rows["recall"].unstack("rule")
+            blocks.append(mean_with_interval(recall[pair[0]] - recall[pair[1]], "sparse_shared_loss", -1, 1))
     return pd.concat(blocks, axis=1) if blocks else None
 
 

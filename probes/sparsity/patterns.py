@@ -42,9 +42,10 @@ class HeadPatterns(Rule):
         vertical, slash = self.sizes_by_layer[tile.record.layer].to(columns.device)
         chosen = _ranks(columns) < vertical
         by_distance = _ranks(diagonals) < slash
-        return chosen[:, None, tile.columns] | by_distance[:, tile.distance.clamp(min=0)]
+        selected: Tensor = chosen[:, None, tile.columns] | by_distance[:, tile.distance.clamp(min=0)]
+        return selected
 
 
 def _ranks(values: Tensor) -> Tensor:
     """Rank of every value in its row, 0 for the largest."""
-    return values.argsort(-1, descending=True, stable=True).argsort(-1)
+    return values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

@@ -16,8 +16,8 @@ from probes.sparsity.analysis import (
     longest_rows,
     mean_cost,
     recall_at_equal_cost,
-    rules_of,
     shared_pair,
+    shown_rules,
 )
 from probes.sparsity.schema import ANSWER, PUBLISHED
 
@@ -41,7 +41,7 @@ def results(run: Run) -> Iterator[Result]:
         yield _keys_result(model, of_model)
         yield from _shared_results(run, model, of_rules)
         yield from _best_rule(run, model)
-        for rule in rules_of(run):
+        for rule in shown_rules(run):
             yield from _worst_heads(model, rule, of_rules[of_rules["rule"] == rule])
         if len(of_answers := answers[answers["model"] == model]):
             medians = of_answers.groupby("doc")["keys_95"].median()
@@ -57,9 +57,10 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 
     def values(rows_of: Any) -> pd.Series:
         rows = rows_of[(rows_of["model"] == model) & (rows_of["layer"] == layer) & (rows_of["head"] == head)]
-        return rows.set_index("doc")["keys_95"]
+        by_document: pd.Series = rows.set_index("doc")["keys_95"]
+        return by_document
 
-    if not len(by_document := values(longest_rows(run, "sparse_keys"))):
+    if not len(needed := values(longest_rows(run, "sparse_keys"))):
         return
     details: dict[str, Any] = {}
     if len(answers := values(longest_rows(run, "sparse_keys", ANSWER))):
@@ -68,9 +69,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
         family = best[layer, head]
         recall = float(run.derived(recall_at_equal_cost, model).loc[(layer, head), family])
         details |= {"family": family, "recall": recall, "cost": mean_cost(run, model)}
-    yield mean_result(
-        "sparsity.head", by_document, (1, float("inf")), model=model, layer=layer, head=head, details=details
-    )
+    yield mean_result("sparsity.head", needed, (1, float("inf")), model=model, layer=layer, head=head, details=details)
 
 
 def _keys_result(model: str, rows: pd.DataFrame) -> Result:
@@ -124,7 +123,7 @@ def _worst_heads(model: str, rule: str, rows: pd.DataFrame) -> Iterator[Result]:
 
 def _worst(question: str, recall: pd.DataFrame, model: str, where: dict[str, Any], **fields: Any) -> Result:
     """The smallest mean of recalls [heads, documents]; its interval allows for the choice among these heads."""
-    worst = recall.loc[[recall.mean(axis=1).idxmin()]]
+    worst = recall.iloc[[int(recall.mean(axis=1).to_numpy().argmin())]]
     low, high = confidence_interval(worst.to_numpy(float), choices=len(recall)).clip(0, 1).ravel().tolist()
     ((layer, head),) = worst.index
     by_sample = {str(name): float(value) for name, value in worst.iloc[0].items()}
