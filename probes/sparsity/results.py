@@ -114,8 +114,8 @@ def _worst_heads(model: str, rule: str, rows: pd.DataFrame) -> Iterator[Result]:
         return
     recall = rows.pivot(index=["layer", "head"], columns="doc", values="recall")
     parts = [
-        _worst("sparsity.worst_in_layer", of_layer, model, {"rule": rule, "in_layer": int(layer)})
-        for layer, of_layer in recall.groupby(level="layer")
+        _worst("sparsity.worst_in_layer", recall.loc[[layer]], model, {"rule": rule, "in_layer": int(layer)})
+        for layer in recall.index.unique("layer")
     ]
     details = {"mean": float(rows["recall"].mean()), "kept": float(rows["kept"].mean())}
     yield _worst("sparsity.worst_head", recall, model, {"rule": rule}, details=details, parts=parts)
