@@ -10,11 +10,12 @@ import pytest
 import torch
 from support import eager_reference, families
 from support.synthetic_runs import synthetic_run
-from support.tiny_studies import WORDS, save_checkpoint, save_texts
+from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.measures.row_sampling import select_last_octave
+from headscope.prompts.texts import load_token_documents
 from headscope.rendering import assembly
 from headscope.results.check_file import parse_checks
 from headscope.results.checks import run_checks
@@ -63,20 +64,14 @@ def run(folder: Path) -> Run:
     )  # fmt: skip
 
 
-def text_ids(folder: Path, number: int) -> torch.Tensor:
-    """Ids of a document: a word is a token."""
-    vocabulary = {word: n + 3 for n, word in enumerate(WORDS)}
-    file = sorted((folder / "texts").iterdir())[number]
-    return torch.tensor([vocabulary[word] for word in file.read_text().split()][:LENGTH])
-
-
 def test_recall_of_top_and_needed_keys_equal_sorted_rows_of_eager_attention(folder: Path, run: Run) -> None:
     module = hs.load(str(folder / "tiny"), device="cpu").module
     recall = run.rows("sparse_rows", model="base", rule="top:4").set_index(["doc", "layer", "head"])["recall"]
     keys = run.rows("sparse_keys", model="base").set_index(["doc", "layer", "head"])["keys_95"]
-    for number, doc in enumerate(recall.index.unique("doc")):
-        rows = select_last_octave(LENGTH, ROWS, number)
-        _, layers = eager_reference.eager_qk(module, text_ids(folder, number)[None])
+    documents = load_token_documents(f"file:{folder}/texts/*.txt", tokenizer(), DOCS, LENGTH)
+    for number, document in enumerate(documents):
+        doc, rows = document.name, select_last_octave(LENGTH, ROWS, number)
+        _, layers = eager_reference.eager_qk(module, torch.tensor(document.ids[:LENGTH])[None])
         for layer, eager in enumerate(layers):
             ordered = eager_reference.layer_weights(eager)[:, rows].sort(descending=True).values
             np.testing.assert_allclose(recall[doc, layer], ordered[..., :4].sum(-1).mean(-1), atol=1e-6)
@@ -88,7 +83,7 @@ def test_the_head_table_has_means_with_intervals_over_documents(run: Run) -> Non
     heads = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
     stored = run.rows("sparse_keys", model="yarn").astype({"keys_95": float}).groupby(["layer", "head"])["keys_95"]
     np.testing.assert_allclose(heads["sparse_keys"], stored.mean(), rtol=1e-6)
-    assert (heads["sparse_keys_low"] < heads["sparse_keys_high"]).all()
+    assert (heads["sparse_recall_low"] < heads["sparse_recall_high"]).all()
     recall = run.rows("sparse_rows", model="yarn").astype({"recall": float, "rule": str})
     means = recall.groupby(["rule", "layer", "head"])["recall"].mean()
     np.testing.assert_allclose(heads["sparse_recall"], means["top:8"], rtol=1e-6)
@@ -119,7 +114,8 @@ def test_results_name_the_worst_head_and_checks_bound_it_by_layer(run: Run) -> N
     of_layer = means[2].min()
     for bound, outcome in ((of_layer - 0.4, "passes"), (of_layer + 0.4, "fails")):
         entry = {"result": "sparsity.worst_in_layer", "model": "base", "at_least": bound}
-        checks = parse_checks({"checks": [entry | {"where": {"rule": "streaming:1:15", "in_layer": 2}}]}, "checks.yaml")
+        entry |= {"where": {"rule": "streaming:1:15", "in_layer": 2}}
+        checks = parse_checks([entry], "checks.yaml")
         (checked,) = run_checks(run, checks)
         assert checked.value == pytest.approx(of_layer)
         assert checked.outcome in (outcome, "undecided")
