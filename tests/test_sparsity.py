@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families
-from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 
 import headscope as hs
@@ -179,8 +178,3 @@ def test_charts_of_models_and_heads_have_data(run: Run) -> None:
     assert all(figure.data for figure in figures)
     (chart,) = head_charts(run, "base", 1, 1)
     assert {trace.name for trace in chart.figure.data} == {*FAMILIES, "minference"}
-
-
-def test_a_synthetic_run_has_results(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, probes=["measure", "sparsity"])
-    assert {"sparse_keys", "sparse_recall"} <= {*run.heads}
