@@ -20,6 +20,7 @@ from headscope.results.check_file import parse_checks
 from headscope.results.checks import run_checks
 from headscope.results.words import sentence
 from headscope.runs.run import Run
+from headscope.scores.minference import read_patterns
 from probes.sparsity import results
 from probes.sparsity.analysis import best_families, recall_at_equal_cost, recall_curves, rule_family
 from probes.sparsity.report import charts, head_charts
@@ -178,3 +179,14 @@ def test_charts_of_models_and_heads_have_data(run: Run) -> None:
     assert all(figure.data for figure in figures)
     (chart,) = head_charts(run, "base", 1, 1)
     assert {trace.name for trace in chart.figure.data} == {*FAMILIES, "minference"}
+
+
+def test_entries_of_a_published_file_are_read(tmp_path: Path) -> None:
+    """The first heads of MInference's file of Qwen3-0.6B, as published."""
+    entries = (
+        '[{"0": ["vertical_and_slash", 3500, 100, 0.675], "1": ["vertical_and_slash", 1000, 6096, 0.981]}, '
+        '{"0": ["vertical_and_slash", 1000, 6096, 1.0], "1": ["vertical_and_slash", 3500, 100, 0.668]}]'
+    )
+    (tmp_path / "p.json").write_text(entries)
+    sizes = {(0, 0): (3500, 100), (0, 1): (1000, 6096), (1, 0): (1000, 6096), (1, 1): (3500, 100)}
+    assert read_patterns(str(tmp_path / "p.json")) == sizes
