@@ -165,13 +165,12 @@ def test_laws(seed: int, size: int, window: int | None, has_sink: bool) -> None:
     for rule in ("top:30", "group-top:30", "layer-top:30", "block:1:30", "block:4:30"):
         assert (stored.loc[rule, ["recall", "recall_q05", "top1"]] == 1).all(axis=None)
         assert (stored.loc[rule, ["error", "kl"]] == 0).all(axis=None)
-    keys = weights(record)[:, 23]
     tile = RowTile(record, np.array([23]), *row_weights(record, np.array([23])), {})
     for rule in map(parse_rule, others):
         chosen = rule.select(tile).expand_as(tile.weights)[:, 0]
         kept = torch.where(chosen, tile.weights[:, 0], 0)
         for head, count in enumerate((chosen & (tile.weights[:, 0] > 0)).sum(-1).tolist()):
-            assert kept[head].sum() <= keys[head].sort(descending=True).values[:count].sum() + tolerance
+            assert kept[head].sum() <= tile.weights[head, 0].sort(descending=True).values[:count].sum() + tolerance
 
 
 def test_overlaps_are_those_of_the_query_before_and_of_the_layer_below() -> None:
