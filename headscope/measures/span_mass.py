@@ -79,17 +79,25 @@ def weight_tiles(record: AttentionRecord, rows: IntArray) -> Iterator[tuple[IntA
 
     Yields rows of the document [n], the first key of the document in the tile, and weights [H, n, keys], float32.
     """
-    device, offset = record.q.device, query_range(record).start
-    heads, (queries, keys) = len(record.q), (record.q.shape[1], record.k.shape[1])
+    offset, (heads, keys) = query_range(record).start, (len(record.q), record.k.shape[1])
     indices = rows_in_chunk(rows, record)
-    size = items_per_tile(device, max(1, LOGITS_PER_TILE // (heads * keys)), heads * keys)
+    size = items_per_tile(record.q.device, max(1, LOGITS_PER_TILE // (heads * keys)), heads * keys)
     for start in range(0, len(indices), size):
         tile = indices[start : start + size]
-        own = tile + keys - queries
-        low = max(0, int((own + 1 - count_visible_keys(record, tile + offset)).min()))
-        index = to_device(device, tile)
-        logits = record.masked_logits(index, torch.arange(low, int(own[-1]) + 1, device=device))
-        yield tile + offset, low + record.first_key, logits.sub_(record.lse[:, index, None]).exp_()
+        yield tile + offset, *row_weights(record, tile)
+
+
+def row_weights(record: AttentionRecord, indices: IntArray) -> tuple[int, Tensor]:
+    """Weights [H, n, keys] of queries of the record, given by index, ascending, float32.
+
+    The keys are those from the first that any of these rows sees, whose number in the document comes first, to the own
+    key of the last row; memory is O(n x H x keys).
+    """
+    own = indices + record.k.shape[1] - record.q.shape[1]
+    low = max(0, int((own + 1 - count_visible_keys(record, indices + query_range(record).start)).min()))
+    index = to_device(record.q.device, indices)
+    logits = record.masked_logits(index, torch.arange(low, int(own[-1]) + 1, device=index.device))
+    return low + record.first_key, logits.sub_(record.lse[:, index, None]).exp_()
 
 
 def row_masses(record: AttentionRecord, rows: IntArray, key_columns: Tensor) -> Iterator[tuple[IntArray, Tensor]]:
