@@ -1,7 +1,7 @@
 """Rendering of a page in two steps: the blocks that fill a window first, the rest on request. Pages are cached."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,7 +42,7 @@ class RenderedPage:
 
     def __init__(self, address: str, page: Page, run: Run, view: ViewState, content: PageContent) -> None:
         self.address, self.page, self.run, self.view, self.content = address, page, run, view, content
-        self._remaining_blocks: Iterator[PlacedBlock] = _place_blocks(content)
+        self._remaining_blocks: Iterator[PlacedBlock] = _place_blocks(content.sections)
         self._initial: list[Any] | None = None
         self._deferred: list[Any] | None = None
         self._last_heading: str | None = None
@@ -136,8 +136,8 @@ def _clear_cache_on_error() -> Iterator[None]:
         raise
 
 
-def _place_blocks(content: PageContent) -> Iterator[PlacedBlock]:
-    for section, (heading, blocks) in enumerate(content.sections.items()):
+def _place_blocks(sections: Mapping[str, Sequence[Block]]) -> Iterator[PlacedBlock]:
+    for section, (heading, blocks) in enumerate(sections.items()):
         for index, block in enumerate(blocks):
             yield PlacedBlock(heading, block, f"{section}-{index}")
 

@@ -206,7 +206,7 @@ def test_which_heads_are_induction_heads(page: Page):
     assert f"; first of 270 heads in base: L{layer}H{head} ({scores['base'].max():.2f})" in text
     rows = page.locator(".ag-pinned-left-cols-container .ag-row")
     expect(rows).to_have_count(count)
-    pinned_heads = {tuple(map(int, row.locator("[role=gridcell]").all_inner_texts())) for row in rows.all()}
+    pinned_heads = {tuple(map(int, (row.get_attribute("row-id") or "").split("."))) for row in rows.all()}
     assert pinned_heads == {*scores["base"][scores["base"] > 0.5].index}
 
 

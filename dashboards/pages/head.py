@@ -7,15 +7,18 @@ from itertools import chain
 import pandas as pd
 
 from dashboards.pages.heads import PATH as HEADS_PATH
+from dashboards.run_command import command_for_run
+from dashboards.run_store import current_store, run_label
 from dashboards.view_state import ViewState, describe_statistic, parse_head
+from headscope.plots import role_emergence
 from headscope.rendering import assembly, similar_heads
-from headscope.rendering.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.rendering.blocks import Block, Chart, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.rendering.explorer_blocks import Badges, KeyLinks, query_link
 from headscope.rendering.text import column_heading, format_cell, head_mask
-from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
+from headscope.runs.column_metadata import capitalise, measured_roles, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
-from headscope.runs.summary import default_models_with, longest_ess_column
+from headscope.runs.summary import default_models_with, longest_ess_column, training_checkpoints
 
 NAME = "Head"
 PATH = "/head"
@@ -35,7 +38,7 @@ def controls(run: Run) -> Sequence[str]:
 
 def missing_command(run: Run) -> str:
     """The command that measures heads; "" if the run has heads."""
-    return "" if len(run.heads) else "headscope run --model NAME=CHECKPOINT@SCHEME"
+    return "" if len(run.heads) else command_for_run("headscope run", run)
 
 
 def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
@@ -48,6 +51,8 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(_card(run, view.model, layer, head)),
         "Behaviour": LazySequence(_fold_tables(assembly.head_blocks(run, view.model, layer, head))),
+        **_explorers(run, view, layer, head),
+        "During training": LazySequence(_training_charts(run, layer, head)),
         "Heads like this one": LazySequence(
             chain(
                 assembly.similar_head_blocks(run, view.model, layer, head),
@@ -84,6 +89,42 @@ def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
         )
     yield _neighbour_links(run, layer, head)
     yield from assembly.head_card(run, model, layer, head)
+
+
+def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Sequence[Block]]:
+    """What the probes show of the head in the state of the URL; without the data, the runs that have it."""
+    query = {name: value for name, value in view.query.items() if isinstance(value, str)}
+    sections: dict[str, Sequence[Block]] = {}
+    for probe, blocks in assembly.head_explorers(run, view.model, layer, head, query):
+        heading = probe.head_explorer_heading
+        if probe.head_explorer_headingle in run.tables:
+            sections[heading] = LazySequence(blocks)
+        elif links := [*_runs_with_table(probe.head_explorer_headingle, f"/head/{layer}.{head}")]:
+            reason = "This run does not store it. Other runs of this folder do:"
+            sections[heading] = [TextBlock([reason], links=Links(links))]
+    return sections
+
+
+def _runs_with_table(table_name: str, path: str) -> Iterator[Link]:
+    for name, run in current_store().list_runs().items():
+        if isinstance(run, Run) and table_name in run.tables:
+            yield Link(f"Open {run_label(name)}", query_link(path, run=name))
+
+
+def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
+    """The scores of the head by training step, for a run over checkpoints."""
+    training_steps = run.derived(_training_steps)
+    if training_steps["step"].nunique() > 1:
+        scored = [roles()[name] for name in measured_roles(run.heads) if roles()[name].threshold is not None]
+        names = [*dict.fromkeys(role.order_by for role in scored)]
+        yield Chart(
+            role_emergence.plot_head_during_training(run.heads, (layer, head), names, training_steps),
+            "One panel per score of the head, one line per training run.",
+        )
+
+
+def _training_steps(run: Run) -> pd.DataFrame:
+    return training_checkpoints(run.manifest["models"])
 
 
 def _fold_tables(blocks: Iterator[Block]) -> Iterator[Block]:
@@ -129,7 +170,7 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
 def _neighbour_links(run: Run, layer: int, head: int) -> KeyLinks:
     heads = set(run.heads[["layer", "head"]].itertuples(index=False, name=None))
     neighbours = {
-        key: Link(name, f"/head/{layer + layer_step}.{head + head_step}")
+        key: Link(name, query_link(f"/head/{layer + layer_step}.{head + head_step}"))
         for name, (key, layer_step, head_step) in NEIGHBOURS.items()
         if (layer + layer_step, head + head_step) in heads
     }
