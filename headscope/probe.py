@@ -49,7 +49,7 @@ class Probe:
     """The name of its explorer in the navigation."""
     head_explorer_heading: ClassVar[str] = ""
     """The name of its explorer on the page of a head."""
-    head_explorer_headingle: ClassVar[str] = ""
+    head_explorer_table: ClassVar[str] = ""
     """The table without which its explorer of a head has nothing to show."""
     example: ClassVar[str] = ""
     """An example command line."""

@@ -1,4 +1,4 @@
-"""Pages of the app in a browser: empty pages, the linked table and matrix of heads, and the sets of heads."""
+"""Pages of the app in a browser: empty pages, tabs, the linked table and matrix of heads, and the sets of heads."""
 
 import csv
 import io
@@ -72,6 +72,8 @@ def test_the_page_of_a_head_shows_a_trial_and_an_answer_token_of_choice(
     needle = shipped("needle")
     keys = Run.open(needle).table("needle_keys").query("layer == 18 and head == 6 and context_length == 1024")
     page = browse(f"{serve(needle)}/head/18.6?run={needle.name}")
+    page.get_by_role("link", name="At the needle's answer", exact=True).click()
+    page.wait_for_url("**tab=at-the-needle-s-answer*")
     option = page.locator("select[aria-label=Trial] option", has_text="1,024 tokens").first
     page.locator("select[aria-label=Trial]").select_option(option.inner_text())
     page.wait_for_url("**trial=*")
@@ -89,7 +91,27 @@ def test_the_page_of_a_head_shows_a_trial_and_an_answer_token_of_choice(
         for _, trial in rows.groupby(["mode", "depth"], observed=True)
     ]
     page.locator("[data-shortcut=ArrowRight]").click()
-    page.wait_for_url("**/head/18.7*")
+    page.wait_for_url("**/head/18.7*tab=at-the-needle-s-answer*")
+
+
+def test_a_long_page_shows_one_part_and_a_deep_link_keeps_it(app: str, run: Run, browse: Callable[..., Page]):
+    page = browse(f"{app}/retrieval?run={run.name}")
+    tabs = page.locator("nav.tabs a")
+    assert tabs.count() >= 3
+    name = tabs.nth(1).inner_text()
+    charts = page.locator("#content .dash-graph").count()
+    tabs.nth(1).click()
+    expect(tabs.nth(1)).to_have_attribute("aria-current", "page")
+    wait_until_drawn(page)
+    assert "tab=" in page.url
+    page.goto(page.url)
+    expect(page.locator("nav.tabs [aria-current]")).to_have_text(name)
+    wait_until_drawn(page)
+    assert charts > 0
+    assert page.locator("#content .dash-graph").count() > 0
+    page.get_by_role("link", name="Heads", exact=True).click()
+    page.wait_for_url("**/heads?*")
+    assert "tab=" not in page.url
 
 
 def head_table_rows(page: Page) -> list[tuple[int, int]]:

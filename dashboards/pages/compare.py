@@ -48,7 +48,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     if omitted:
         notes += f" Left out, because their layers or heads differ in number: {', '.join(omitted)}."
     introduction = f"{', '.join(models[1:]) or 'No model'} against {baseline}, head by head.{notes}"
-    return PageContent(f"Models against {baseline}", introduction, sections)
+    return PageContent(f"Models against {baseline}", introduction, sections, tabs=True)
 
 
 def _statistic_charts(context: RenderContext, view: ViewState, baseline: str) -> Iterator[Chart]:

@@ -9,6 +9,7 @@ import pandas as pd
 from dashboards.pages.heads import PATH as HEADS_PATH
 from dashboards.run_command import command_for_run
 from dashboards.run_store import current_store, run_label
+from dashboards.tabs import tab_name
 from dashboards.view_state import ViewState, describe_statistic, parse_head
 from headscope.plots import role_emergence
 from headscope.rendering import assembly, similar_heads
@@ -49,7 +50,7 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     group = int(rows["kv_group"].iloc[0]) if len(rows) else 0
     sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
-        "": LazySequence(_card(run, view.model, layer, head)),
+        "": LazySequence(_card(run, view.model, layer, head, str(view.query.get("tab", "")))),
         "Behaviour": LazySequence(_fold_tables(assembly.head_blocks(run, view.model, layer, head))),
         **_explorers(run, view, layer, head),
         "During training": LazySequence(_training_charts(run, layer, head)),
@@ -67,10 +68,10 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     reason = notable_heads.get((layer, head))
     role = assembly.head_roles_sentence(run, view.model, layer, head)
     introduction = " ".join(filter(None, [role, f"KV group {group}.", reason and f"Notable: {reason}."]))
-    return PageContent(f"Layer {layer}, head {head}", introduction, sections)
+    return PageContent(f"Layer {layer}, head {head}", introduction, sections, tabs=True)
 
 
-def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
+def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Block]:
     """The roles as badges, links to the neighbours, and what the probes show first."""
     if assigned_roles := head_roles(run, model, layer, head):
         yield Badges(
@@ -87,7 +88,7 @@ def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
                 for role in assigned_roles
             ],
         )
-    yield _neighbour_links(run, layer, head)
+    yield _neighbour_links(run, layer, head, tab)
     yield from assembly.head_card(run, model, layer, head)
 
 
@@ -97,18 +98,18 @@ def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Se
     sections: dict[str, Sequence[Block]] = {}
     for probe, blocks in assembly.head_explorers(run, view.model, layer, head, query):
         heading = probe.head_explorer_heading
-        if probe.head_explorer_headingle in run.tables:
+        if probe.head_explorer_table in run.tables:
             sections[heading] = LazySequence(blocks)
-        elif links := [*_runs_with_table(probe.head_explorer_headingle, f"/head/{layer}.{head}")]:
+        elif links := [*_runs_with_table(probe.head_explorer_table, f"/head/{layer}.{head}", tab_name(heading))]:
             reason = "This run does not store it. Other runs of this folder do:"
             sections[heading] = [TextBlock([reason], links=Links(links))]
     return sections
 
 
-def _runs_with_table(table_name: str, path: str) -> Iterator[Link]:
+def _runs_with_table(table_name: str, path: str, tab: str) -> Iterator[Link]:
     for name, run in current_store().list_runs().items():
         if isinstance(run, Run) and table_name in run.tables:
-            yield Link(f"Open {run_label(name)}", query_link(path, run=name))
+            yield Link(f"Open {run_label(name)}", query_link(path, run=name, tab=tab))
 
 
 def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
@@ -167,10 +168,10 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
     yield TextTable(f"The heads of this KV group under {view.model}", columns, rows, collapsed=True)
 
 
-def _neighbour_links(run: Run, layer: int, head: int) -> KeyLinks:
+def _neighbour_links(run: Run, layer: int, head: int, tab: str) -> KeyLinks:
     heads = set(run.heads[["layer", "head"]].itertuples(index=False, name=None))
     neighbours = {
-        key: Link(name, query_link(f"/head/{layer + layer_step}.{head + head_step}"))
+        key: Link(name, query_link(f"/head/{layer + layer_step}.{head + head_step}", **({"tab": tab} if tab else {})))
         for name, (key, layer_step, head_step) in NEIGHBOURS.items()
         if (layer + layer_step, head + head_step) in heads
     }

@@ -59,7 +59,7 @@ class ProbePage:
         if not any(sections.values()):
             hint = f" See {self.probe.explorer_tab}." if self.probe.has(Probe.explorer) else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}
-        return PageContent(self.probe.title, self.probe.summary, sections)
+        return PageContent(self.probe.title, self.probe.summary, sections, tabs=True)
 
 
 @dataclass(frozen=True)

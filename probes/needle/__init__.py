@@ -39,7 +39,7 @@ class Needle(Probe):
     example = "headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1"
     explorer_tab = "Trials"
     head_explorer_heading = "At the needle's answer"
-    head_explorer_headingle = "needle_keys"
+    head_explorer_table = "needle_keys"
 
     def options(self) -> type[NeedleOptions]:
         from probes.needle.schema import NeedleOptions
