@@ -44,7 +44,7 @@ HEAD_GRID_OPTIONS = {
     "selectionColumnDef": {"pinned": "left", "width": 40},
 }
 """AG Grid's options of the table of heads: a box per row selects its head."""
-NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56}
+NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56, "width": 72}
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
