@@ -44,6 +44,10 @@ HEAD_GRID_OPTIONS = {
     "selectionColumnDef": {"pinned": "left", "width": 40},
 }
 """AG Grid's options of the table of heads: a box per row selects its head."""
+HEAD_COLUMN_OPTIONS = {
+    **{"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 64},
+    "sortingOrder": ["desc", "asc", None],
+}
 NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56, "width": 72}
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
@@ -252,7 +256,7 @@ def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> h
         filterModel=dict(view.column_filters),
         getRowId="params.data.layer + '.' + params.data.head",
         selectedRows={"ids": selected},
-        defaultColDef={"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 64},
+        defaultColDef=HEAD_COLUMN_OPTIONS,
         columnSize="autoSize",
         csvExportParams={"fileName": _table_file_name(block, view)},
         eventListeners={"cellKeyDown": ["openHeadCell(params)"], "cellClicked": ["openHeadCell(params)"], **hover},

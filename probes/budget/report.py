@@ -1,5 +1,6 @@
 """Report of the budget probe: charts, tables, card and glossary."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from probes.budget.analysis import (
     curves,
     loss_changes,
     loss_changes_by_position,
+    streaming_groups,
     summaries,
     task_scores,
 )
@@ -46,6 +48,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     if LOSS.name not in run.tables:
         return
     yield ChartGroup(PROBE.title, "Loss by share of streaming KV groups", _curve_charts(context))
+    yield ChartGroup(PROBE.title, "KV groups that can stream", _streaming_tables(context))
     yield ChartGroup(PROBE.title, "Orders compared", _tables(context))
     if ANSWERS.name in run.tables:
         yield ChartGroup(PROBE.title, "Answers by share of streaming KV groups", _answer_charts(context))
@@ -105,6 +108,33 @@ def _curve_charts(context: RenderContext) -> Iterator[Chart]:
             "One line per share of streaming KV groups, means over documents, against the same documents without "
             f"streaming. Up to position {int(settings['sink'] + settings['recent']):,} streaming hides nothing.",
             half_width=True,
+        )
+
+
+def _streaming_tables(context: RenderContext) -> Iterator[TextTable]:
+    """The KV groups that can stream in the best order, by name, and what that costs."""
+    body: list[list[str]] = []
+    bound = 0.0
+    for model, length, rows, settings in _summaries(context):
+        point, halves = streaming_groups(context.run, rows)
+        first, *others = [set(half.itertuples(index=False, name=None)) for half in halves]
+        both, any_half = first.intersection(*others), first.union(*others)
+        bound = max(bound, float(settings["bound"]))
+        loss = f"{point['mean']:+.4f}" + (
+            "" if math.isnan(point["low"]) else f" ({point['low']:+.4f} to {point['high']:+.4f})"
+        )
+        names = ", ".join(f"L{layer}G{group}" for layer, group in sorted(both)) or "none"
+        body.append(
+            [model, f"{length:,}", order_label(best_order(rows)["order"]), words.percent(point["share"]), loss, names]
+            + [str(len(any_half - both))]
+        )
+    if body:
+        yield TextTable(
+            f"KV groups that can stream in the best order; L3G1 is KV group 1 of layer 3. Share: the largest measured one "
+            f"within the mean over documents of the share up to which the loss rises by at most {bound:g} nats per "
+            "token. Each half of the documents has its own order; the last column counts KV groups of only one order.",
+            ["model", "context", "order", "share", "change of the loss (nats/token)", "KV groups", "in one half"],
+            body,
         )
 
 
