@@ -16,6 +16,7 @@ from headscope.rendering import assembly, similar_heads
 from headscope.rendering.blocks import Block, Chart, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.rendering.explorer_blocks import Badges, KeyLinks, query_link
 from headscope.rendering.text import column_heading, format_cell, head_mask
+from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import capitalise, measured_roles, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
@@ -30,6 +31,8 @@ NEIGHBOURS = {
     "Next layer": ("ArrowUp", 1, 0),
 }
 """Keyboard shortcut and steps in layer and head, by link."""
+MAX_REASONS = 2
+"""Reasons why a head is notable in the introduction of its page."""
 
 
 def controls(run: Run) -> Sequence[str]:
@@ -65,10 +68,16 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
         "Statistics": LazySequence(_statistics_table(rows, default_models_with(run, view.model))),
         f"Heads of KV group {group}": LazySequence(_kv_group_table(run, view, layer, group)),
     }
-    reason = notable_heads.get((layer, head))
+    reason = _shorten_reasons(notable_heads.get((layer, head), ""))
     role = assembly.head_roles_sentence(run, view.model, layer, head)
     introduction = " ".join(filter(None, [role, f"KV group {group}.", reason and f"Notable: {reason}."]))
     return PageContent(f"Layer {layer}, head {head}", introduction, sections, tabs=True)
+
+
+def _shorten_reasons(reasons: str) -> str:
+    """The first reasons why a head is notable, and the number of the others."""
+    first, others = reasons.split("; ")[:MAX_REASONS], reasons.split("; ")[MAX_REASONS:]
+    return "; ".join(first) + (f"; and in {count_nouns(len(others), 'other ways')}" if others else "")
 
 
 def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Block]:
