@@ -45,7 +45,10 @@ HEAD_GRID_OPTIONS = {
 }
 """AG Grid's options of the table of heads: a box per row selects its head."""
 HEAD_COLUMN_OPTIONS = {
-    **{"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 64},
+    "sortable": True,
+    "filter": "agNumberColumnFilter",
+    "resizable": True,
+    "minWidth": 64,
     "sortingOrder": ["desc", "asc", None],
 }
 NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56, "width": 72}

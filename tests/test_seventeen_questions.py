@@ -442,7 +442,7 @@ def test_which_kv_groups_can_stream_and_what_it_costs(page: Page):
     open_tab(page, "KV groups that can stream")
     cells = page.locator("tbody tr", has_text="base").locator("th, td").all_inner_texts()
     assert [name.strip() for name in cells[5].split(",")] == [f"L{a}G{b}" for a, b in sorted(halves[0] & halves[1])]
-    assert float(cells[4].split()[0]) == pytest.approx(mean[share] - mean[0], abs=6e-5)
+    assert float(cells[4].split()[0]) == pytest.approx(mean[share] - mean[0], abs=6e-4)
     assert_few_clicks(page)
 
 

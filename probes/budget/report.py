@@ -1,6 +1,5 @@
 """Report of the budget probe: charts, tables, card and glossary."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import pandas as pd
 from headscope.plots.top_heads import fit_to_card
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term, TextTable
 from headscope.rendering.explorer_blocks import query_link
+from headscope.rendering.text import format_cell
 from headscope.results import words
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
@@ -113,29 +113,33 @@ def _curve_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _streaming_tables(context: RenderContext) -> Iterator[TextTable]:
     """The KV groups that can stream in the best order, by name, and what that costs."""
-    body: list[list[str]] = []
-    bound = 0.0
-    for model, length, rows, settings in _summaries(context):
-        point, halves = streaming_groups(context.run, rows)
-        first, *others = [set(half.itertuples(index=False, name=None)) for half in halves]
-        both, any_half = first.intersection(*others), first.union(*others)
-        bound = max(bound, float(settings["bound"]))
-        loss = f"{point['mean']:+.4f}" + (
-            "" if math.isnan(point["low"]) else f" ({point['low']:+.4f} to {point['high']:+.4f})"
-        )
-        names = ", ".join(f"L{layer}G{group}" for layer, group in sorted(both)) or "none"
-        body.append(
-            [model, f"{length:,}", order_label(best_order(rows)["order"]), words.percent(point["share"]), loss, names]
-            + [str(len(any_half - both))]
-        )
+    body = [_streaming_row(context.run, model, length, rows) for model, length, rows, _ in _summaries(context)]
     if body:
         yield TextTable(
-            f"KV groups that can stream in the best order; L3G1 is KV group 1 of layer 3. Share: the largest measured one "
-            f"within the mean over documents of the share up to which the loss rises by at most {bound:g} nats per "
-            "token. Each half of the documents has its own order; the last column counts KV groups of only one order.",
-            ["model", "context", "order", "share", "change of the loss (nats/token)", "KV groups", "in one half"],
+            "KV groups that can stream in the best order; L3G1 is KV group 1 of layer 3. They are those at the largest "
+            "measured share within the mean largest share of the documents. Each half of the documents has its own "
+            "order; the last column counts KV groups of only one order.",
+            [
+                "model",
+                "context",
+                "order",
+                "largest share",
+                "change of the loss (nats/token)",
+                "KV groups",
+                "in one half",
+            ],
             body,
         )
+
+
+def _streaming_row(run: Run, model: str, length: int, rows: pd.DataFrame) -> list[str]:
+    point, halves = streaming_groups(run, rows)
+    first, *others = [set(half.itertuples(index=False, name=None)) for half in halves]
+    both, either = first.intersection(*others), first.union(*others)
+    names = ", ".join(f"L{layer}G{group}" for layer, group in sorted(both)) or "none"
+    change = format_cell({"change": point["mean"], "change_low": point["low"], "change_high": point["high"]}, "change")
+    share = words.cell(largest_share(run, rows))
+    return [model, f"{length:,}", order_label(best_order(rows)["order"]), share, change, names, str(len(either - both))]
 
 
 def _tables(context: RenderContext) -> Iterator[TextTable]:
