@@ -370,7 +370,7 @@ def test_what_a_head_attends_to_at_the_answer_of_a_needle(page: Page):
     page.locator("td").get_by_role("link", name="L18H6", exact=True).first.click()
     expect(page.locator("h1")).to_have_text("Layer 18, head 6")
     open_tab(page, "At the needle's answer")
-    page.get_by_role("link", name=re.compile("^Open needle, 11-27")).click()
+    page.get_by_role("link", name=re.compile("^Open needle, 11-27 01:16")).click()
     page.wait_for_url(f"**/head/18.6?*run={NEEDLE.name}*")
     trial = page.locator("select[aria-label=Trial]")
     expect(trial).to_be_visible()
