@@ -13,6 +13,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import headscope as hs
+from headscope.bench.precision import precision_differences
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck
@@ -101,11 +102,12 @@ def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pyt
     good = CliRunner().invoke(cli.app, [*arguments, "--json"])
     assert good.exit_code == 0, good.output
     rows = json.loads(good.output.splitlines()[-1])
-    checked, timed = rows[: 2 * len(CPU_CHECKS)], rows[2 * len(CPU_CHECKS) :]
+    checked, compared, timed = rows[: 2 * len(CPU_CHECKS)], rows[2 * len(CPU_CHECKS) : -2], rows[-2:]
     assert {row["result"] for row in checked} == {"agrees"}
     assert [row["check"] for row in checked] == 2 * CPU_CHECKS
     assert [row["check"] for row in timed] == ["time of measuring, ratio", "memory of measuring, ratio"]
     assert {row["length"] for row in timed} == {256}
+    assert compared == []  # heads do not differ on a text of one token
     monkeypatch.setattr(selfcheck, "row_statistics", scaled(selfcheck.row_statistics, 1.01))
     bad = CliRunner().invoke(cli.app, arguments)
     assert bad.exit_code == 1
@@ -130,3 +132,16 @@ def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.Mon
     failed = [name for name, result in results.items() if not result.is_within_tolerance]
     assert failed == ["rotary pairs, kernel", "distance profile, kernel"]
     assert "row statistics, kernel" in results
+
+
+@pytest.mark.slow
+def test_differences_between_bf16_and_fp32_are_those_of_two_runs(smollm2: Model) -> None:
+    half = hs.load("smollm2-135m", device="cpu", dtype="bf16")
+    differences = precision_differences(half, smollm2, 64).set_index("statistic")
+    heads = [
+        hs.measure(model, lengths=[64], docs=1, tables=["attention"], quiet=True).heads for model in (half, smollm2)
+    ]
+    relative = ((heads[0].sink_mass - heads[1].sink_mass) / heads[1].sink_mass).abs()
+    assert differences.loc["sink mass", "median"] == relative.median()
+    assert 0 < relative.median() < relative.quantile(0.95) == differences.loc["sink mass", "largest"]
+    assert differences.rank_correlation.between(0.99, 1, inclusive="left").all()

@@ -81,7 +81,8 @@ Device = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. [default: auto]")
+    str | None,
+    typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16, see selfcheck. [default: auto]"),
 ]
 Bos = Annotated[
     str | None,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from headscope.results.result import Result
+
 from .simulated_claims import SIMULATIONS, WORLDS, World, is_false_verdict, truth
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating-characteristics.md"
