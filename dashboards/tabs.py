@@ -16,14 +16,13 @@ MIN_TABS = 3
 def visible_sections(content: PageContent, view: ViewState) -> Mapping[str, Sequence[Block]]:
     """The sections of the chosen tab; all sections of a page without tabs.
 
-    A section without a heading belongs to the first tab.
+    A section without a heading is above every tab.
     """
     headings = _tab_headings(content)
     if not headings:
         return content.sections
     chosen = _chosen_heading(headings, view)
-    first = {"": content.sections[""]} if chosen == headings[0] and "" in content.sections else {}
-    return first | {chosen: content.sections[chosen]}
+    return {heading: blocks for heading, blocks in content.sections.items() if heading in ("", chosen)}
 
 
 def tab_bar(content: PageContent, view: ViewState) -> list[Any]:

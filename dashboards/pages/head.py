@@ -54,7 +54,7 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(_card(run, view.model, layer, head, str(view.query.get("tab", "")))),
-        "Behaviour": LazySequence(_fold_tables(assembly.head_blocks(run, view.model, layer, head))),
+        "Behaviour": LazySequence(_behaviour(run, view.model, layer, head)),
         **_explorers(run, view, layer, head),
         "During training": LazySequence(_training_charts(run, layer, head)),
         "Heads like this one": LazySequence(
@@ -81,7 +81,7 @@ def _shorten_reasons(reasons: str) -> str:
 
 
 def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Block]:
-    """The roles as badges, links to the neighbours, and what the probes show first."""
+    """The roles as badges, and links to the neighbours."""
     if assigned_roles := head_roles(run, model, layer, head):
         yield Badges(
             [
@@ -98,7 +98,13 @@ def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Blo
             ],
         )
     yield _neighbour_links(run, layer, head, tab)
+
+
+def _behaviour(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
+    """What the probes show first, then their other blocks with folded tables."""
     yield from assembly.head_card(run, model, layer, head)
+    for block in assembly.head_blocks(run, model, layer, head):
+        yield replace(block, collapsed=True) if isinstance(block, TextTable) else block
 
 
 def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Sequence[Block]]:
@@ -135,11 +141,6 @@ def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
 
 def _training_steps(run: Run) -> pd.DataFrame:
     return training_checkpoints(run.manifest["models"])
-
-
-def _fold_tables(blocks: Iterator[Block]) -> Iterator[Block]:
-    for block in blocks:
-        yield replace(block, collapsed=True) if isinstance(block, TextTable) else block
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:
