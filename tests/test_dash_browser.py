@@ -281,8 +281,8 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
         MODELS, page.locator("tr", has_text="sink mass").first.locator("td").all_text_contents(), strict=True
     ):
         assert float(cell) == pytest.approx(heads.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
-    choose_option(page, "Model", "base")
     open_tab(page, "In words")
+    choose_option(page, "Model", "base")
     expect(page.locator("main")).to_contain_text(f"In base, it copies {100 * retrieval_score('base', 18, 6):.0f} % ")
 
     # Which heads retrieve, and do they survive each scheme?
