@@ -175,6 +175,31 @@ def test_matrices_of_all_models_share_one_scale_and_signed_ones_are_symmetric(ru
     assert all(trace.coloraxis == "coloraxis" for trace in (*small.data, *profiles.data))
 
 
+def test_a_clipped_colour_bar_states_the_extremes_of_its_own_model(run: Run) -> None:
+    heads = run.heads.fillna({"influence_joint": 0.0})
+    outliers = heads["layer"].eq(0) & heads["head"].eq(0)
+    for model, outlier in (("base", -70.0), ("adarope", 50.0)):
+        heads.loc[outliers & (heads["model"] == model), "influence_joint"] = outlier
+    all_heads = pd.concat([heads, *[heads[~outliers]] * 5])
+    for model, stated, of_other in (("base", "min −70", "50"), ("adarope", "max +50", "70")):
+        matrix = head_matrices.plot_matrix(heads, "influence_joint", model, all_heads).data[0]
+        ticks = " ".join(matrix.colorbar.ticktext)
+        assert stated in ticks
+        assert of_other not in ticks
+
+
+def test_frequencies_that_were_not_learned_have_the_name_of_their_model(run: Run) -> None:
+    computed = run.positions.query("model == 'adarope'").assign(model="yarn")
+    computed["log_theta_init"] = computed["log_theta"]
+    assert [*trace_names(computed, "yarn")] == ["base", "yarn"]
+    assert [*trace_names(run.positions, "adarope")] == ["base", "initialisation", "learned"]
+
+
+def trace_names(positions: pd.DataFrame, model: str) -> dict[str, None]:
+    figure = learned_frequencies.plot_learned_frequencies(positions, model, 1, 1)
+    return dict.fromkeys(trace.name for trace in figure.data)
+
+
 def test_logit_by_distance_is_the_sum_over_pairs(run: Run) -> None:
     line = next(trace for trace in rotary.plot_logit_by_distance(run.distance, 1, 2).data if trace.name == "yarn")
     rows = run.distance.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
