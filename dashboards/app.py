@@ -189,6 +189,19 @@ def _register_page_callbacks(app: Dash) -> None:
         page_html = export.render_page_html(content, run, view, f"{path}{search}")
         return dcc.send_string(page_html, export.export_file_name(content, run))
 
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("page-download", "data", allow_duplicate=True),
+        Input("head-set-csv", "n_clicks"),
+        State("url", "pathname"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )
+    def save_selected_heads(clicks: int | None, path: str, search: str) -> Any:
+        if not clicks:
+            return no_update
+        _, run, view, _ = layout.resolve_url(path, parse_query(search))
+        return dcc.send_string(view.select_rows(run.heads).to_csv(index=False), "selected-heads.csv")
+
 
 def _register_browser_callbacks(app: Dash) -> None:
     def in_browser(function: str, *dependencies: Input | Output | State) -> None:
@@ -198,6 +211,7 @@ def _register_browser_callbacks(app: Dash) -> None:
     in_browser("changeControls", Input({"control": ALL}, "value"), State("page-state", "data"))
     in_browser("openHead", Input({"chart": ALL, "heads": True}, "clickData"))
     in_browser("selectHeads", Input({"chart": ALL, "heads": True}, "selectedData"))
+    in_browser("selectRows", Input("head-table", "selectedRows"))
     in_browser("storeTableState", Input("head-table", "filterModel"), Input("head-table", "columnState"))
     in_browser("exportTable", Output("head-table", "exportDataAsCsv"), Input("head-table-csv", "n_clicks"))
 

@@ -38,6 +38,20 @@ PLAYGROUND_BLOCK = "playground"
 """Id of the charts of the playground."""
 PAGE_ROWS = 50
 """Rows of a page of a table of records."""
+HEAD_GRID_OPTIONS = {
+    "enableCellTextSelection": True,
+    "rowSelection": {"mode": "multiRow", "selectAll": "filtered", "enableClickSelection": False},
+    "selectionColumnDef": {"pinned": "left", "width": 40},
+}
+"""AG Grid's options of the table of heads: a box per row selects its head."""
+HEAD_COLUMN_OPTIONS = {
+    "sortable": True,
+    "filter": "agNumberColumnFilter",
+    "resizable": True,
+    "minWidth": 64,
+    "sortingOrder": ["desc", "asc", None],
+}
+NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56, "width": 72}
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
@@ -110,7 +124,7 @@ def _card_component(block: Card, view: ViewState, block_id: str) -> html.Article
     )
     question = html.H2(html.A(block.question, href=view.resolve_link(block.href)))
     picture = html.Div(graph, role="group", **{"aria-label": title})
-    return html.Article([question, html.P(block.caption), picture], className="card")
+    return html.Article([question, picture, html.P(block.caption)], className="card")
 
 
 def _has_matrix(figure: Any) -> bool:
@@ -138,12 +152,14 @@ def _has_selectable_points(figure: Any) -> bool:
 @build_component.register
 def _text_component(block: TextBlock, view: ViewState, block_id: str) -> html.Div:
     items = [html.Li(sentence) for sentence in block.sentences]
-    parts: list[Any] = [html.Ul(items)]
+    is_single = len(items) == 1 and not block.heading
+    parts: list[Any] = [html.P(block.sentences[0]) if is_single else html.Ul(items)]
     if not block.collapsed and len(items) > MAX_SENTENCES:
         more = html.Summary(f"{len(items) - VISIBLE_SENTENCES} more sentences")
         parts = [html.Ul(items[:VISIBLE_SENTENCES]), html.Details([more, html.Ul(items[VISIBLE_SENTENCES:])])]
     if block.command:
-        parts.append(html.Pre(html.Code(block.command)))
+        copy = html.Button("Copy", type="button", **{"data-copy-text": block.command, "aria-label": "Copy the command"})
+        parts.append(html.Div([html.Pre(html.Code(block.command)), copy], className="command"))
     if block.links:
         parts.append(_links_component(block.links, view, block_id))
     if block.collapsed:
@@ -226,26 +242,31 @@ def _row_cells(table: TextTable, row: Any, view: ViewState) -> Iterator[Any]:
 
 @build_component.register
 def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> html.Div:
-    heads = view.select_rows(block.heads)
+    heads = block.heads
     rows = heads.replace([np.inf, -np.inf], np.nan).astype(object).where(heads.notna(), None)
-    state = ", selected" if view.selected_heads else ", filtered" if view.has_filters else ""
+    selected = [f"{layer}.{head}" for layer, head in sorted(view.selected_heads)]
+    state = ", filtered" if view.has_filters else ""
+    state += f", {len(selected)} selected" if selected else ""
     tools = [
         html.Span(f"{block.caption}: {count_nouns(len(rows), 'heads')}{state}.", id="head-table-count"),
         html.Button("CSV", id="head-table-csv", type="button"),
     ]
+    hover = {"cellMouseOver": ["hoverHeadRow(params)"], "cellMouseOut": ["hoverHeadRow(params)"]}
     table = dag.AgGrid(
         id="head-table",
         rowData=rows.to_dict("records"),
         columnDefs=[_column_definition(str(name), block.highlighted_column, view) for name in block.heads],
         filterModel=dict(view.column_filters),
-        defaultColDef={"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 84},
+        getRowId="params.data.layer + '.' + params.data.head",
+        selectedRows={"ids": selected},
+        defaultColDef=HEAD_COLUMN_OPTIONS,
         columnSize="autoSize",
         csvExportParams={"fileName": _table_file_name(block, view)},
-        eventListeners={"cellKeyDown": ["openHeadCell(params)"], "cellClicked": ["openHeadCell(params)"]},
-        dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, "enableCellTextSelection": True},
+        eventListeners={"cellKeyDown": ["openHeadCell(params)"], "cellClicked": ["openHeadCell(params)"], **hover},
+        dashGridOptions={**HEAD_GRID_OPTIONS, "animateRows": False, "tooltipShowDelay": 200},
         style={"height": _table_height(len(rows), 66)},
     )
-    return html.Div([html.Div(tools, className="toolbar"), table])
+    return html.Div([html.Div(tools, className="toolbar"), table], className="half-width head-table")
 
 
 def _table_file_name(block: HeadTable, view: ViewState) -> str:
@@ -298,11 +319,11 @@ def _column_definition(name: str, highlighted_column: str, view: ViewState) -> d
     """AG Grid's definition of one column of the per-head table."""
     parsed = parse_column(name)
     definition: dict[str, Any] = {"field": name, "headerName": name}
-    if view.sort and view.sort[0] == name:
-        definition["sort"] = view.sort[1]
+    if name == (view.sort[0] if view.sort else highlighted_column):
+        definition["sort"] = view.sort[1] if view.sort else "desc"
     if name in HEAD_KEYS:
         label = {"layer": "layer", "head": "head", "kv_group": "KV group"}[name]
-        return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 84}
+        return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, **NARROW}
     if parsed.ending == "method" and is_statistic(parsed.value_column):
         described = statistic(name)
         return definition | {"headerName": described.label, "headerTooltip": f"{capitalise(described.meaning)}."}

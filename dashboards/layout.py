@@ -8,13 +8,14 @@ from dash import html
 
 from dashboards import export
 from dashboards.controls import bound_placeholders, control_values
+from dashboards.empty_pages import missing_data_page
 from dashboards.navigation import all_pages, navigation, navigation_state
-from dashboards.pages import Page, head
+from dashboards.pages import Page, head, playground
 from dashboards.run_store import current_store
 from dashboards.selection import selection_panel
 from dashboards.view_state import (
+    BROWSER_PARAMETERS,
     FILTER_PARAMETERS,
-    TABLE_PARAMETERS,
     Query,
     ViewState,
     build_url,
@@ -71,7 +72,11 @@ def resolve_url(path: str, query: Query) -> tuple[Page, Run, ViewState, PageCont
     run = current_store().open_combined([names] if isinstance(names, str) else names)
     # The URL names the run from here on, so that a link does not change when a newer run finishes.
     view = ViewState.from_query({**query, "run": [part.path.name for part in run.parts]}, run, page.controls(run))
-    return page, run, view, head.content(run, view, *rest) if page is head else page.content(run, view)
+    if page is not playground and page.missing_command(run):  # no run has what the playground needs
+        content = missing_data_page(page, run)
+    else:
+        content = head.content(run, view, *rest) if page is head else page.content(run, view)
+    return page, run, view, content
 
 
 def page_header(page: Page, run: Run, content: PageContent, view: ViewState) -> list[Any]:
@@ -87,7 +92,7 @@ def page_header(page: Page, run: Run, content: PageContent, view: ViewState) -> 
     if view.has_filters:
         show_all = html.A("Show all", href=view.link("", *FILTER_PARAMETERS))
         parts.append(html.P([_filter_summary(run, view), show_all, *_select_link(run, view)], className="notice"))
-    return parts + (selection_panel(run, view) if page.controls(run) else [])
+    return parts + selection_panel(run, view)
 
 
 def _select_link(run: Run, view: ViewState) -> list[Any]:
@@ -116,8 +121,8 @@ def omission_notes(page: Page, run: Run, view: ViewState) -> list[str]:
 
 
 def browser_state(path: str, page: Page, run: Run, view: ViewState, content: PageContent) -> dict[str, Any]:
-    """The state of the page for the browser; `query_string` is the URL's query without that of the table of heads."""
-    query = {name: value for name, value in view.query.items() if name not in TABLE_PARAMETERS}
+    """The state of the page for the browser; `query_string` is the URL's query without `BROWSER_PARAMETERS`."""
+    query = {name: value for name, value in view.query.items() if name not in BROWSER_PARAMETERS}
     return {
         "title": content.title,
         "nav_path": page.PATH,
@@ -150,8 +155,8 @@ EMPTY_STATE: Mapping[str, Any] = {
 
 
 def is_same_page(path: str, query: Query, state: Mapping[str, Any]) -> bool:
-    """Whether the URL differs from the page in the browser at most in the sorting and filters of the table of heads."""
-    query = {name: value for name, value in query.items() if name not in TABLE_PARAMETERS}
+    """Whether the URL differs from the page in the browser at most in what only the browser applies."""
+    query = {name: value for name, value in query.items() if name not in BROWSER_PARAMETERS}
     return bool(state["query_string"]) and build_url(path, query) == f"{state['pathname']}{state['query_string']}"
 
 

@@ -1,7 +1,7 @@
 """Rendering of a page in two steps: the blocks that fill a window first, the rest on request. Pages are cached."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from dashboards import layout
+from dashboards import layout, tabs
 from dashboards.components import MAX_SENTENCES, build_component
 from dashboards.pages import Page
 from dashboards.run_store import current_store
@@ -42,7 +42,7 @@ class RenderedPage:
 
     def __init__(self, address: str, page: Page, run: Run, view: ViewState, content: PageContent) -> None:
         self.address, self.page, self.run, self.view, self.content = address, page, run, view, content
-        self._remaining_blocks: Iterator[PlacedBlock] = _place_blocks(content)
+        self._remaining_blocks: Iterator[PlacedBlock] = _place_blocks(tabs.visible_sections(content, view))
         self._initial: list[Any] | None = None
         self._deferred: list[Any] | None = None
         self._last_heading: str | None = None
@@ -83,7 +83,7 @@ class RenderedPage:
         if not has_more:
             self._deferred = []
         header = layout.page_header(self.page, self.run, self.content, self.view)
-        components = [*header, *self._render_sections(blocks)]
+        components = [*header, *tabs.tab_bar(self.content, self.view), *self._render_sections(blocks)]
         return [*components, self._placeholder()] if has_more else components
 
     def _placeholder(self) -> html.Div:
@@ -136,8 +136,8 @@ def _clear_cache_on_error() -> Iterator[None]:
         raise
 
 
-def _place_blocks(content: PageContent) -> Iterator[PlacedBlock]:
-    for section, (heading, blocks) in enumerate(content.sections.items()):
+def _place_blocks(sections: Mapping[str, Sequence[Block]]) -> Iterator[PlacedBlock]:
+    for section, (heading, blocks) in enumerate(sections.items()):
         for index, block in enumerate(blocks):
             yield PlacedBlock(heading, block, f"{section}-{index}")
 

@@ -1,5 +1,6 @@
 """Panel of the selected heads and of named sets of heads. Both live in the URL."""
 
+import json
 from collections.abc import Collection
 from itertools import combinations
 from typing import Any
@@ -9,6 +10,8 @@ import pandas as pd
 from dash import html
 
 from dashboards.components import column_header
+from dashboards.playground.worker import has_worker
+from dashboards.run_command import command_for_run
 from dashboards.view_state import ViewState, format_heads
 from headscope.heads import Head, format_head
 from headscope.results.words import count_nouns
@@ -24,11 +27,11 @@ def selection_panel(run: Run, view: ViewState) -> list[Any]:
     """The selected heads, and a comparison of the named sets; empty without either."""
     if not view.selected_heads and not view.head_sets:
         return []
-    parts = [*_selected_heads(view), *_head_set_table(run, view)]
+    parts = [*_selected_heads(run, view), *_head_set_table(run, view)]
     return [html.Section(parts, className="selected-heads", **{"aria-label": "Selected heads"})]
 
 
-def _selected_heads(view: ViewState) -> list[Any]:
+def _selected_heads(run: Run, view: ViewState) -> list[Any]:
     if not view.selected_heads:
         return []
     heads = sorted(view.selected_heads)
@@ -45,11 +48,24 @@ def _selected_heads(view: ViewState) -> list[Any]:
     )
     tools = [
         html.Form([name_input, html.Button("Save as a set", type="submit")], id="head-set-form"),
+        _ablate_tool(run, view),
+        html.Button("CSV", id="head-set-csv", type="button", title="Download every statistic of the selected heads"),
         html.Button("YAML", id="head-set-yaml", type="button", title=YAML_TOOLTIP),
         html.A("Clear selection", href=view.link("", "heads")),
     ]
     count = f"{count_nouns(len(heads), 'selected heads')}: "
     return [html.P([html.B(count), *chips]), html.Div(tools, className="toolbar")]
+
+
+def _ablate_tool(run: Run, view: ViewState) -> html.A | html.Button:
+    """Ablate the selected heads: in the playground if the app has models, else by a command to copy."""
+    names = ",".join(format_head(layer, head) for layer, head in sorted(view.selected_heads))
+    if has_worker():
+        state = json.dumps({"heads": names.replace(",", ", ")})
+        return html.A("Ablate in the playground", href=view.link("/playground", playground=state))
+    command = command_for_run(f"headscope ablate --heads {names}", run)
+    title = f"Copy the command: {command}"
+    return html.Button("Copy ablation command", type="button", title=title, **{"data-copy-text": command})
 
 
 def _head_set_table(run: Run, view: ViewState) -> list[Any]:

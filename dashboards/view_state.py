@@ -21,8 +21,9 @@ from headscope.runs.summary import default_model, default_models, longest_common
 Query = Mapping[str, str | list[str]]
 FILTER_PARAMETERS = ("layers", "role", "set", "min", "max")
 """Filters of heads; they apply to the page on which they were set, `min` and `max` to the statistic shown then."""
-TABLE_PARAMETERS = ("sort", "column_filters")
-"""Sorting and filters of the table of heads. The browser applies them; they never redraw the page."""
+BROWSER_PARAMETERS = ("sort", "column_filters", "playground")
+"""Sorting and filters of the table of heads, and the view of the playground. The browser applies and writes them; they
+never redraw the page."""
 PERSISTENT_PARAMETERS = ("run", "model", "models", "stat", "baseline", "heads", "sets")
 """Parameters that links to other pages keep."""
 

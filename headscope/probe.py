@@ -47,6 +47,10 @@ class Probe:
     one. Default: Causes if it takes models, else Training."""
     explorer_tab: ClassVar[str] = ""
     """The name of its explorer in the navigation."""
+    head_explorer_heading: ClassVar[str] = ""
+    """The name of its explorer on the page of a head."""
+    head_explorer_table: ClassVar[str] = ""
+    """The table without which its explorer of a head has nothing to show."""
     example: ClassVar[str] = ""
     """An example command line."""
     order: ClassVar[int] = 100
@@ -140,6 +144,12 @@ class Probe:
 
     def head_charts(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":
         """Further blocks about one head."""
+        return ()
+
+    def head_explorer(
+        self, run: "Run", model: str, layer: int, head: int, query: Mapping[str, str]
+    ) -> "Iterable[Block]":
+        """Blocks about one head in the state that the URL's query holds, such as the trial that a reader chose."""
         return ()
 
     def similar_heads(self, run: "Run", model: str, layer: int, head: int) -> "Iterable[Block]":

@@ -62,7 +62,7 @@ if os.environ.get("HEADSCOPE_TEST_WITHOUT_CPU_KERNEL"):
 
 LONG_FILES = (
     *("test_dash_browser", "test_dash", "test_zoo", "test_ray", "test_docs", "test_tutorials", "test_unequal_layers"),
-    *("test_ten_questions", "test_signals", "test_needle", "test_layouts", "test_positions", "test_adapt"),
+    *("test_seventeen_questions", "test_signals", "test_needle", "test_layouts", "test_positions", "test_adapt"),
     *("test_report_browser", "test_evaluate", "test_notebook", "test_report", "test_plugins"),
     *("test_patching_transformer_lens", "test_playground", "test_bad_inputs", "test_store", "test_shipped_adapter"),
     *("test_measure_model", "test_cli"),

@@ -63,7 +63,7 @@ def click_middle(page: Page, title: str) -> None:
 @pytest.mark.parametrize("model", ["base", "yarn"])
 def test_a_click_on_the_chart_of_a_model_opens_the_head_of_that_model(page: Page, model: str) -> None:
     other = {"base": "yarn", "yarn": "base"}[model]
-    open_page(page, f"/retrieval?model={other}")
+    open_page(page, f"/retrieval?model={other}&tab=retrieval-scores-of-heads")
     click_middle(page, f"Retrieval score: {model}")
     expect(page.locator("h1")).to_have_text("Layer 3, head 2")
     expect(page.get_by_role("textbox", name="Model", exact=True)).to_have_value(model)

@@ -102,7 +102,7 @@ def of_schemes() -> Iterator[Any]:
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
     *("detectors", "patterns", "attribution", "evaluate", "patching", "paths", "ablation", "imported", "budget"),
-    *("circuits", "circuit", "spans"),
+    *("circuits", "circuit", "spans", "sparsity"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "checkpoint_activations_above"),

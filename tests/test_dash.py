@@ -19,6 +19,7 @@ from dashboards.layout import all_pages, browser_state, page_shell, resolve_url
 from dashboards.lazy_loading import RenderedPage, rendered_page
 from dashboards.pages import checkpoints, compare, probe
 from dashboards.run_store import current_store
+from dashboards.tabs import visible_sections
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
 from headscope.bench.synthetic_run import synthetic_manifest
@@ -187,7 +188,8 @@ def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client
         sets = "sets=mine%3A1.2_1.3_2.0_2.1"
         assert link.href == f"?model=yarn&baseline=base&stat=growth&heads=1.2_0.3&{sets}&run={run.name}"
     charts = [block for block in all_blocks(content) if isinstance(block, Chart)]
-    assert sum(isinstance(item, dcc.Graph) for item in walk(components)) == len(charts)
+    shown = [block for blocks in visible_sections(content, view).values() for block in blocks]
+    assert sum(isinstance(item, dcc.Graph) for item in walk(components)) == sum(isinstance(b, Chart) for b in shown)
     if path in PATHS_WITH_CHARTS:
         assert charts
     introduction = components[1].children

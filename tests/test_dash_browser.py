@@ -107,7 +107,7 @@ def test_every_page_fits_and_is_accessible_light_and_dark_wide_and_narrow(
 def check_page(page: Page, path: str, width: int) -> None:
     """The page has charts, fits the window, and has no serious accessibility violation."""
     assert page.locator(".dash-graph").count() or path == "/playground"
-    assert page.locator("nav [aria-current=page]").get_attribute("href") == path
+    assert page.locator("header nav [aria-current=page]").get_attribute("href") == path
     assert page.locator("[data-title*='hare']").count() == 0, "plotly's upload button is back"
     page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)
     violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
@@ -131,7 +131,7 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
     page = browse(f"{app}/heads?model=base")
     page.mouse.click(*cell_position(page, 17, 4))
     expect(page.locator("h1")).to_have_text("Layer 17, head 4")
-    wait_until_drawn(page)
+    open_tab(page, "Statistics")
     row = page.locator("tr", has_text=f"effective length at {LENGTH:,}").first.locator("td")
     for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
         value = float(re.match(r"[\d.,]+", cell)[0].replace(",", ""))
@@ -168,7 +168,7 @@ def test_a_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Call
     assert page.locator("aside input:focus").count() == 1
     page.mouse.move(*cell_position(page, 3, 2))
     ratio = effective_length("adarope", 3, 2) / effective_length("base", 3, 2)
-    expect(page.locator(".hoverlayer")).to_contain_text(f"× {ratio:.3f}")
+    expect(page.locator("[data-head-matrix] .hoverlayer").first).to_contain_text(f"× {ratio:.3f}")
     page.locator(".ag-header-cell", has_text="change").wait_for(state="attached")
 
 
@@ -186,8 +186,8 @@ def test_lasso_filters_the_table_and_highlights_heads_in_other_plots(app: str, b
     selected = page.url.split("heads=")[1].split("_")
     assert 1 < len(selected) < 270
     page.get_by_role("link", name="Heads", exact=True).click()
-    expect(page.locator("#head-table-count")).to_contain_text(f"{len(selected)} heads, selected")
-    expect(page.locator(".scatterlayer .point")).to_have_count(2 * len(selected))
+    expect(page.locator("#head-table-count")).to_contain_text(f"270 heads, {len(selected)} selected")
+    expect(page.locator("[data-head-matrix] .scatterlayer .point")).to_have_count(2 * len(selected))
     page.get_by_label("Name of this set").fill("outliers")
     page.get_by_role("button", name="Save as a set").click()
     expect(page.locator(".selected-heads tbody th")).to_have_text("outliers")
@@ -210,8 +210,16 @@ def top_heads(values: "pd.Series[float]", count: int = 1) -> list[tuple[int, int
 
 def first_row(page: Page) -> tuple[int, int]:
     """Layer and head of the first row of the table of heads."""
-    row = page.locator(".ag-pinned-left-cols-container .ag-row[row-index='0'] [role=gridcell]")
-    return int(row.nth(0).inner_text()), int(row.nth(1).inner_text())
+    row = page.locator(".ag-pinned-left-cols-container .ag-row[row-index='0']")
+    layer, head = (row.get_attribute("row-id") or "").split(".")
+    return int(layer), int(head)
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open a part of a long page."""
+    page.locator("nav.tabs").get_by_role("link", name=name, exact=True).click()
+    expect(page.locator("nav.tabs [aria-current]")).to_have_text(name)
+    wait_until_drawn(page)
 
 
 def choose_option(page: Page, control: str, option: str) -> None:
@@ -225,6 +233,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
 
     # Which layers' frequencies changed most?
     page.get_by_role("link", name="Compare", exact=True).click()
+    open_tab(page, "Position parameters")
     caption = page.locator("figcaption", has_text="Size of the change of frequencies from the checkpoint").first
     positions = table_rows("positions", model="adarope")
     square = (positions["log_theta"].astype(float) - positions["log_theta_base"].astype(float)) ** 2
@@ -232,6 +241,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     expect(caption).to_contain_text(f"Most changed: layer {order.index[0]} ({order.iloc[0]:.2g})")
 
     # Which heads are most global, and what does YaRN change about that?
+    open_tab(page, f"Effective length at {LENGTH:,}")
     stays = heads.loc["yarn", f"ess2_{LENGTH}"].rank(ascending=False) <= 10
     matching_heads = stays & (heads.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
     expect(page.locator("figcaption", has_text="One line per head")).to_contain_text(
@@ -251,21 +261,13 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     page.get_by_role("link", name="Heads", exact=True).click()
     choose_option(page, "Model", "base")
     expect(page.locator(".introduction")).to_have_text("base, head by head.")
-    header = page.locator(".ag-header-cell", has_text=f"effective length at {LENGTH:,}").locator(
-        ".ag-header-cell-label"
-    )
-    header.click()
-    header.click()
-    page.wait_for_url(f"**sort=ess2_{LENGTH}-desc*")
     assert first_row(page) == top_heads(heads.loc["base", f"ess2_{LENGTH}"])[0]
 
     # Which heads does YaRN change most, as the table sorts them?
     choose_option(page, "Model", "yarn")
     choose_option(page, "Baseline", "base")
     expect(page.locator(".introduction")).to_have_text("yarn against base, head by head.")
-    header = page.locator(".ag-header-cell[col-id=change] .ag-header-cell-label")
-    header.click()
-    header.click()
+    page.locator(".ag-header-cell[col-id=change] .ag-header-cell-label").click()
     page.wait_for_url("**sort=change-desc*")
     ratio = heads.loc["yarn", f"ess2_{LENGTH}"] / heads.loc["base", f"ess2_{LENGTH}"]
     assert first_row(page) == top_heads(ratio)[0]
@@ -274,11 +276,12 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     page.locator("#go-to-head").fill("l18h6")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Layer 18, head 6")
-    wait_until_drawn(page)
+    open_tab(page, "Statistics")
     for model, cell in zip(
         MODELS, page.locator("tr", has_text="sink mass").first.locator("td").all_text_contents(), strict=True
     ):
         assert float(cell) == pytest.approx(heads.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
+    open_tab(page, "In words")
     choose_option(page, "Model", "base")
     expect(page.locator("main")).to_contain_text(f"In base, it copies {100 * retrieval_score('base', 18, 6):.0f} % ")
 
@@ -371,7 +374,7 @@ def test_csv_download_equals_the_table(app: str, browse: Callable[..., Page]):
     with page.expect_download() as download:
         page.locator("#head-table-csv").click()
     rows = list(csv.reader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8-sig"))))
-    table = heads_of_model(Run.open(EXAMPLE).heads, "cov", "adarope", "base")
+    table = heads_of_model(Run.open(EXAMPLE).heads, "cov", "adarope", "base").sort_values("cov", ascending=False)
     assert len(rows) - 1 == len(table) == 270
     for cells, (name, expected) in zip(zip(*rows[1:], strict=True), table.items(), strict=True):
         if str(name).endswith("_method"):  # how an effect was measured; empty without a value

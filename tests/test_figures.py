@@ -1,11 +1,13 @@
 """Figures show the numbers of the tables with their units, and state the reason if they have nothing to plot."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from plotly.colors import unlabel_rgb
 from scipy.stats import t
@@ -171,6 +173,31 @@ def test_matrices_of_all_models_share_one_scale_and_signed_ones_are_symmetric(ru
     profiles = rotary.plot_pair_profiles(run.distance, 1, 2)
     assert profiles.layout.coloraxis.cmin == -profiles.layout.coloraxis.cmax
     assert all(trace.coloraxis == "coloraxis" for trace in (*small.data, *profiles.data))
+
+
+def test_a_clipped_colour_bar_states_the_extremes_of_its_own_model(run: Run) -> None:
+    heads = run.heads.fillna({"influence_joint": 0.0})
+    outliers = heads["layer"].eq(0) & heads["head"].eq(0)
+    for model, outlier in (("base", -70.0), ("adarope", 50.0)):
+        heads.loc[outliers & (heads["model"] == model), "influence_joint"] = outlier
+    all_heads = pd.concat([heads, *[heads[~outliers]] * 5])
+    for model, stated, of_other in (("base", "min −70", "50"), ("adarope", "max +50", "70")):
+        matrix = head_matrices.plot_matrix(heads, "influence_joint", model, all_heads).data[0]
+        ticks = " ".join(matrix.colorbar.ticktext)
+        assert stated in ticks
+        assert of_other not in ticks
+
+
+def test_frequencies_that_were_not_learned_have_the_name_of_their_model(run: Run) -> None:
+    computed = run.positions.query("model == 'adarope'").assign(model="yarn")
+    computed["log_theta_init"] = computed["log_theta"]
+    assert [*trace_names(computed, "yarn")] == ["base", "yarn"]
+    assert [*trace_names(run.positions, "adarope")] == ["base", "initialisation", "learned"]
+
+
+def trace_names(positions: pd.DataFrame, model: str) -> dict[str, None]:
+    figure = learned_frequencies.plot_learned_frequencies(positions, model, 1, 1)
+    return dict.fromkeys(trace.name for trace in figure.data)
 
 
 def test_logit_by_distance_is_the_sum_over_pairs(run: Run) -> None:
@@ -356,3 +383,27 @@ def test_colours_of_an_ordered_series_are_visible_on_light_and_dark_pages() -> N
     for value in map(luminance, style.ordered_colours(9)):
         assert (light + 0.05) / (value + 0.05) >= 3
         assert (value + 0.05) / (dark + 0.05) >= 3
+
+
+def test_ids_of_head_points_reach_the_browser_as_lists_and_are_not_checked_one_by_one() -> None:
+    """plotly would check every number of a list: seconds for all heads of a large model."""
+    ids = np.arange(3 * 4000).reshape(-1, 3)
+
+    def checks(points: int) -> int:
+        figure = go.Figure(go.Scatter(customdata=ids[:points]))
+        counted = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        sys.setprofile(count)
+        try:
+            style.declare_head_points(figure)
+        finally:
+            sys.setprofile(None)
+        assert json.loads(figure.to_json())["data"][0]["customdata"] == ids[:points].tolist()
+        return counted
+
+    checks(1)
+    assert checks(4000) == checks(40)

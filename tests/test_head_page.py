@@ -45,13 +45,15 @@ def head_page(run: Run, **query: str) -> PageContent:
 
 def test_the_page_starts_with_roles_map_effective_length_and_three_rows_and_folds_its_tables(run: Run) -> None:
     content = head_page(run, model="yarn")
-    badges, _, attention_map, length, rows = content.sections[""]
+    badges, _ = content.sections[""]
+    attention_map, length, rows, *behaviour = content.sections["Behaviour"]
     assert isinstance(badges, Badges)
     assert [type(block) for block in (attention_map, length, rows)] == [Chart, Chart, Passage]
     assert str(attention_map.figure.layout.title.text).startswith("Attention map")
     assert (attention_map.half_width, length.half_width, rows.half_width) == (False, True, True)
     assert len(rows.rows) == 3
-    others = [block for heading, blocks in content.sections.items() if heading for block in blocks]
+    sections = [blocks for heading, blocks in content.sections.items() if heading not in ("", "Behaviour")]
+    others = [*behaviour, *(block for blocks in sections for block in blocks)]
     tables = [block for block in others if isinstance(block, TextTable) and "distance" not in block.column_names[-1]]
     assert tables
     assert all(table.collapsed for table in tables)

@@ -10,9 +10,10 @@ from dashboards.run_store import RunStore
 from headscope.cli.flags import EXAMPLES
 from headscope.rendering.blocks import Chart, TextBlock
 
-CHARTS = {"from-scratch": 5, "from-scratch-seeds": 5, "example": 10, "causes": 6, "patching": 3, "budget": 2}
+CHARTS = {"from-scratch": 6, "from-scratch-seeds": 5, "example": 10, "causes": 6, "patching": 3, "budget": 2}
 CHARTS |= {"needle": 3, "patching-needle": 3, "maps": 3, "circuits": 5}
 RUNS = {path.name.split("-", 1)[1].rpartition("-")[0]: path for path in sorted(EXAMPLES.glob("2026*"))}
+MAX_WORDS = 50
 HEADS_PER_RUN = 3
 """Heads from first to last: all of them would take seven minutes."""
 
@@ -26,6 +27,7 @@ def test_the_pages_of_heads_have_all_their_charts(name: str) -> None:
         heads = run.heads[["layer", "head"]].drop_duplicates().to_numpy().tolist()
         for layer, head in heads[:: max(1, len(heads) // HEADS_PER_RUN)]:
             content = resolve_url(f"/head/{layer}.{head}", {})[3]
+            assert len(content.introduction.split()) <= MAX_WORDS
             blocks = [block for section in content.sections.values() for block in section]
             texts = [text for block in blocks if isinstance(block, TextBlock) for text in block.sentences]
             assert not [text for text in texts if text.startswith("Not shown")]

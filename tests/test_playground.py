@@ -31,9 +31,11 @@ from dashboards.components import build_component
 from dashboards.layout import resolve_url
 from dashboards.playground.callbacks import parse_count, parse_request, second_prompt, store_prompt_as_run
 from dashboards.playground.components import next_token_table
+from dashboards.playground.view import parse_view
 from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.playground import tasks
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction
@@ -519,6 +521,59 @@ def _hold_continuation(route: Route) -> None:
         route.fulfill(status=204)
     else:
         route.continue_()
+
+
+def test_the_weight_of_every_head_from_one_token_to_another_is_that_of_eager_attention(session: ModelSession) -> None:
+    for label in session.labels:
+        with headscope.attached(session.model(label)):
+            layers = eager_attention(session.model(label))
+        values = tasks.pair_weights(session, PROMPT, label, 8, 3)
+        expected = [float(weights[row.head, 8, 3]) for weights in layers for row in values[:4].itertuples()]
+        np.testing.assert_allclose(values["value"], expected, atol=1e-5)
+    with pytest.raises(BadInput, match="no token 3 of this prompt attends to token 8"):
+        tasks.pair_weights(session, PROMPT, "base", 3, 8)
+
+
+@pytest.mark.browser
+def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the_view(
+    page: Page, session: ModelSession
+) -> None:
+    expect.set_options(timeout=15_000)
+    run_prompt(page, PROMPT, "L0H1")
+    expect(page.locator("#playground-next th", has_text="base, ablated")).to_be_visible()
+    expect(page.locator("#attention-readout")).to_contain_text("Point at a cell")
+    tokens = page.locator("#playground-tokens .token")
+    tokens.nth(8).click()
+    expect(page.locator("#attention-readout")).to_contain_text("locked")
+    tokens.nth(3).click()
+    chart = page.locator("#playground-all-heads [aria-label^='Attention weight from “w6” (8) to “w5” (3): base']").first
+    chart.scroll_into_view_if_needed()
+    expect(chart.locator(".heatmaplayer image")).to_be_attached()
+    expected = tasks.pair_weights(session, PROMPT, "base", 8, 3)["value"]
+    shown = chart.evaluate(
+        "(figure) => Array.from(figure.querySelector('.js-plotly-plot')._fullData[0].z, (row) => [...row])"
+    )
+    np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-5)
+    page.locator("#attention-heads button").nth(2).click()
+    page.wait_for_function("location.search.includes('playground=')")
+    title = page.locator("#attention-title").inner_text()
+    other = page.context.new_page()
+    other.goto(page.url)
+    label = "Attention weight from “w6” (8) to “w5” (3)"
+    expect(other.locator(f"#playground-all-heads [aria-label^='{label}']").first).to_be_attached()
+    expect(other.locator("#playground-prompt")).to_have_value(PROMPT)
+    expect(other.locator("#playground-heads")).to_have_value("L0H1")
+    expect(other.locator("#playground-next th", has_text="base, ablated")).to_be_visible()
+    expect(other.locator("#attention-title")).to_have_text(title)
+    other.close()
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "[1]", '{"prompt": 3, "model": "none", "pair": [1], "layer": "x", "scale": "no", "a": "b"}']
+)
+def test_invalid_entries_of_a_link_are_left_out(text: str) -> None:
+    assert parse_view(text, ["base"], ["pair"]) == {}
 
 
 @pytest.mark.browser

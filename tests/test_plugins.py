@@ -50,6 +50,7 @@ OTHER_MEANINGS = {
     ],
     "evaluate": ["headscope/tasks/harness.py", "probes/budget/run.py"],
     "scaling": ["headscope/models/gguf_check.py"],
+    "sparsity": ["headscope/scores/minference.py"],  # exports its table
     "window": ["headscope/attention/record.py", "headscope/kernels/pair_moments.py"],
 }
 """Files where the name of a probe means something else."""
@@ -110,6 +111,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "adapt",
         "pretrain",
         "spans",
+        "sparsity",
         "detectors",
         "circuits",
         "attribution",

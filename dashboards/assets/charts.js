@@ -33,6 +33,11 @@
         };
         plot.on("plotly_click", plot.openCell);
       }
+      if (plot.layout.meta?.heads && !plot.marksRow) {
+        plot.marksRow = true;
+        plot.on("plotly_hover", ({ points: [point] }) => window.headscopeMarkRow(point.customdata));
+        plot.on("plotly_unhover", () => window.headscopeMarkRow(null));
+      }
       return plot;
     };
     // Dash resizes a chart twice after drawing it; plotly would redraw it even at an unchanged size.
@@ -77,6 +82,6 @@
       } else Array.from(trace.y ?? [], (number, i) => rows.push([name, ...headCells(trace.customdata?.[i] ?? raw.customdata?.[i]), trace.x[i], number]));
     }
     const cell = (item) => (/[",\n]/.test(String(item ?? "")) ? `"${String(item).replaceAll('"', '""')}"` : item ?? "");
-    return rows.filter((row) => row.at(-1) !== undefined && row.at(-1) !== null).map((row) => row.map(cell).join(",")).join("\n");
+    return rows.filter((row) => row.at(-1) !== undefined && row.at(-1) !== null && !Number.isNaN(row.at(-1))).map((row) => row.map(cell).join(",")).join("\n");
   };
 })();

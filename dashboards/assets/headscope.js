@@ -26,6 +26,7 @@
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
+  window.headscopeKeepInUrl = (changes) => replaceQuery(changedQuery(changes));
   const goToHead = ([layer, head, group], model) => window.headscopeChooseHead?.([layer, head]) ||
     go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery(model ? { model } : {}, PERSISTENT_PARAMETERS));
   // The model that a trace of a chart shows: charts hold labels as plotly text, escaped and wrapped.
@@ -56,7 +57,7 @@
   const showNavigation = ({ nav_path, navigation: { group, first_paths, missing } }) => {
     document.querySelectorAll("nav [data-group]").forEach((row) => { row.hidden = row.dataset.group !== group; });
     const hasRow = document.querySelector("nav [data-group]:not([hidden])") !== null;
-    document.querySelectorAll("nav a").forEach((link) => {
+    document.querySelectorAll("header nav a").forEach((link) => {
       const isTab = "tab" in link.dataset;
       if (isTab && first_paths[link.dataset.tab]) link.setAttribute("href", first_paths[link.dataset.tab]);
       const path = link.getAttribute("href"), isCurrent = isTab ? link.dataset.tab === group : path === nav_path;
@@ -86,7 +87,7 @@
         }
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
-        const table = ["sort", "column_filters"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
+        const table = ["sort", "column_filters", "playground"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
         const complete = new URLSearchParams(state.query_string);
         table.forEach(([name, value]) => complete.append(name, value));
         replaceQuery("?" + complete);
@@ -114,6 +115,14 @@
         const heads = triggeredValue(selections)?.points?.map((point) => point.customdata).filter(Boolean);
         if (heads) select([...(shiftPressed ? selectedHeads() : []), ...heads.map(([layer, head]) => `${layer}.${head}`)]);
       },
+      // Boxes of the table of heads; selected heads that a filter hides stay selected.
+      selectRows(rows) {
+        const api = window.dash_ag_grid?.getApi?.("head-table");
+        if (!Array.isArray(rows) || !api) return;
+        const ticked = rows.map(({ layer, head }) => `${layer}.${head}`), hidden = selectedHeads().filter((name) => !api.getRowNode(name));
+        const heads = [...hidden, ...ticked];
+        if (!isEqual([...heads].sort(), selectedHeads().sort())) select(heads);
+      },
       storeTableState(filters, columns) {
         if (!document.getElementById("head-table") || !columns) return;
         const sorted = columns.find((column) => column.sort);
@@ -130,6 +139,16 @@
       const head = [event.data.layer, event.data.head];
       if ((isClicked && event.event?.shiftKey) || event.event?.key === " ") toggle(head);
       else if (isClicked || event.event?.key === "Enter") goToHead(head);
+    },
+    // The cell of the head under the pointer is framed in every matrix.
+    hoverHeadRow(event) {
+      document.querySelectorAll("[data-head-matrix]").forEach((chart) => {
+        const plot = chart.querySelector(".js-plotly-plot"), cells = plot?._fullData?.[0]?.customdata;
+        if (!cells?.[0]?.[0]?.length) return;
+        const { layer, head } = event.data, isHead = (cell) => cell?.[0] === layer && cell?.[1] === head;
+        const row = event.type === "cellMouseOut" ? -1 : Array.from(cells).findIndex((line) => Array.from(line).some(isHead));
+        row < 0 ? hideCursor(chart) : showCursor(chart, plot, row, Array.from(cells[row]).findIndex(isHead));
+      });
     },
     openRecord(event) {
       if (event.data?.href && (event.type === "cellClicked" || event.event?.key === "Enter")) {
@@ -221,6 +240,15 @@
     const chart = event.target.closest?.("[data-head-matrix]"), plot = chart?.querySelector(".js-plotly-plot");
     if (plot?._fullData) { hideCursor(chart); window.Plotly.Fx.unhover(plot); }
   });
+  // The row of the head under the pointer is marked in the table of heads.
+  window.headscopeMarkRow = (head) => {
+    document.querySelectorAll("#head-table .linked-row").forEach((row) => row.classList.remove("linked-row"));
+    const api = document.getElementById("head-table") && window.dash_ag_grid?.getApi?.("head-table");
+    const name = head && `${head[0]}.${head[1]}`, node = api && head && api.getRowNode(name);
+    if (!node) return;
+    api.ensureNodeVisible(node);
+    requestAnimationFrame(() => document.querySelectorAll(`#head-table .ag-row[row-id="${name}"]`).forEach((row) => row.classList.add("linked-row")));
+  };
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
@@ -328,6 +356,7 @@
     if (button.dataset.export) exportChart(button.dataset.export, button.closest("figure").querySelector(".js-plotly-plot"));
     if (button.id === "head-set-yaml") downloadText(studyYaml(), "application/yaml", "heads.yaml");
     if (button.id === "theme-toggle") { localStorage.setItem("theme", isDark() ? "light" : "dark"); applyTheme(); }
+    if (button.dataset.copyText) copyText(button, button.dataset.copyText);
     if (button.id === "copy-link") copyText(button, location.href);
     if (button.id === "copy-python") copyText(button, page.python);
     if ("copyPython" in button.dataset) copyText(button, `${page.python}view.figures[${JSON.stringify(button.dataset.copyPython)}].show()\n`);

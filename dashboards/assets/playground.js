@@ -87,7 +87,7 @@
   const describe = () => {
     const readout = byId("attention-readout");
     if (!readout || !picture) return;
-    if (!cell) { readout.textContent = "Point at a cell or a token; a click locks the query token, Esc releases it."; return; }
+    if (!cell) { readout.textContent = "Point at a cell or a token; a click locks the query token, Esc releases it; then click an earlier token to compare all heads."; return; }
     const [query, key] = cell, keys = [...Array(query + 1).keys()].sort((a, b) => weight(query, b) - weight(query, a));
     const top = keys.slice(0, 3).map((position) => `${nameOf(position)} ${number(weight(query, position))}`).join(", ");
     const pair = key === null ? "" : `Weight on ${nameOf(key)}: ${number(weight(query, key))}. `;
@@ -115,6 +115,13 @@
   };
   const release = () => { lockedQuery = null; show(null); };
   const lock = (query, key) => { lockedQuery = lockedQuery === query ? null : query; show([query, key]); };
+  // A query token and a key token: every head's weight from one to the other is drawn below.
+  const choosePair = (query, key) => {
+    lockedQuery = query;
+    show([query, key]);
+    setProps("playground-pair", { data: { query, key } });
+    setProps("playground-quantity", { value: "pair" });
+  };
 
   const drawHeads = (colour) => {
     const container = byId("attention-heads");
@@ -145,7 +152,11 @@
         const isNewStep = JSON.stringify(step) !== JSON.stringify(lastStep);
         [lastStep, drawn] = [step, data];
         byId("attention-body").hidden = !encoded;
-        if (isNew) { picture = encoded ? decode(encoded) : null; lockedQuery = cell = null; }
+        if (isNew) {
+          const before = picture?.tokens.join("\n");
+          picture = encoded ? decode(encoded) : null;
+          if (picture?.tokens.join("\n") !== before) lockedQuery = cell = null;  // another prompt
+        }
         if (!picture) { shadeTokens(); return isNewStep ? step : no_update; }
         const hasNewScale = isLog !== (scale === "log");
         [isLog, head] = [scale === "log", Math.min(Number(chosenHead), picture.heads - 1)];
@@ -164,6 +175,14 @@
         if (context.triggered.some(({ prop_id }) => prop_id === "playground-prediction.data")) byId("attention-body").hidden = true;
         byId("playground-results").classList.toggle("outdated", isOutdated);
         return !isOutdated;
+      },
+      // A link to the page keeps what is shown: inputs of the last run, and the choices.
+      keepView(data, model, layer, chosenHead, quantity, scale, nextToken, pair, corrupted, answer, wrong) {
+        if (!data) return;
+        const { prompt, heads, kind } = data.request;
+        const view = { prompt, heads: heads.map(([l, h]) => `L${l}H${h}`).join(", "), kind, count: data.count, model, layer, head: chosenHead, quantity, scale,
+          next_token: nextToken, ...(pair ? { pair } : {}), ...(quantity === "patching" ? { corrupted, answer, wrong } : {}) };
+        window.headscopeKeepInUrl({ playground: JSON.stringify(view) });
       },
       insertHeads: (heads) => heads || window.dash_clientside.no_update,
     },
@@ -204,8 +223,11 @@
     const button = event.target.closest?.("[data-shows-head]");
     if (button) setProps("playground-head", { value: button.dataset.showsHead });
     if (!picture) return;
-    if (tokenOf(event)) lock(Number(tokenOf(event).dataset.token), null);
-    if (event.target.id === "attention-canvas") { const at = cellAt(event); if (at) lock(...at); }
+    if (tokenOf(event)) {
+      const position = Number(tokenOf(event).dataset.token);
+      lockedQuery !== null && position < lockedQuery ? choosePair(lockedQuery, position) : lock(position, null);
+    }
+    if (event.target.id === "attention-canvas") { const at = cellAt(event); if (at) at[1] === null || lockedQuery === at[0] ? lock(...at) : choosePair(...at); }
   });
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   document.addEventListener("keydown", (event) => {

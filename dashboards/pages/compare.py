@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from dashboards.run_command import command_for_run
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import layers
 from headscope.rendering import assembly
-from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RenderContext, TextBlock
+from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, RenderContext
 from headscope.rendering.statistic_charts import box_chart, comparison_chart, rank_chart
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
@@ -23,16 +24,15 @@ def controls(run: Run) -> Sequence[str]:
 
 
 def missing_command(run: Run) -> str:
-    """The command that measures two models; "" if the run can be compared."""
-    return "" if controls(run) else "headscope run --model A=... --model B=..."
+    """The command that measures the models of the run and another one; "" if the run can be compared."""
+    if controls(run):
+        return ""
+    another = f" --model yarn={run.manifest['models'][0]['checkpoint']}@yarn:factor=8" if len(run.models) == 1 else ""
+    return command_for_run("headscope run", run) + another
 
 
 def content(run: Run, view: ViewState) -> PageContent:
     """The statistic of each head against the baseline, then the comparisons of the probes."""
-    if len(run.models) < 2 or not view.statistic_name:
-        reason = "A comparison needs two models with a statistic of their heads. Measure two models in one run: "
-        text = f"{reason}headscope run --model A=... --model B=..."
-        return PageContent("Compare", "", {"": [TextBlock([text])]})
     baseline = view.baseline or default_models(run)[0]
     geometry = {model["label"]: model["geometry"] for model in run.manifest["models"]}
     shapes = {label: (size["layers"], size["heads"], size.get("layer_heads")) for label, size in geometry.items()}
@@ -48,7 +48,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     if omitted:
         notes += f" Left out, because their layers or heads differ in number: {', '.join(omitted)}."
     introduction = f"{', '.join(models[1:]) or 'No model'} against {baseline}, head by head.{notes}"
-    return PageContent(f"Models against {baseline}", introduction, sections)
+    return PageContent(f"Models against {baseline}", introduction, sections, tabs=True)
 
 
 def _statistic_charts(context: RenderContext, view: ViewState, baseline: str) -> Iterator[Chart]:

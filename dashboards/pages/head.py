@@ -7,15 +7,20 @@ from itertools import chain
 import pandas as pd
 
 from dashboards.pages.heads import PATH as HEADS_PATH
+from dashboards.run_command import command_for_run
+from dashboards.run_store import current_store, run_label
+from dashboards.tabs import tab_name
 from dashboards.view_state import ViewState, describe_statistic, parse_head
+from headscope.plots import role_emergence
 from headscope.rendering import assembly, similar_heads
-from headscope.rendering.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.rendering.blocks import Block, Chart, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.rendering.explorer_blocks import Badges, KeyLinks, query_link
 from headscope.rendering.text import column_heading, format_cell, head_mask
-from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
+from headscope.results.words import count_nouns
+from headscope.runs.column_metadata import capitalise, measured_roles, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
-from headscope.runs.summary import default_models_with, longest_ess_column
+from headscope.runs.summary import default_models_with, longest_ess_column, training_checkpoints
 
 NAME = "Head"
 PATH = "/head"
@@ -26,6 +31,8 @@ NEIGHBOURS = {
     "Next layer": ("ArrowUp", 1, 0),
 }
 """Keyboard shortcut and steps in layer and head, by link."""
+MAX_REASONS = 2
+"""Reasons why a head is notable in the introduction of its page."""
 
 
 def controls(run: Run) -> Sequence[str]:
@@ -35,7 +42,7 @@ def controls(run: Run) -> Sequence[str]:
 
 def missing_command(run: Run) -> str:
     """The command that measures heads; "" if the run has heads."""
-    return "" if len(run.heads) else "headscope run --model NAME=CHECKPOINT@SCHEME"
+    return "" if len(run.heads) else command_for_run("headscope run", run)
 
 
 def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
@@ -46,8 +53,10 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     group = int(rows["kv_group"].iloc[0]) if len(rows) else 0
     sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
-        "": LazySequence(_card(run, view.model, layer, head)),
-        "Behaviour": LazySequence(_fold_tables(assembly.head_blocks(run, view.model, layer, head))),
+        "": LazySequence(_card(run, view.model, layer, head, str(view.query.get("tab", "")))),
+        "Behaviour": LazySequence(_behaviour(run, view.model, layer, head)),
+        **_explorers(run, view, layer, head),
+        "During training": LazySequence(_training_charts(run, layer, head)),
         "Heads like this one": LazySequence(
             chain(
                 assembly.similar_head_blocks(run, view.model, layer, head),
@@ -59,14 +68,20 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
         "Statistics": LazySequence(_statistics_table(rows, default_models_with(run, view.model))),
         f"Heads of KV group {group}": LazySequence(_kv_group_table(run, view, layer, group)),
     }
-    reason = notable_heads.get((layer, head))
+    reason = _shorten_reasons(notable_heads.get((layer, head), ""))
     role = assembly.head_roles_sentence(run, view.model, layer, head)
     introduction = " ".join(filter(None, [role, f"KV group {group}.", reason and f"Notable: {reason}."]))
-    return PageContent(f"Layer {layer}, head {head}", introduction, sections)
+    return PageContent(f"Layer {layer}, head {head}", introduction, sections, tabs=True)
 
 
-def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
-    """The roles as badges, links to the neighbours, and what the probes show first."""
+def _shorten_reasons(reasons: str) -> str:
+    """The first reasons why a head is notable, and the number of the others."""
+    first, others = reasons.split("; ")[:MAX_REASONS], reasons.split("; ")[MAX_REASONS:]
+    return "; ".join(first) + (f"; and in {count_nouns(len(others), 'other ways')}" if others else "")
+
+
+def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Block]:
+    """The roles as badges, and links to the neighbours."""
     if assigned_roles := head_roles(run, model, layer, head):
         yield Badges(
             [
@@ -82,13 +97,50 @@ def _card(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
                 for role in assigned_roles
             ],
         )
-    yield _neighbour_links(run, layer, head)
+    yield _neighbour_links(run, layer, head, tab)
+
+
+def _behaviour(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
+    """What the probes show first, then their other blocks with folded tables."""
     yield from assembly.head_card(run, model, layer, head)
-
-
-def _fold_tables(blocks: Iterator[Block]) -> Iterator[Block]:
-    for block in blocks:
+    for block in assembly.head_blocks(run, model, layer, head):
         yield replace(block, collapsed=True) if isinstance(block, TextTable) else block
+
+
+def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Sequence[Block]]:
+    """What the probes show of the head in the state of the URL; without the data, the runs that have it."""
+    query = {name: value for name, value in view.query.items() if isinstance(value, str)}
+    sections: dict[str, Sequence[Block]] = {}
+    for probe, blocks in assembly.head_explorers(run, view.model, layer, head, query):
+        heading = probe.head_explorer_heading
+        if probe.head_explorer_table in run.tables:
+            sections[heading] = LazySequence(blocks)
+        elif links := [*_runs_with_table(probe.head_explorer_table, f"/head/{layer}.{head}", tab_name(heading))]:
+            reason = "This run does not store it. Other runs of this folder do:"
+            sections[heading] = [TextBlock([reason], links=Links(links))]
+    return sections
+
+
+def _runs_with_table(table_name: str, path: str, tab: str) -> Iterator[Link]:
+    for name, run in current_store().list_runs().items():
+        if isinstance(run, Run) and table_name in run.tables:
+            yield Link(f"Open {run_label(name)}", query_link(path, run=name, tab=tab))
+
+
+def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
+    """The scores of the head by training step, for a run over checkpoints."""
+    training_steps = run.derived(_training_steps)
+    if training_steps["step"].nunique() > 1:
+        scored = [roles()[name] for name in measured_roles(run.heads) if roles()[name].threshold is not None]
+        names = [*dict.fromkeys(role.order_by for role in scored)]
+        yield Chart(
+            role_emergence.plot_head_during_training(run.heads, (layer, head), names, training_steps),
+            "One panel per score of the head, one line per training run.",
+        )
+
+
+def _training_steps(run: Run) -> pd.DataFrame:
+    return training_checkpoints(run.manifest["models"])
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:
@@ -126,10 +178,10 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
     yield TextTable(f"The heads of this KV group under {view.model}", columns, rows, collapsed=True)
 
 
-def _neighbour_links(run: Run, layer: int, head: int) -> KeyLinks:
+def _neighbour_links(run: Run, layer: int, head: int, tab: str) -> KeyLinks:
     heads = set(run.heads[["layer", "head"]].itertuples(index=False, name=None))
     neighbours = {
-        key: Link(name, f"/head/{layer + layer_step}.{head + head_step}")
+        key: Link(name, query_link(f"/head/{layer + layer_step}.{head + head_step}", **({"tab": tab} if tab else {})))
         for name, (key, layer_step, head_step) in NEIGHBOURS.items()
         if (layer + layer_step, head + head_step) in heads
     }

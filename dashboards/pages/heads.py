@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dashboards.run_command import command_for_run
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import head_matrices as head_figures
 from headscope.rendering import assembly, similar_heads
@@ -22,14 +23,11 @@ def controls(run: Run) -> Sequence[str]:
 
 def missing_command(run: Run) -> str:
     """The command that measures heads; "" if the run has statistics of heads."""
-    return "" if assembly.run_statistics(run) else "headscope run --model NAME=CHECKPOINT@SCHEME"
+    return "" if assembly.run_statistics(run) else command_for_run("headscope run", run)
 
 
 def content(run: Run, view: ViewState) -> PageContent:
     """A layer x head matrix of the statistic, and every head of the model in a table."""
-    if not view.statistic_name:
-        reason = "These runs have no statistics of heads. Measure them: headscope run --model NAME=CHECKPOINT@SCHEME."
-        return PageContent("Heads", "", {"": [TextBlock([reason])]})
     selected = statistic(view.statistic_name)
     models_with = assembly.models_with_statistic(run, view.statistic_name)
     labels = dict.fromkeys((view.model, view.baseline))
@@ -44,12 +42,12 @@ def content(run: Run, view: ViewState) -> PageContent:
             view.mask_filtered(run.heads), view.statistic_name, view.model, view.baseline, run.heads
         )
         caption = f"{change} of {view.model} to {view.baseline}. Red: higher. Blue: lower. White: equal."
-        blocks = [Chart(figure, caption)]
+        blocks = [Chart(figure, caption, half_width=True)]
         introduction = f"{view.model} against {view.baseline}, head by head."
     else:
         figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model, run.heads)
         caption = "One cell per head; layer 0 is at the bottom. The colour scale is the same for every model."
-        blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
+        blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model), half_width=True)]
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))
     sections: dict[str, Sequence[Block]] = {

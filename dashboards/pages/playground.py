@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from dashboards.playground.components import HeadChoice, PlaygroundBlock
+from dashboards.playground.components import QUANTITIES, HeadChoice, PlaygroundBlock
+from dashboards.playground.view import parse_view
 from dashboards.playground.worker import has_worker, model_labels
+from dashboards.run_command import command_for_run
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import MAX_TOKENS
@@ -26,20 +28,21 @@ def controls(run: Run) -> Sequence[str]:
 
 def missing_command(run: Run) -> str:
     """The command that starts the app with models; "" if it was."""
-    return "" if has_worker() else COMMAND
+    return "" if has_worker() else command_for_run(COMMAND, run, ("models",))
 
 
 def content(run: Run, view: ViewState) -> PageContent:
     """The playground, or the command that starts the app with models."""
-    if not has_worker():
+    if command := missing_command(run):
         return PageContent(
-            NAME, "", {"": [TextBlock(["The playground needs a model. Start the app with:"], command=COMMAND)]}
+            NAME, "", {"": [TextBlock(["The playground needs a model. Start the app with:"], command=command)]}
         )
     block = PlaygroundBlock(
         ["A saved page has no playground."],
         models=model_labels(),
         first_head=_first_head(run, view),
         choices=[*_choices(run, view)],
+        view=parse_view(str(view.query.get("playground", "")), model_labels(), QUANTITIES),
     )
     return PageContent(NAME, f"Your own prompt of up to {MAX_TOKENS:,} tokens. Ctrl+Enter runs it.", {"": [block]})
 

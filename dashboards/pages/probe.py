@@ -4,18 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
-from dashboards.run_store import current_store, run_label
+from dashboards.run_command import command_for_run
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.probe import Probe
 from headscope.rendering import assembly, run_results
-from headscope.rendering.blocks import Block, Link, Links, PageContent, TextBlock
-from headscope.rendering.explorer_blocks import query_link
+from headscope.rendering.blocks import Block, PageContent, TextBlock
 from headscope.results.collection import results_by_probe
 from headscope.runs.run import Run
-
-MAX_OFFERED_RUNS = 6
-"""Runs that an empty page offers, the newest."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +37,10 @@ class ProbePage:
 
     def missing_command(self, run: Run) -> str:
         """The command that stores the tables of the probe; "" if the run has one."""
-        return "" if has_tables(self.probe, run) else self.probe.command_line
+        return "" if has_tables(self.probe, run) else command_for_run(self.probe.command_line, run, self.probe.takes)
 
     def content(self, run: Run, view: ViewState) -> PageContent:
-        """The page for the heads that pass the filters; without the probe's tables, the command that makes them."""
-        if not has_tables(self.probe, run):
-            return _missing_tables_page(self.probe, self.PATH)
+        """The page for the heads that pass the filters."""
         models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.has(Probe.page) else view.shown_models
         selected_model = view.model if self.probe.has(Probe.page) else view.filter_model
         context = assembly.render_context(run, selected_model, view.mask_filtered(run.heads), models)
@@ -65,7 +59,7 @@ class ProbePage:
         if not any(sections.values()):
             hint = f" See {self.probe.explorer_tab}." if self.probe.has(Probe.explorer) else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}
-        return PageContent(self.probe.title, self.probe.summary, sections)
+        return PageContent(self.probe.title, self.probe.summary, sections, tabs=True)
 
 
 @dataclass(frozen=True)
@@ -90,12 +84,10 @@ class ExplorerPage:
 
     def missing_command(self, run: Run) -> str:
         """The command that stores the tables of the probe; "" if the run has one."""
-        return "" if has_tables(self.probe, run) else self.probe.command_line
+        return "" if has_tables(self.probe, run) else command_for_run(self.probe.command_line, run, self.probe.takes)
 
     def content(self, run: Run, view: ViewState) -> PageContent:
-        """The explorer in the state that the URL holds; without the probe's tables, the command that makes them."""
-        if not has_tables(self.probe, run):
-            return _missing_tables_page(self.probe, self.PATH)
+        """The explorer in the state that the URL holds."""
         models = [*dict.fromkeys([*view.shown_models, view.model])]
         url_query = {name: value for name, value in view.query.items() if isinstance(value, str)}
         context = assembly.render_context(run, view.model, None, models)
@@ -121,18 +113,3 @@ def has_tables(probe: Probe, run: Run) -> bool:
     """Whether the run has a table of the probe, or the probe declares none."""
     names = {table.name for table in plugins.call_part(probe, Probe.tables)}
     return not names or bool(names & set(run.tables))
-
-
-def _missing_tables_page(probe: Probe, path: str) -> PageContent:
-    """The runs of the folder that have tables of the probe, opened on this page, and the command that makes them."""
-    runs = [run for run in current_store().list_runs().values() if isinstance(run, Run) and has_tables(probe, run)]
-    links = [
-        Link(f"Open {run_label(run.path.name)}", query_link(path, run=run.path.name)) for run in runs[:MAX_OFFERED_RUNS]
-    ]
-    blocks: list[Block] = []
-    if links:
-        blocks.append(TextBlock(["Other runs of this folder have results of this probe:"], links=Links(links)))
-    blocks.append(
-        TextBlock(["These runs have no results of this probe. Create them with:"], command=probe.command_line)
-    )
-    return PageContent(probe.title, probe.summary, {"": blocks})

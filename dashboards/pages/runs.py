@@ -120,16 +120,16 @@ def run_records() -> Iterator[dict[str, Any]]:
             manifest, notes = run.manifest, read_notes(run.path)
             yield {
                 "run": name,
+                "state": "finished",
                 "started": str(manifest.get("started", ""))[:16].replace("T", " "),
                 "models": ", ".join(run.models),
-                "tags": ", ".join(notes.tags),
-                "note": notes.note,
-                "probes": ", ".join(_probe_names(manifest)),
-                "tables": ", ".join(run.tables),
-                "rows": sum(table["rows"] for table in manifest["tables"].values()),
                 "MB": run.derived(_megabytes),
                 "minutes": round(manifest.get("timings", {}).get("seconds", 0) / 60, 1),
-                "state": "finished",
+                "probes": ", ".join(_probe_names(manifest)),
+                "tags": ", ".join(notes.tags),
+                "note": notes.note,
+                "rows": sum(table["rows"] for table in manifest["tables"].values()),
+                "tables": ", ".join(run.tables),
                 "href": build_url("/", {"run": name}),
             }
         else:
@@ -144,10 +144,8 @@ def _megabytes(run: RunTables) -> float:
 
 
 def _incomplete_record(name: str, state: str) -> dict[str, Any]:
-    empty = dict.fromkeys(("started", "models", "tags", "note", "probes", "tables"), "") | dict.fromkeys(
-        ("rows", "MB", "minutes")
-    )
-    return {"run": name, **empty, "state": state, "href": ""}
+    texts, numbers = ("started", "models", "probes", "tags", "note", "tables"), ("MB", "minutes", "rows")
+    return {"run": name, "state": state, **dict.fromkeys(texts, ""), **dict.fromkeys(numbers), "href": ""}
 
 
 def _probe_names(manifest: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from dash import ClientsideFunction, Dash, Input, Output, State, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 
 from dashboards.components import PLAYGROUND_BLOCK, build_chart
 from dashboards.playground.components import (
@@ -52,6 +52,15 @@ def register_callbacks(app: Dash) -> None:
         Output("playground-outdated", "hidden"),
         Input("playground-prompt", "value"),
         PREDICTIONS,
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ClientsideFunction("playground", "keepView"),
+        PREDICTIONS,
+        MODEL,
+        *(Input(f"playground-{name}", "value") for name in ("layer", "head", "quantity", "scale", "next-token")),
+        Input("playground-pair", "data"),
+        *(State(f"playground-{name}", "value") for name in ("corrupted", "answer", "wrong")),
         prevent_initial_call=True,
     )
     app.clientside_callback(
@@ -192,17 +201,20 @@ def _register_results(app: Dash) -> None:
         Input("playground-quantity", "value"),
         Input("playground-next-token", "value"),
         Input("playground-patch", "n_clicks"),
+        Input("playground-pair", "data"),
         State("playground-corrupted", "value"),
         State("playground-answer", "value"),
         State("playground-wrong", "value"),
         TOKEN,
         prevent_initial_call=True,
     )
-    def show_heads(data: Any, model: str, quantity: str, next_token: str, _: int, *second_and_token: str) -> Any:
-        if not data:
+    def show_heads(data: Any, model: str, quantity: str, next_token: str, _: int, pair: Any, *rest: str) -> Any:
+        if not data or (ctx.triggered_id == "playground-pair" and quantity != "pair"):
             return no_update
-        *second, token = second_and_token
+        *second, token = rest
         try:
+            if quantity == "pair":
+                return pair_chart(data, model, pair, token)
             return heads_chart(data, model, quantity, next_token, second, token)
         except HeadscopeError as reason:
             return notice(reason)
@@ -270,10 +282,32 @@ def heads_chart(
         values = run_task(token, "scores", **prompt, kind=quantity)
         caption = "Mean attention weight over the rows of this prompt that see such a token."
     is_signed = quantity in ("attribution", "patching")
-    figure = plot_head_values(values, f"{capitalise(label)}: {model}", model, label, unit, is_signed)
+    return _matrix_component(values, data, f"{capitalise(label)}: {model}", caption, (model, label, unit, is_signed))
+
+
+def pair_chart(data: Mapping[str, Any], model: str, pair: Mapping[str, Any] | None, token: str) -> Any:
+    """A layer x head matrix of the weight from one token of the prompt to another."""
+    query, key = ((pair or {}).get(name) for name in ("query", "key"))
+    if not isinstance(query, int) or not isinstance(key, int):
+        raise BadInput("no tokens are chosen. Click a query token of the prompt, then an earlier token")
+    values = run_task(token, "pair", prompt=data["request"]["prompt"], model=model, query=query, key=key)
+    texts = next(prediction["token_texts"] for prediction in data["predictions"] if prediction["model"] == model)
+    names = [f"“{display_token(texts[position]).strip()}” ({position})" for position in (query, key)]
+    title = f"Attention weight from {names[0]} to {names[1]}: {model}"
+    caption = "Attention weight of every head at this query token and this key token of the prompt."
+    return _matrix_component(values, data, title, caption, (model, "attention weight", "", False))
+
+
+def _matrix_component(
+    values: Any, data: Mapping[str, Any], title: str, caption: str, scale: tuple[str, str, str, bool]
+) -> Any:
+    """The chart of a value of every head; `scale` is the model, the label, the unit, and whether values are signed."""
+    figure = plot_head_values(values, title, *scale)
     hint = " Click a head to draw its attention, shift-click to ablate it or not."
     ablated_heads = {(layer, head) for layer, head in data["request"]["heads"]}
-    return build_chart(Chart(figure, caption, describe_largest(values, unit)), ablated_heads, PLAYGROUND_BLOCK, hint)
+    return build_chart(
+        Chart(figure, caption, describe_largest(values, scale[2])), ablated_heads, PLAYGROUND_BLOCK, hint
+    )
 
 
 def second_prompt(corrupted: str | None, answer: str | None, wrong: str | None) -> dict[str, str]:

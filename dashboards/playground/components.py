@@ -1,7 +1,7 @@
 """The components of the playground: its inputs, the places of its results, and the results of a prompt."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -9,6 +9,7 @@ import pandas as pd
 from dash import dcc, html
 
 from dashboards.components import build_component
+from dashboards.playground.view import PlaygroundView
 from dashboards.playground.worker import session_token
 from dashboards.run_store import READ_ONLY_REASON, current_store
 from dashboards.view_state import ViewState
@@ -28,12 +29,14 @@ KEEP_TOOLTIP = (
     "Keep measures the shown prompt under every model (patterns, losses, direct logit attribution, ablation, and "
     "detectors on random tokens) and stores a run in this folder."
 )
+LAYER_HEAD = ("layer", "head")
 BUTTON_COLOUR = "#00558a"
 """Dark enough for white text, unlike the library's blue."""
 HIGH_LOSS = 8.0
 """Loss in nats that gets the full shade."""
 QUANTITIES: Mapping[str, str] = {
     "attribution": "direct logit attribution to the next token",
+    "pair": "attention weight from one token to another",
     "previous": "previous-token score",
     "current": "current-token score",
     "first": "first-token score",
@@ -41,7 +44,8 @@ QUANTITIES: Mapping[str, str] = {
     "induction": "induction score",
     "patching": "activation patching from the second prompt",
 }
-"""What can be shown for every head, by name; all but the first and last are the kinds of `tasks.prompt_score_keys`."""
+"""What can be shown for every head, by name; all but attribution, pair and patching are the kinds of
+`tasks.prompt_score_keys`."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,14 @@ class PlaygroundBlock(TextBlock):
     models: Sequence[str] = ()
     first_head: Head = (0, 0)
     choices: Sequence[HeadChoice] = ()
+    view: PlaygroundView = field(default_factory=dict)
 
 
 @build_component.register
 def playground_component(block: PlaygroundBlock, view: ViewState, block_id: str) -> html.Div:
     """The inputs, and the results, which are hidden until the first request."""
     results = html.Div(
-        [_reading_section(), _attention_section(block), _heads_section()],
+        [_reading_section(), _attention_section(block), _heads_section(block.view)],
         id="playground-results",
         className="playground-results",
         hidden=True,
@@ -75,6 +80,7 @@ def playground_component(block: PlaygroundBlock, view: ViewState, block_id: str)
         dcc.Store("playground-prediction"),
         dcc.Store("playground-attention"),
         dcc.Store("playground-drawn"),
+        dcc.Store("playground-pair", data=block.view.get("pair")),
     ]
     message = html.Div(
         html.P("Loading the models …", className="introduction"),
@@ -90,14 +96,18 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
     prompt = dmc.Textarea(
         id="playground-prompt",
         label="Prompt",
-        value=EXAMPLE_PROMPT,
+        value=block.view.get("prompt", EXAMPLE_PROMPT),
         autosize=True,
         minRows=2,
         maxRows=8,
         **PERSISTENT,
     )
     heads = dmc.TextInput(
-        id="playground-heads", label="Ablate heads", placeholder="none, or L18H6, L5H3", value="", **PERSISTENT
+        id="playground-heads",
+        label="Ablate heads",
+        placeholder="none, or L18H6, L5H3",
+        value=block.view.get("heads", ""),
+        **PERSISTENT,
     )
     choices = [{"value": str(choice.heads), "label": choice.name} for choice in block.choices]
     choice = dmc.Select(
@@ -108,10 +118,12 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
         searchable=True,
         comboboxProps={"width": 420, "position": "bottom-start"},
     )
-    kind = dmc.Autocomplete(id="playground-kind", label="Ablation", data=[*ABLATION_KINDS], value="zero", **PERSISTENT)
-    count = dmc.NumberInput(
-        id="playground-count", label="Generate tokens", value=20, min=0, max=MAX_GENERATED, **PERSISTENT
+    chosen_kind = block.view.get("kind", "zero")
+    kind = dmc.Autocomplete(
+        id="playground-kind", label="Ablation", data=[*ABLATION_KINDS], value=chosen_kind, **PERSISTENT
     )
+    generated = {"value": block.view.get("count", 20), "min": 0, "max": MAX_GENERATED}
+    count = dmc.NumberInput(id="playground-count", label="Generate tokens", **generated, **PERSISTENT)
     is_read_only = current_store().is_read_only
     buttons = html.Div(
         [
@@ -122,26 +134,32 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
         className="playground-buttons",
         title=f"Keep is off: {READ_ONLY_REASON}." if is_read_only else KEEP_TOOLTIP,
     )
-    return [prompt, html.Div([heads, choice, kind, count, buttons], className="playground-inputs"), _second_prompt()]
+    return [
+        prompt,
+        html.Div([heads, choice, kind, count, buttons], className="playground-inputs"),
+        _second_prompt(block.view),
+    ]
 
 
 PERSISTENT: Mapping[str, Any] = {"persistence": True, "persistence_type": "session"}
 """The browser keeps what the user typed until the tab is closed."""
 
 
-def _second_prompt() -> html.Details:
+def _second_prompt(view: PlaygroundView) -> html.Details:
     corrupted = dmc.Textarea(
         id="playground-corrupted",
         label="Corrupted prompt",
         description="As many tokens as the prompt, another answer.",
-        value="When Mary and John went to the store, Mary gave a drink to",
+        value=view.get("corrupted", "When Mary and John went to the store, Mary gave a drink to"),
         autosize=True,
         minRows=1,
         maxRows=4,
         **PERSISTENT,
     )
-    answer = dmc.TextInput(id="playground-answer", label="Answer", value=" Mary", w=130, **PERSISTENT)
-    wrong = dmc.TextInput(id="playground-wrong", label="Wrong answer", value=" John", w=130, **PERSISTENT)
+    answer, wrong = (
+        dmc.TextInput(id=f"playground-{name}", label=label, value=view.get(name, default), w=130, **PERSISTENT)
+        for name, label, default in (("answer", "Answer", " Mary"), ("wrong", "Wrong answer", " John"))
+    )
     button = dmc.Button("Patch", id="playground-patch", size="sm", variant="default")
     row = html.Div([corrupted, answer, wrong, button], className="playground-inputs second-prompt")
     return html.Details([html.Summary("Second prompt, for activation patching"), row])
@@ -166,19 +184,19 @@ TOKEN_LEGEND = f"Shade: loss of the token in nats, full at {HIGH_LOSS:g}."
 
 
 def _attention_section(block: PlaygroundBlock) -> html.Section:
-    layer, head = block.first_head
+    layer, head = (block.view.get(name, str(index)) for name, index in zip(LAYER_HEAD, block.first_head, strict=True))
     choose = {"allowDeselect": False, "w": 84}
     scale = dmc.SegmentedControl(
         id="playground-scale",
         data=[{"value": "log", "label": "log"}, {"value": "linear", "label": "linear"}],
-        value="log",
+        value=block.view.get("scale", "log"),
         size="xs",
     )
-    models = {"data": [*block.models], "value": block.models[0], "allowDeselect": False}
+    models = {"data": [*block.models], "value": block.view.get("model", block.models[0]), "allowDeselect": False}
     tools = [
         dmc.Select(id="playground-model", label="Model", w=150, **models),
-        dmc.Select(id="playground-layer", label="Layer", data=[str(layer)], value=str(layer), **choose),
-        dmc.Select(id="playground-head", label="Head", data=[str(head)], value=str(head), **choose),
+        dmc.Select(id="playground-layer", label="Layer", data=[layer], value=layer, **choose),
+        dmc.Select(id="playground-head", label="Head", data=[head], value=head, **choose),
         html.Div([html.Span("Colour", className="control-label"), scale]),
     ]
     picture = html.Div(
@@ -211,16 +229,19 @@ def _attention_section(block: PlaygroundBlock) -> html.Section:
     )
 
 
-def _heads_section() -> html.Section:
+def _heads_section(view: PlaygroundView) -> html.Section:
     quantity = dmc.Select(
         id="playground-quantity",
         label="Show for every head",
         data=[{"value": name, "label": capitalise(label)} for name, label in QUANTITIES.items()],
-        value="attribution",
+        value=view.get("quantity", "attribution"),
         allowDeselect=False,
         w=320,
     )
-    token = dmc.Select(id="playground-next-token", label="Next token", data=[], allowDeselect=False, w=150)
+    chosen = view.get("next_token")
+    token = dmc.Select(
+        id="playground-next-token", label="Next token", data=[], value=chosen, allowDeselect=False, w=150
+    )
     return html.Section(
         [
             html.H2("All heads"),

@@ -15,7 +15,7 @@ def export(
         typer.Option(
             "--format",
             help="duo (DuoAttention, kvpress), retrieval-head, headkv, qrhead, rtp-llm, lukv (kvpress LUKVPress), "
-            "mha2mla, longrope, csv, latex or json (a set of heads).",
+            "mha2mla, longrope, minference, csv, latex or json (a set of heads).",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="File to write, or folder for duo. It must not exist yet.")],
@@ -24,7 +24,7 @@ def export(
         typer.Option(
             "--score",
             help="Column of the per-head table, such as retrieval or ess2_2048; for csv also several, separated by "
-            "commas; for mha2mla mean_abs, rms or norm_product of rotary pairs; not for longrope.",
+            "commas; for mha2mla mean_abs, rms or norm_product of rotary pairs; not for longrope and minference.",
         ),
     ] = None,
     model: Annotated[

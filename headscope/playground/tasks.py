@@ -23,7 +23,8 @@ from headscope.forward.logits import finite_hidden_states, logits_and_targets, n
 from headscope.heads import Head, format_head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached
@@ -124,9 +125,24 @@ def head_attribution(session: ModelSession, prompt: str, model: str, token: str)
 
 def prompt_scores(session: ModelSession, prompt: str, model: str, kind: str) -> pd.DataFrame:
     """Mean weight of every head on one kind of key of `prompt_score_keys`; NaN if no row sees such a key."""
+    ids = prompt_ids(session.model(model), prompt)
+    return _mean_weights(session, model, ids, *prompt_score_keys(kind, ids[0].cpu()))
+
+
+def pair_weights(session: ModelSession, prompt: str, model: str, query: int, key: int) -> pd.DataFrame:
+    """Weight of every head from the token `query` to the token `key`, counted from 0; NaN outside a head's window."""
+    ids = prompt_ids(session.model(model), prompt)
+    if not 0 <= key <= query < ids.shape[1]:
+        raise BadInput(
+            f"no token {query} of this prompt attends to token {key}. Click a query token, then an earlier token"
+        )
+    return _mean_weights(session, model, ids, torch.tensor([query]), torch.tensor([key]))
+
+
+def _mean_weights(session: ModelSession, model: str, ids: Tensor, rows: Tensor, keys: Tensor) -> pd.DataFrame:
+    """Sum of the weights of every head at these rows and keys, divided by the number of rows that see such a key."""
     opened = session.model(model)
-    ids = prompt_ids(opened, prompt)
-    rows, keys = (indices.to(ids.device) for indices in prompt_score_keys(kind, ids[0].cpu()))
+    rows, keys = rows.to(ids.device), keys.to(ids.device)
     scores = torch.full((opened.geometry.layers, opened.geometry.heads), torch.nan)
 
     def add_layer(record: AttentionRecord) -> None:
@@ -223,6 +239,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "attention": attention_of_layer,
     "attribution": head_attribution,
     "scores": prompt_scores,
+    "pair": pair_weights,
     "patching": patching_estimate,
     "keep": keep_prompt,
 }

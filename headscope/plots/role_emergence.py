@@ -85,6 +85,29 @@ def plot_training_by_layer(
     return figure.update_layout(showlegend=True)
 
 
+def plot_head_during_training(
+    heads: pd.DataFrame, head: Head, statistic_names: Sequence[str], training_steps: pd.DataFrame
+) -> go.Figure:
+    """Plot statistics of one head by training step: one panel per statistic, one line per training run."""
+    title = f"Layer {head[0]}, head {head[1]} during training"
+    rows = _with_training_steps(heads[(heads["layer"] == head[0]) & (heads["head"] == head[1])], training_steps)
+    measured = [name for name in statistic_names if name in rows and rows[name].notna().any()]
+    if not measured:
+        return style.empty_figure(title, "no checkpoint has a score of this head")
+    trainings = list(dict.fromkeys(training_steps["training"]))
+    step_axis = CountAxis(rows["step"])
+    figure = style.panel_figure(title, [statistic(name).label for name in measured], height=260)
+    for index, name in enumerate(measured):
+        panel_position = style.panel_row_col(index, measured)
+        for training, line_style in _training_line_styles(trainings).items():
+            curve = rows[rows["training"] == training]
+            label = style.escape_label(training)
+            _add_line(figure, curve, name, label, line_style, step_axis, index == 0, panel_position)
+    figure.update_xaxes(step_axis.settings)
+    style.set_outer_axis_titles(figure, len(measured), "training step", "score")
+    return figure.update_layout(showlegend=len(trainings) > 1)
+
+
 def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:
     """Plot the number of heads with each role by training step: one panel per role, one line per training run."""
     title = "Heads with a role during training"

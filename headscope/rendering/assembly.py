@@ -4,7 +4,7 @@ This module calls probes only through `headscope.plugins` and names none. Charts
 line in the place of its remaining charts says so, and the failure is logged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Concatenate, TypeVar
@@ -273,6 +273,15 @@ def head_card(run: Run, model: str, layer: int, head: int) -> list[Block]:
     return sorted(
         blocks, key=lambda block: (not isinstance(block, Chart), isinstance(block, Chart) and block.half_width)
     )
+
+
+def head_explorers(
+    run: Run, model: str, layer: int, head: int, query: Mapping[str, str]
+) -> Iterator[tuple[Probe, Iterator[Block]]]:
+    """The explorers of the probes about one head, for the probes that have one, with blocks created lazily."""
+    for probe in plugins.probes().values():
+        if probe.has(Probe.head_explorer):
+            yield probe, _iterate_part(probe, Probe.head_explorer, run, model, layer, head, query)
 
 
 def similar_head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:

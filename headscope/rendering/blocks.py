@@ -283,3 +283,5 @@ class PageContent:
     title: str
     introduction: str
     sections: Mapping[str, Sequence[Block]]
+    tabs: bool = False
+    """Whether the app shows one section at a time, behind named tabs."""

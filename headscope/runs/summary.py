@@ -80,7 +80,7 @@ def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: 
 def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
     """The heads of `model` in a row each, `name` with its interval and method first, all other statistics after it.
 
-    With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
+    With a `baseline`, `change` precedes the value and `baseline` follows it. Columns without a value are left out.
     """
     head_keys = HEAD_KEYS[1:]
     rows = heads[heads["model"] == model].drop(columns="model")
@@ -92,7 +92,7 @@ def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | N
         return rows[[*head_keys, name, *interval, *other_columns]]
     comparison = compare_with_baseline(heads, name, model, baseline)[[*head_keys, "baseline", "change"]]
     return rows.merge(comparison, on=head_keys, how="left")[
-        [*head_keys, name, "baseline", "change", *interval, *other_columns]
+        [*head_keys, "change", name, "baseline", *interval, *other_columns]
     ]
 
 

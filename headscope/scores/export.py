@@ -20,7 +20,9 @@ import yaml
 from headscope import user_input
 from headscope.errors import BadInput, CannotWrite
 from headscope.runs.run_tables import RunTables
-from headscope.scores.head_scores import HeadScores, Matrix, Reduction
+from headscope.runs.summary import model_identity
+from headscope.scores.head_scores import HeadScores, Matrix, Reduction, choose_model
+from headscope.scores.minference import best_patterns
 from headscope.scores.rotary_export import longrope_parameters, rotary_pair_ranks
 
 Files = Mapping[str, bytes]
@@ -258,6 +260,13 @@ def _longrope(run: RunTables, score: str, model: str | None, options: ExportOpti
     return {"": _json({"rope_parameters": parameters}), "headscope.json": _json(facts)}
 
 
+def _minference(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
+    label = choose_model(run, model)
+    facts = {"score": "mean recall of sampled rows", "model": label, "run": run.name}
+    digests = model_identity(run, label).weights.to_record()
+    return {"": _json_line(best_patterns(run, label)), "headscope.json": _json({**facts, **digests})}
+
+
 def _csv(run: RunTables, score: str, model: str | None, options: ExportOptions) -> Files:
     columns = [HeadScores.from_run(run, name.strip(), model) for name in score.split(",")]
     names = [scores.name for scores in columns]
@@ -320,6 +329,11 @@ FORMATS: Mapping[str, Format] = {
     "mha2mla": Format("MHA2MLA: torch file of the ranks of rotary pairs [layers, KV heads, head_dim]", _mha2mla),
     "longrope": Format(
         "rope_parameters of type longrope, if all heads share their frequencies", _longrope, needs_score=False
+    ),
+    "minference": Format(
+        "MInference: JSON, per layer the columns and diagonals of every head, from measured rules",
+        _minference,
+        needs_score=False,
     ),
     "csv": Format("all heads: layer, head, kv_group and a column for each score", _csv),
     "latex": Format("a table of the best heads", _latex, ("top",)),

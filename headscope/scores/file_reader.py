@@ -48,7 +48,7 @@ def _read_origin(file: Path) -> Mapping[str, Any]:
     origin_file = file / ORIGIN_FILE if file.is_dir() else file.with_name(f"{file.name}.{ORIGIN_FILE}")
     if not os.path.isfile(origin_file):  # False, too, for a name that is too long
         return {}
-    origin = _read_json(origin_file)
+    origin = read_json(origin_file, f"scores '{origin_file}'")
     return origin if isinstance(origin, Mapping) else {}
 
 
@@ -68,7 +68,7 @@ def _read_scores(file: Path) -> HeadScores:
         )
     if file.suffix == ".csv":
         return _read_csv(file)
-    content = _read_json(file) if file.suffix == ".json" else read_yaml(file, f"scores '{file}'")
+    content = read_json(file, f"scores '{file}'") if file.suffix == ".json" else read_yaml(file, f"scores '{file}'")
     if not isinstance(content, Mapping):
         raise _not_scores(file, content)
     try:
@@ -77,7 +77,7 @@ def _read_scores(file: Path) -> HeadScores:
         raise BadInput(f"scores '{file}': {' '.join(str(error).split())[:200]}. Check the file") from error
 
 
-def _read_json(file: Path) -> Any:
+def read_json(file: Path, description: str) -> Any:
     """The content of a JSON file, which may be large. Raises BadInput for another text and for a key that repeats."""
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -88,10 +88,10 @@ def _read_json(file: Path) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(read_text_file(file, f"scores '{file}'"), object_pairs_hook=unique_keys)
+        return json.loads(read_text_file(file, description), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise BadInput(
-            f"scores '{file}' cannot be read ({' '.join(str(error).split())[:200]}). Check the file"
+            f"{description} cannot be read ({' '.join(str(error).split())[:200]}). Check the file"
         ) from error
 
 

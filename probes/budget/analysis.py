@@ -16,7 +16,7 @@ from headscope.effects.sweep import Sweep, effects_table, sweep_effects
 from headscope.runs.aggregation import mean_losses, plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
-from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, RANDOM, SETTINGS, TASKS
+from probes.budget.schema import ANSWERS, CACHE, EVERY_ORDER, LOSS, ORDERS, RANDOM, SETTINGS, TASKS
 
 LOWER_IS_BETTER = " (lower is better)"
 """End of the name of such a metric."""
@@ -147,6 +147,23 @@ def best_order(rows: pd.DataFrame) -> pd.Series:
     """The measured order (not random, if there is another) of the smallest area, from the summaries of one curve."""
     others = rows[rows["order"] != RANDOM]
     return (others if len(others) else rows).sort_values("area", kind="stable").iloc[0]
+
+
+def streaming_groups(run: RunTables, rows: pd.DataFrame) -> tuple[pd.Series, list[pd.DataFrame]]:
+    """The largest measured share that can stream in the best order of one curve, whose summaries are `rows`, and its
+    KV groups.
+
+    Returns the point of the curve at that share (share, mean, low, high), and the KV groups (layer, kv_group) of the
+    order of each half of the documents.
+    """
+    best = best_order(rows)
+    points = curves(run.derived(loss_changes))
+    points = points[(points[CURVE_KEYS] == best[CURVE_KEYS]).all(axis=1)]
+    point = points[points["share"] <= best["largest_share"] + 1e-6].sort_values("share").iloc[-1]
+    ranks = plain_types(run.table(ORDERS.name))
+    ranks = ranks[(ranks["model"] == best["model"]) & (ranks["order"] == best["order"]) & (ranks["draw"] == 0)]
+    halves = [half.loc[half["rank"] < round(point["share"] * len(half))] for _, half in ranks.groupby("half")]
+    return point, [half[["layer", "kv_group"]].sort_values(["layer", "kv_group"]) for half in halves]
 
 
 def largest_shares(changes: pd.DataFrame, bound: float) -> npt.NDArray[np.float64]:

@@ -8,6 +8,7 @@ import pandas as pd
 from headscope.plots.top_heads import fit_to_card
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term, TextTable
 from headscope.rendering.explorer_blocks import query_link
+from headscope.rendering.text import format_cell
 from headscope.results import words
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run import Run
@@ -19,6 +20,7 @@ from probes.budget.analysis import (
     curves,
     loss_changes,
     loss_changes_by_position,
+    streaming_groups,
     summaries,
     task_scores,
 )
@@ -46,6 +48,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     if LOSS.name not in run.tables:
         return
     yield ChartGroup(PROBE.title, "Loss by share of streaming KV groups", _curve_charts(context))
+    yield ChartGroup(PROBE.title, "KV groups that can stream", _streaming_tables(context))
     yield ChartGroup(PROBE.title, "Orders compared", _tables(context))
     if ANSWERS.name in run.tables:
         yield ChartGroup(PROBE.title, "Answers by share of streaming KV groups", _answer_charts(context))
@@ -106,6 +109,37 @@ def _curve_charts(context: RenderContext) -> Iterator[Chart]:
             f"streaming. Up to position {int(settings['sink'] + settings['recent']):,} streaming hides nothing.",
             half_width=True,
         )
+
+
+def _streaming_tables(context: RenderContext) -> Iterator[TextTable]:
+    """The KV groups that can stream in the best order, by name, and what that costs."""
+    body = [_streaming_row(context.run, model, length, rows) for model, length, rows, _ in _summaries(context)]
+    if body:
+        yield TextTable(
+            "KV groups that can stream in the best order; L3G1 is KV group 1 of layer 3. They are those at the largest "
+            "measured share within the mean largest share of the documents. Each half of the documents has its own "
+            "order; the last column counts KV groups of only one order.",
+            [
+                "model",
+                "context",
+                "order",
+                "largest share",
+                "change of the loss (nats/token)",
+                "KV groups",
+                "in one half",
+            ],
+            body,
+        )
+
+
+def _streaming_row(run: Run, model: str, length: int, rows: pd.DataFrame) -> list[str]:
+    point, halves = streaming_groups(run, rows)
+    first, *others = [set(half.itertuples(index=False, name=None)) for half in halves]
+    both, either = first.intersection(*others), first.union(*others)
+    names = ", ".join(f"L{layer}G{group}" for layer, group in sorted(both)) or "none"
+    change = format_cell({"change": point["mean"], "change_low": point["low"], "change_high": point["high"]}, "change")
+    share = words.cell(largest_share(run, rows))
+    return [model, f"{length:,}", order_label(best_order(rows)["order"]), share, change, names, str(len(either - both))]
 
 
 def _tables(context: RenderContext) -> Iterator[TextTable]:

@@ -38,6 +38,8 @@ class Needle(Probe):
     takes = ("models", "text")
     example = "headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1"
     explorer_tab = "Trials"
+    head_explorer_heading = "At the needle's answer"
+    head_explorer_table = "needle_keys"
 
     def options(self) -> type[NeedleOptions]:
         from probes.needle.schema import NeedleOptions
@@ -113,6 +115,11 @@ class Needle(Probe):
         from probes.needle.report import head_charts
 
         return head_charts(run, model, layer, head)
+
+    def head_explorer(self, run: Run, model: str, layer: int, head: int, query: Mapping[str, str]) -> Iterable[Block]:
+        from probes.needle.head_trials import trial_blocks
+
+        return trial_blocks(run, model, layer, head, query)
 
     def explorer(self, context: RenderContext, query: Mapping[str, str]) -> PageContent:
         from probes.needle.trial_explorer import trials_page

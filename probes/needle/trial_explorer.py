@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from headscope.heads import Head
 from headscope.prompts.needle_grid import CONTROL
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
 from headscope.rendering.explorer_blocks import (
@@ -69,7 +70,7 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
         f"Trials at {cell_title}": [_trial_list(cell, int(number)), _trial_links(int(number), len(cell))],
         f"Needle {trial['needle']} in {trial['doc']}": [*_trial_blocks(context, trial)],
     }
-    if len(steps := _steps_of_trial(run, trial)):
+    if len(steps := steps_of_trial(run, trial)):
         sections["What a head attends to at an answer token"] = [*_attention_blocks(run, trial, steps, url_query)]
     lead = (
         f"{context.selected_model} retrieves {int(trials['success'].sum())} of {len(trials)} {MODE_LABELS[mode]}. "
@@ -149,7 +150,7 @@ def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
         f"{trial['span_start']:,}–{trial['span_end'] - 1:,}."
     )
     yield passage_table(caption, ("",), [[[token for token in text if token.text]]])
-    steps = _steps_of_trial(context.run, trial)
+    steps = steps_of_trial(context.run, trial)
     if steps.empty:
         yield TextBlock(["The answer is empty."])
         return
@@ -184,24 +185,38 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
     numbers = [step + 1 for step in steps["step"]]
     step = int(choice_or_default("step", numbers, url_query, notes)) - 1
     layer, head, choices = _head_choice(run, trial, step, url_query, notes)
-    answer_token = str(steps.set_index("step")["text"][step])
-    links = [
-        Link(f"{number}: {to_visible_token(to_visible_line(str(text)))}", query_link(step=number))
-        for number, text in zip(numbers, steps["text"], strict=True)
-    ]
-    yield LinkChoice(links, "Answer token", numbers.index(step + 1))
+    yield answer_token_choice(steps, step)
     yield from choices
     yield KeyLinks([Link("Page of this head", f"/head/{layer}.{head}")], [""])
     if notes:
         yield TextBlock(notes)
+    yield attention_block(run, trial, steps, step, (layer, head))
+
+
+def answer_token_choice(steps: pd.DataFrame, step: int) -> LinkChoice:
+    """The answer tokens of a trial as a list; the URL counts them from 1."""
+    rows = [*steps[["step", "text"]].itertuples(index=False, name=None)]
+    links = [
+        Link(f"{number + 1}: {to_visible_token(to_visible_line(str(text)))}", query_link(step=number + 1))
+        for number, text in rows
+    ]
+    return LinkChoice(links, "Answer token", [number for number, _ in rows].index(step))
+
+
+def attention_block(run: Run, trial: pd.Series, steps: pd.DataFrame, step: int, unit: Head) -> Block:
+    """The prompt and answer around the keys with at least 15 % of the weight of a head at one answer token."""
+    keys, prompts = (_rows_of_trial(run, name, trial) for name in ("needle_keys", "needle_prompts"))
+    assert keys is not None
+    assert prompts is not None
+    layer, head = unit
+    answer_token = str(steps.set_index("step")["text"][step])
     tokens = [*json.loads(prompts["tokens"].iloc[0]), *map(str, steps["text"])]
     text = TokenizedText(np.array(tokens, dtype=object), np.zeros(len(tokens), bool))
     rows = keys[(keys["step"] == step) & (keys["layer"] == layer) & (keys["head"] == head)]
     weights = {int(key): float(weight) for key, weight in zip(rows["key"], rows["weight"], strict=True)}
     name = f"L{layer}H{head} at the query that outputs “{to_visible_token(to_visible_line(answer_token))}”"
     if not weights:
-        yield TextBlock([f"{name}: no key other than the first token holds 15 % of the weight."])
-        return
+        return TextBlock([f"{name}: no key other than the first token holds 15 % of the weight."])
     scored = range(int(trial["span_start"]), int(trial["span_end"]))
     cells: list[list[TextCell]] = [
         [f"{span.start:,}–{span.stop - 1:,}", shaded_tokens(text, span, weights, weights.keys() & {*scored})]
@@ -213,7 +228,7 @@ def _attention_blocks(run: Run, trial: pd.Series, steps: pd.DataFrame, url_query
         f"15 % of the weight, {sum(weights.values()):.2f} together; outlined: tokens of the needle. The first token "
         "is left out."
     )
-    yield passage_table(caption, ("tokens", "text"), cells)
+    return passage_table(caption, ("tokens", "text"), cells)
 
 
 def _head_choice(
@@ -239,7 +254,7 @@ def _head_choice(
     return layer, head, lists
 
 
-def _steps_of_trial(run: Run, trial: pd.Series) -> pd.DataFrame:
+def steps_of_trial(run: Run, trial: pd.Series) -> pd.DataFrame:
     """The answer of the trial token by token; empty if it is not stored."""
     steps = _rows_of_trial(run, "needle_steps", trial)
     return pd.DataFrame() if steps is None else steps.sort_values("step")

@@ -1,4 +1,4 @@
-"""Ten questions of a researcher, answered from the overview by clicks alone.
+"""Seventeen questions of a researcher, answered from the overview by clicks alone; the later ones in at most six.
 
 Each answer is checked against parquet; the pattern on a typed prompt against eager attention.
 """
@@ -19,6 +19,8 @@ from werkzeug.serving import make_server
 from dashboards.app import create_app
 from headscope.cli.flags import EXAMPLES, example_run
 from headscope.positions.model import Model
+from headscope.rendering.comparison import comparison_tables
+from headscope.results.comparison import compare, in_order_of_time
 from headscope.runs.run import Run
 from probes.needle import retrieval_scores
 
@@ -26,7 +28,9 @@ EXAMPLE = example_run()
 
 pytestmark = [pytest.mark.browser, pytest.mark.model]
 CAUSES = next(EXAMPLES.glob("*-causes-*"))
-SEEDS = next(EXAMPLES.glob("*-from-scratch-seeds-*"))
+BUDGET = next(EXAMPLES.glob("*-budget-*"))
+NEEDLE = next(EXAMPLES.glob("*-needle-94b39bb8"))
+TRAINING = next(EXAMPLES.glob("*-from-scratch-db1adcec"))
 MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
 PROMPT = "The cat sat on the mat. The cat"
@@ -34,6 +38,14 @@ HEAD_KEYS = ["model", "layer", "head"]
 CURVES = """(figure) => figure.querySelector(".js-plotly-plot")._fullData.map(
     ({ name, xaxis, yaxis, x, y }) => ({ name, yaxis, x: Array.from(x ?? []), y: Array.from(y ?? []) }))"""
 """Name, axis and points of the curves of a chart."""
+
+
+COUNT_CLICKS = """() => {
+    window.clicks = 0;
+    for (const event of ["click", "change"]) document.addEventListener(event, ({ isTrusted, target }) => {
+        if (event === "click" ? isTrusted && target.tagName !== "SELECT" : target.tagName === "SELECT") clicks++;
+    }, true);
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +71,7 @@ def tab(chromium: Browser, needle_run: Run) -> Iterator[tuple[Page, str]]:
     expect.set_options(timeout=60_000)
     page, url = context.new_page(), f"http://127.0.0.1:{server.server_port}/"
     page.goto(url)
+    page.evaluate(COUNT_CLICKS)
     yield page, url
     context.close()
     server.shutdown()
@@ -84,6 +97,7 @@ def page(tab: tuple[Page, str]) -> Iterator[Page]:
             ["/", f"?run={EXAMPLE.name}"],
         )
     expect(page.locator("h1")).to_contain_text("4 models")
+    page.evaluate("window.clicks = 0")
     yield page
     for event, listener in listeners.items():
         page.remove_listener(event, listener)
@@ -143,6 +157,16 @@ def open_head(page: Page, layer: int, head: int) -> None:
     assert box
     page.mouse.click(box["x"] + box["width"] * (head + 0.5) / 9, box["y"] + box["height"] * (1 - (layer + 0.5) / 30))
     expect(page.locator("h1")).to_have_text(f"Layer {layer}, head {head}")
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open a part of a long page."""
+    page.locator("nav.tabs").get_by_role("link", name=name, exact=True).click()
+    expect(page.locator("nav.tabs [aria-current]")).to_have_text(name)
+
+
+def assert_few_clicks(page: Page) -> None:
+    assert 0 < page.evaluate("window.clicks") <= 6
 
 
 def figure_titled(page: Page, title: str) -> Locator:
@@ -206,7 +230,7 @@ def test_which_heads_are_induction_heads(page: Page):
     assert f"; first of 270 heads in base: L{layer}H{head} ({scores['base'].max():.2f})" in text
     rows = page.locator(".ag-pinned-left-cols-container .ag-row")
     expect(rows).to_have_count(count)
-    pinned_heads = {tuple(map(int, row.locator("[role=gridcell]").all_inner_texts())) for row in rows.all()}
+    pinned_heads = {tuple(map(int, (row.get_attribute("row-id") or "").split("."))) for row in rows.all()}
     assert pinned_heads == {*scores["base"][scores["base"] > 0.5].index}
 
 
@@ -216,6 +240,7 @@ def test_what_ablating_the_top_retrieval_heads_costs(page: Page):
     random = trials[trials["draw"] > 0]["success"].mean()
     open_run(page, CAUSES)
     page.get_by_role("link", name="Tasks", exact=True).click()
+    open_tab(page, "Ablation of retrieval heads")
     figure = figure_titled(page, "Needle retrieved under zero ablation of heads: base")
     last = {curve["name"]: curve["y"][-1] for curve in figure.evaluate(CURVES) if curve["name"]}
     assert last["top heads"] == pytest.approx(top)
@@ -255,14 +280,13 @@ def test_a_set_of_retrieval_heads_with_long_attention_is_saved_and_shared(page: 
 
 
 def test_at_which_layer_and_step_roles_appear(page: Page):
-    folder = next(folder for folder in EXAMPLES.glob("*-from-scratch-*") if folder != SEEDS)
-    scores = detector_scores(folder, "previous").unstack(["layer", "head"])
+    scores = detector_scores(TRAINING, "previous").unstack(["layer", "head"])
     scores = scores[scores.index.str.startswith("rope-s0/")]
     scores.index = scores.index.str.rpartition("-").get_level_values(2).astype(int)
     has_role = scores.sort_index() > 0.5
     steps = list(has_role.index)
     first = has_role.index[has_role.any(axis=1)][0]
-    open_run(page, folder)
+    open_run(page, TRAINING)
     page.get_by_role("link", name="Training", exact=True).click()
     figure = figure_titled(page, "Heads with each role by layer")
     box = figure.locator(".slider-rail-rect").bounding_box()
@@ -283,6 +307,7 @@ def test_at_which_layer_and_step_roles_appear(page: Page):
 def test_which_heads_are_like_a_head(page: Page):
     page.locator("td").get_by_role("link", name="L18H6", exact=True).first.click()
     expect(page.locator("h1")).to_have_text("Layer 18, head 6")
+    open_tab(page, "Heads like this one")
     table = page.locator("table", has_text="By attention: total variation")
     expect(table).to_be_visible()
     keys = read_table(EXAMPLE, "top_keys")
@@ -329,3 +354,138 @@ def test_the_pattern_of_a_head_on_a_typed_prompt(page: Page, smollm2: Model):
     smollm2.module.set_attn_implementation(before)
     last = weights[3, -1]
     assert f"({int(last.argmax())}) {last.max():.3f}" in readout.inner_text()
+
+
+def run_prompt(page: Page) -> None:
+    """Run the prompt in the playground, unless an earlier test has."""
+    page.get_by_role("link", name="Prompts", exact=True).click()
+    page.get_by_role("link", name="Playground", exact=True).click()
+    page.locator("#playground-prompt").fill(PROMPT)
+    page.locator("#playground-run").click()
+    expect(page.locator("#playground-tokens .token").first).to_be_visible()
+    expect(page.locator("#attention-title")).to_contain_text("base")
+
+
+def test_what_a_head_attends_to_at_the_answer_of_a_needle(page: Page):
+    page.locator("td").get_by_role("link", name="L18H6", exact=True).first.click()
+    expect(page.locator("h1")).to_have_text("Layer 18, head 6")
+    open_tab(page, "At the needle's answer")
+    page.get_by_role("link", name=re.compile("^Open needle, 11-27 01:16")).click()
+    page.wait_for_url(f"**/head/18.6?*run={NEEDLE.name}*")
+    trial = page.locator("select[aria-label=Trial]")
+    expect(trial).to_be_visible()
+    option = trial.locator("option", has_text="1,024 tokens").first.inner_text()
+    trial.select_option(option)
+    page.wait_for_url("**trial=*")
+    steps = page.locator("select[aria-label='Answer token']")
+    expect(steps.locator("option[value*='trial='][value*='step=2']")).to_be_attached()
+    steps.select_option(index=1)
+    page.wait_for_url("**step=2*")
+    expect(page.locator("caption")).to_contain_text("L18H6 at the query that outputs")
+    tokens = page.locator("[title^='token ']").evaluate_all("(tokens) => tokens.map((token) => token.title)")
+    needle, keys = option.split(",")[0], read_table(NEEDLE, "needle_keys")
+    rows = keys.query("layer == 18 and head == 6 and context_length == 1024 and step == 1")
+    rows = rows[rows["needle"] == needle]
+    assert {title for title in tokens if "weight" in title} in [
+        {f"token {row.key:,}: weight {row.weight:.3f}" for row in one.itertuples()}
+        for _, one in rows.groupby(["mode", "depth"], observed=True)
+    ]
+    assert_few_clicks(page)
+
+
+def test_which_heads_attend_from_the_last_token_to_a_name(page: Page, smollm2: Model):
+    run_prompt(page)
+    tokens = page.locator("#playground-tokens .token")
+    tokens.last.click()
+    expect(page.locator("#attention-readout")).to_contain_text("locked")
+    tokens.nth(1).click()
+    figure = page.locator("#playground-all-heads [aria-label^='Attention weight from']").first
+    expect(figure.locator(".heatmaplayer image")).to_be_attached()
+    shown = figure.evaluate(
+        "(figure) => Array.from(figure.querySelector('.js-plotly-plot')._fullData[0].z, (row) => [...row])"
+    )
+    ids = smollm2.tokenizer(PROMPT, return_tensors="pt").input_ids
+    before = smollm2.module.config._attn_implementation
+    smollm2.module.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = smollm2.module(ids, output_attentions=True).attentions
+    smollm2.module.set_attn_implementation(before)
+    np.testing.assert_allclose(shown, [weights[0, :, -1, 1] for weights in layers], atol=2e-3)
+    assert_few_clicks(page)
+
+
+def test_a_link_to_the_playground_keeps_prompt_and_view(page: Page):
+    run_prompt(page)
+    page.wait_for_function("location.search.includes('playground=')")
+    title = page.locator("#attention-title").inner_text()
+    page.get_by_role("button", name="Copy link").click()
+    assert_few_clicks(page)
+    shared = page.context.new_page()
+    shared.goto(page.evaluate("navigator.clipboard.readText()"))
+    expect(shared.locator("#playground-prompt")).to_have_value(PROMPT)
+    expect(shared.locator("#attention-title")).to_have_text(title)
+    shared.close()
+
+
+def test_which_kv_groups_can_stream_and_what_it_costs(page: Page):
+    ranks = read_table(BUDGET, "budget_orders").query("model == 'base' and order == 'far-mass' and rank < 22")
+    halves = [{*half[["layer", "kv_group"]].itertuples(index=False, name=None)} for _, half in ranks.groupby("half")]
+    loss = read_table(BUDGET, "budget").query("model == 'base' and context_length == 8192")
+    loss = loss[(loss["order"] == "every") & (loss["share"] == 0) | (loss["order"] == "far-mass")]
+    loss = loss.assign(sum=loss["nll"] * loss["tokens"])
+    sums = loss.groupby(["share", "doc"], observed=True)[["sum", "tokens"]].sum()
+    mean = (sums["sum"] / sums["tokens"]).groupby("share").mean()
+    share = min(mean.index, key=lambda value: abs(value - 22 / 90))
+    open_run(page, BUDGET)
+    page.get_by_role("link", name="Causes", exact=True).click()
+    page.get_by_role("link", name="Budget", exact=True).click()
+    open_tab(page, "KV groups that can stream")
+    cells = page.locator("tbody tr", has_text="base").locator("th, td").all_inner_texts()
+    assert [name.strip() for name in cells[5].split(",")] == [f"L{a}G{b}" for a, b in sorted(halves[0] & halves[1])]
+    assert float(cells[4].split()[0]) == pytest.approx(mean[share] - mean[0], abs=6e-4)
+    assert_few_clicks(page)
+
+
+def test_how_the_scores_of_a_head_develop_over_training(page: Page):
+    open_run(page, TRAINING)
+    page.get_by_role("link", name="Head", exact=True).click()
+    open_tab(page, "During training")
+    layer, head = map(int, re.findall(r"\d+", page.locator("h1").inner_text()))
+    scores = detector_scores(TRAINING, "previous").unstack("model").loc[(layer, head)]
+    scores = scores[scores.index.str.startswith("rope-s0/")]
+    scores.index = scores.index.str.rpartition("-").get_level_values(2).astype(int)
+    figure = figure_titled(page, f"Layer {layer}, head {head} during training")
+    curves = [curve["y"] for curve in figure.evaluate(CURVES) if curve["name"] == "rope-s0"]
+    assert any(len(y) == len(scores) and np.allclose(y, scores.sort_index(), atol=1e-5) for y in curves)
+    assert_few_clicks(page)
+
+
+def test_the_csv_of_a_filtered_table_holds_the_filtered_heads(page: Page):
+    scores = scores_over_trials()["base"]
+    page.get_by_role("link", name="Heads", exact=True).click()
+    for control, option in (("Model", re.compile("^base$")), ("Role", re.compile("^retrieval:"))):
+        page.get_by_label(control, exact=True).first.click()
+        page.get_by_role("option", name=option).click()
+    expect(page.locator(".notice", has_text="heads shown")).to_be_visible()
+    with page.expect_download() as download:
+        page.locator("#head-table-csv").click()
+    rows = pd.read_csv(download.value.path(), encoding="utf-8-sig")
+    assert {*rows[["layer", "head"]].itertuples(index=False, name=None)} == {*scores[scores > 0.1].index}
+    assert_few_clicks(page)
+
+
+def test_what_changed_between_two_runs(page: Page):
+    """The combination of two runs lists the results that changed, as `headscope compare` does."""
+    page.get_by_role("link", name="Runs", exact=True).click()
+    page.get_by_label("Combined runs").first.click()
+    page.get_by_role("option", name=re.compile("^causes,")).click()
+    page.wait_for_url("**run=*run=*")
+    heading = page.locator("h2", has_text=re.compile("^Changes from "))
+    expect(heading).to_be_visible()
+    earlier, later = in_order_of_time(Run.open(folder) for folder in (EXAMPLE, CAUSES))
+    tables = [*comparison_tables(compare(earlier, later))]
+    assert tables
+    for table in tables:
+        expect(page.locator("#content").get_by_text(table.caption).first).to_be_attached()
+        expect(page.locator("#content table tbody tr", has_text=str(table.rows[0][0])).first).to_be_attached()
+    assert_few_clicks(page)

@@ -1,0 +1,323 @@
+"""Sparse selections: rules that choose which keys a query row attends to, and how few keys hold most of its weight.
+
+A rule is a frozen dataclass whose fields are its sizes, written NAME:SIZE:SIZE. Another package adds one in a file with
+a subclass of `Rule` and an entry point of the group `headscope.sparse_rules` that names it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.metadata import entry_points
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headscope.attention.record import AttentionRecord
+from headscope.measures.row_sampling import IntArray, query_range, to_device
+from headscope.measures.span_mass import row_weights
+
+GROUP = "headscope.sparse_rules"
+"""Group of the entry points; the name of an entry point is the name of its rule."""
+LAST_QUERIES = 64
+"""Queries whose mean weights choose the columns and diagonals of `vertical-slash`, as in MInference."""
+MAX_SIZE = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class RowTile:
+    """Some rows of one layer: `rows` [n] of the document, ascending, and their weights [H, n, keys], 0 where hidden.
+
+    Column 0 is key number `first` of the document. `layer_cache` is shared by all tiles of a record.
+    """
+
+    record: AttentionRecord
+    rows: IntArray
+    first: int
+    weights: Tensor
+    layer_cache: dict[object, Tensor]
+    tile_cache: dict[object, Tensor] = field(default_factory=dict)
+
+    @property
+    def distance(self) -> Tensor:
+        """Tokens from each key to the row, [n, keys]."""
+        return self.cached("distance", lambda: self._own[:, None] - self._keys)
+
+    @property
+    def _own(self) -> Tensor:
+        return to_device(self.weights.device, self.rows)
+
+    @property
+    def _keys(self) -> Tensor:
+        return torch.arange(self.first, self.first + self.weights.shape[-1], device=self.weights.device)
+
+    @property
+    def columns(self) -> slice:
+        """The keys of the tile, as indices of the record's keys."""
+        start = self.first - self.record.first_key
+        return slice(start, start + self.weights.shape[-1])
+
+    @property
+    def queries(self) -> Tensor:
+        """The query vectors of the rows by KV group, [G, H / G, n, d], float32."""
+        index = to_device(self.weights.device, self.rows - query_range(self.record).start)
+        q: Tensor = self.record.q[:, index].float()
+        return q.view(len(self.record.k), -1, *q.shape[1:])
+
+    def sums(self, units: str) -> Tensor:
+        """Weights of heads ("head"), or sums over KV groups ("group") or the layer ("layer"): [units, n, keys]."""
+        if units == "head":
+            return self.weights
+        groups = len(self.record.k) if units == "group" else 1
+        shape = groups, -1, *self.weights.shape[1:]
+        return self.cached(("sums", units), lambda: self.weights.view(shape).sum(1))
+
+    def ordered(self, units: str) -> Tensor:
+        """The `sums` of every row in ascending order."""
+        return self.cached(("ordered", units), lambda: _ascending(self.sums(units)))
+
+    def heaviest(self, units: str, count: int) -> Tensor:
+        """The `count` heaviest keys of every unit's row, bool [H, n, keys]; of equal weights the later key.
+
+        A key of weight 0 is in no set.
+        """
+        values, ordered = self.sums(units), self.ordered(units)
+        smallest = ordered[..., max(0, ordered.shape[-1] - count), None].clamp(min=torch.finfo(values.dtype).tiny)
+        chosen = values >= smallest
+        if count < values.shape[-1] and _may_tie(ordered, count, smallest):
+            is_larger, is_tied = values > smallest, values == smallest
+            missing = count - is_larger.sum(-1, keepdim=True)
+            from_end = is_tied.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
+            chosen = is_larger | (is_tied & (from_end <= missing))
+        return chosen.repeat_interleave(len(self.weights) // len(chosen), 0)
+
+    def cached(self, name: object, compute: Callable[[], Tensor]) -> Tensor:
+        """A tensor that the rules of a tile share."""
+        if name not in self.tile_cache:
+            self.tile_cache[name] = compute()
+        return self.tile_cache[name]
+
+    def cached_in_layer(self, name: object, compute: Callable[[], Tensor]) -> Tensor:
+        """A tensor that the rules of all tiles of a record share."""
+        if name not in self.layer_cache:
+            self.layer_cache[name] = compute()
+        return self.layer_cache[name]
+
+
+def _ascending(values: Tensor) -> Tensor:
+    if values.device.type == "cpu":  # several times as fast as torch's sort there, which also returns indices
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(-1).values
+
+
+def _may_tie(ordered: Tensor, count: int, smallest: Tensor) -> bool:
+    """Whether a key outside of a set may weigh as much as its smallest; a GPU is not waited for."""
+    if ordered.device.type != "cpu":
+        return True
+    return bool((ordered[..., ordered.shape[-1] - count - 1, None] >= smallest).any())
+
+
+class Rule(ABC):
+    """Chooses keys; a subclass is a frozen dataclass whose fields are sizes, at least 1."""
+
+    name: ClassVar[str]
+    meaning: ClassVar[str]
+    needs_whole_text: ClassVar[bool] = False
+    """Whether its choice for a row may depend on later queries or on keys that the row does not see."""
+
+    @abstractmethod
+    def select(self, tile: RowTile) -> Tensor:
+        """The chosen keys, bool [H or 1, n, keys]. Keys that a row does not see may be among them."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(getattr(self, size.name) for size in fields(self))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return ":".join((self.name, *map(str, self.sizes)))
+
+
+@dataclass(frozen=True)
+class Top(Rule):
+    keys: int
+    name: ClassVar[str] = "top"
+    meaning: ClassVar[str] = "the K heaviest keys of the head's row"
+    units: ClassVar[str] = "head"
+
+    def select(self, tile: RowTile) -> Tensor:
+        return tile.heaviest(self.units, self.keys)
+
+
+@dataclass(frozen=True)
+class GroupTop(Top):
+    name: ClassVar[str] = "group-top"
+    meaning: ClassVar[str] = "the K heaviest keys by the summed weights of the KV group's heads"
+    units: ClassVar[str] = "group"
+
+
+@dataclass(frozen=True)
+class LayerTop(Top):
+    name: ClassVar[str] = "layer-top"
+    meaning: ClassVar[str] = "the K heaviest keys by the summed weights of the layer's heads"
+    units: ClassVar[str] = "layer"
+
+
+@dataclass(frozen=True)
+class Blocks(Rule):
+    """Blocks are aligned to the document. The query's own block is always chosen, unless a block is a single key."""
+
+    block: int
+    blocks: int
+    name: ClassVar[str] = "block"
+    meaning: ClassVar[str] = "K blocks of B keys by their mass, the query's own block among them"
+
+    def scores(self, tile: RowTile) -> Tensor:
+        """Scores of the blocks from that of column 0 on, [H, n, blocks]."""
+        weights = nn.functional.pad(tile.weights, (tile.first % self.block, -self._end(tile) % self.block))
+        return weights.view(*weights.shape[:2], -1, self.block).sum(-1)
+
+    def select(self, tile: RowTile) -> Tensor:
+        first_block = tile.first // self.block
+        scores = tile.cached((self.name, self.block), lambda: self.scores(tile)).clone()
+        own = to_device(scores.device, tile.rows // self.block)[:, None]
+        numbers = torch.arange(first_block, first_block + scores.shape[-1], device=scores.device)
+        scores.masked_fill_(numbers > own, -torch.inf)
+        if self.block > 1:
+            scores.masked_fill_(numbers == own, torch.inf)
+        chosen = torch.zeros_like(scores, dtype=torch.bool)
+        chosen.scatter_(-1, scores.topk(min(self.blocks, scores.shape[-1])).indices, True)
+        offset = tile.first % self.block
+        return chosen.repeat_interleave(self.block, -1)[..., offset : offset + tile.weights.shape[-1]]
+
+    @staticmethod
+    def _end(tile: RowTile) -> int:
+        return tile.first + tile.weights.shape[-1]
+
+    def _of_blocks(self, tile: RowTile, how: str) -> Tensor:
+        """Mean, minimum or maximum of the keys of each block of the tile, [G, blocks, d], over the record's keys."""
+
+        def pool() -> Tensor:
+            keys, first = tile.record.k.float(), tile.record.first_key
+            padding = (0, 0, first % self.block, -(first + keys.shape[1]) % self.block)
+            is_key = nn.functional.pad(torch.ones_like(keys[0, :, :1]), padding).view(-1, self.block, 1)
+            fill = {"mean": 0.0, "min": torch.inf, "max": -torch.inf}[how]
+            blocks = nn.functional.pad(keys, padding, value=fill).view(len(keys), -1, self.block, keys.shape[-1])
+            if how == "mean":
+                return blocks.sum(2) / is_key.sum(1)
+            return blocks.amin(2) if how == "min" else blocks.amax(2)
+
+        pooled = tile.cached_in_layer((how, self.block), pool)
+        start = tile.first // self.block - tile.record.first_key // self.block
+        stop = (self._end(tile) - 1) // self.block - tile.record.first_key // self.block + 1
+        return pooled[:, start:stop]
+
+
+@dataclass(frozen=True)
+class BlockMean(Blocks):
+    name: ClassVar[str] = "block-mean"
+    meaning: ClassVar[str] = "K blocks of B keys by q . mean of the block's keys (as MoBA), with the own block"
+    needs_whole_text: ClassVar[bool] = True
+
+    def scores(self, tile: RowTile) -> Tensor:
+        return _scores(tile.queries, self._of_blocks(tile, "mean"))
+
+
+@dataclass(frozen=True)
+class BlockBounds(Blocks):
+    name: ClassVar[str] = "block-bounds"
+    meaning: ClassVar[str] = "K blocks of B keys by an upper bound of q . k (as Quest), with the own block"
+    needs_whole_text: ClassVar[bool] = True
+
+    def scores(self, tile: RowTile) -> Tensor:
+        q, low, high = tile.queries, self._of_blocks(tile, "min"), self._of_blocks(tile, "max")
+        return _scores(q.clamp(min=0), high) + _scores(q.clamp(max=0), low)
+
+
+def _scores(queries: Tensor, of_blocks: Tensor) -> Tensor:
+    """Products [H, n, blocks] of queries [G, H / G, n, d] with vectors [G, blocks, d]."""
+    return (queries @ of_blocks[:, None].mT).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Streaming(Rule):
+    sink: int
+    recent: int
+    name: ClassVar[str] = "streaming"
+    meaning: ClassVar[str] = "the first SINK and last RECENT keys"
+
+    def select(self, tile: RowTile) -> Tensor:
+        is_sink = tile.distance > to_device(tile.weights.device, tile.rows - self.sink)[:, None]
+        return (is_sink | (tile.distance < self.recent))[None]
+
+
+@dataclass(frozen=True)
+class VerticalSlash(Rule):
+    vertical: int
+    slash: int
+    name: ClassVar[str] = "vertical-slash"
+    meaning: ClassVar[str] = "V columns and S diagonals of largest weight in the last 64 queries (as MInference)"
+    needs_whole_text: ClassVar[bool] = True
+
+    def select(self, tile: RowTile) -> Tensor:
+        by_column, by_distance = vertical_slash_sums(tile)
+        columns = _largest(by_column, self.vertical)[:, None, tile.columns]
+        diagonals = _largest(by_distance, self.slash)[:, tile.distance.clamp(min=0)]
+        return columns | diagonals
+
+
+def vertical_slash_sums(tile: RowTile) -> Tensor:
+    """Weights of the last queries of the record summed by key and by distance, [2, H, Lk]."""
+
+    def sums() -> Tensor:
+        weights = _last_weights(tile.record)
+        return torch.stack([weights.sum(1), _diagonal_sums(weights)])
+
+    return tile.cached_in_layer("vertical and slash", sums)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    chosen = torch.zeros_like(values, dtype=torch.bool)
+    return chosen.scatter_(-1, values.topk(min(count, values.shape[-1])).indices, True)
+
+
+def _last_weights(record: AttentionRecord) -> Tensor:
+    """Weights of the last queries on all keys of the record, [H, rows, Lk]."""
+    queries = record.q.shape[1]
+    first, weights = row_weights(record, np.arange(max(0, queries - LAST_QUERIES), queries))
+    return nn.functional.pad(weights, (first - record.first_key, 0))
+
+
+def _diagonal_sums(weights: Tensor) -> Tensor:
+    """Sums of the weights [H, n, keys] of the last n rows by distance, [H, keys]."""
+    rows, keys = weights.shape[1:]
+    # Row r, whose own key is keys - rows + r, is shifted so that its own key is last.
+    shifts = torch.arange(rows - 1, -1, -1, device=weights.device)[:, None]
+    index = torch.arange(keys, device=weights.device) - shifts
+    aligned = weights.gather(-1, index.clamp(min=0).expand_as(weights)).masked_fill_(index < 0, 0)
+    return aligned.sum(1).flip(-1)
+
+
+BUILT_IN: tuple[type[Rule], ...] = (Top, GroupTop, LayerTop, Blocks, BlockMean, BlockBounds, Streaming, VerticalSlash)
+
+
+@cache
+def known_rules() -> Mapping[str, type[Rule]]:
+    """The rules by name: headscope's own, and those of other packages."""
+    loaded = [entry.load() for entry in entry_points(group=GROUP)]
+    return {rule.name: rule for rule in (*BUILT_IN, *loaded)}
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule that a text such as top:256 or block:64:16 names. Raises ValueError for any other text."""
+    name, *sizes = text.split(":")
+    known = known_rules()
+    if name not in known:
+        raise ValueError(f"unknown rule '{text[:60]}'. Use one of: {', '.join(known)}")
+    names = [size.name for size in fields(known[name])]  # type: ignore[arg-type]
+    is_size = [size.isascii() and size.isdigit() and 1 <= int(size) <= MAX_SIZE for size in sizes]
+    if len(sizes) != len(names) or not all(is_size):
+        form = ":".join((name, *(name.upper() for name in names)))
+        raise ValueError(f"'{text[:60]}' is not {form} with whole numbers from 1 to {MAX_SIZE:,}. Write it so")
+    return known[name](*map(int, sizes))

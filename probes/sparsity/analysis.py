@@ -1,0 +1,172 @@
+"""Per-head statistics of the sparsity probe, curves of recall by cost, and the best rule of a head at equal cost."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from headscope.heads import format_head
+from headscope.rendering.blocks import Overview
+from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
+from headscope.runs.column_metadata import Statistic
+from headscope.runs.run import Run
+from headscope.runs.run_tables import RunTables
+from probes.sparsity.schema import ANSWER, PUBLISHED, TEXT
+
+OVERVIEW_HEADS = 5
+ORACLES = ("top", "group-top", "layer-top", "block")
+"""Rules that need the dense weights: bounds for others, which no server can follow."""
+_LONGEST = "at the longest context length, over rows of text"
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "sparse_keys": Statistic(
+            "keys for 95 % of the mass",
+            "keys",
+            f"fewest keys that hold 95 % of a row's weight, mean {_LONGEST}",
+            log_scale=True,
+        ),
+        "sparse_keys_answer": Statistic(
+            "keys for 95 % of the mass in answer rows",
+            "keys",
+            "the same in the rows that produce the answer to a question about a needle",
+            log_scale=True,
+        ),
+        "sparse_recall": Statistic(
+            "recall", "", f"mean share of a row's weight on the keys of the first rule, {_LONGEST}"
+        ),
+        "sparse_error": Statistic(
+            "output error", "", f"mean of |z' - z| / |z| if the head attends to the keys of the first rule, {_LONGEST}"
+        ),
+        "sparse_shared_loss": Statistic(
+            "recall lost to one set per layer",
+            "",
+            f"recall of the head's own heaviest keys minus that of as many heaviest keys of its layer, {_LONGEST}",
+            number_format=".3f",
+        ),
+    }
+)
+
+
+def rule_family(rule: str) -> str:
+    """The rule without the size that varies: block:64 of block:64:16, vertical-slash of vertical-slash:30:800."""
+    return rule.partition(":")[0] if rule.startswith("vertical-slash:") else rule.rpartition(":")[0] or rule
+
+
+def longest_rows(run: RunTables, table: str, rows_of: str = TEXT) -> pd.DataFrame:
+    """The rows of a table of these query rows, at the longest context length of each model."""
+    rows = run.table(table)
+    return rows_at_longest_length(plain_types(rows[rows["rows_of"] == rows_of]))
+
+
+def rules_of(run: RunTables) -> list[str]:
+    """The measured rules, in the order of the options."""
+    return [str(rule) for rule in run.table("sparse_rows")["rule"].unique()]
+
+
+def shown_rules(run: RunTables) -> list[str]:
+    """The rules at the middle one of their sizes."""
+    sizes: dict[str, list[str]] = {}
+    for rule in rules_of(run):
+        sizes.setdefault(rule_family(rule), []).append(rule)
+    return [rules[len(rules) // 2] for rules in sizes.values()]
+
+
+def shown_rule(run: RunTables) -> str:
+    """The rule of the per-head table: the first, at its middle size."""
+    return shown_rules(run)[0]
+
+
+def shared_pair(run: RunTables) -> tuple[str, str] | None:
+    """The rules `top` and `layer-top` of one size, the middle one of those that have both."""
+    rules = rules_of(run)
+    sizes = [rule[4:] for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules]
+    return (f"top:{sizes[len(sizes) // 2]}", f"layer-top:{sizes[len(sizes) // 2]}") if sizes else None
+
+
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
+    """The columns of `STATISTICS` by (model, layer, head, kv_group), with their intervals over documents."""
+    if "sparse_keys" not in run.tables:
+        return None
+    blocks = []
+    for name, rows_of in (("sparse_keys", TEXT), ("sparse_keys_answer", ANSWER)):
+        keys = longest_rows(run, "sparse_keys", rows_of)
+        if len(keys):
+            blocks.append(mean_with_interval(keys.set_index([*HEAD_KEYS, "doc"])["keys_95"], name, 1))
+    rows = longest_rows(run, "sparse_rows").set_index(["rule", *HEAD_KEYS, "doc"])
+    if len(rows):
+        shown = rows.loc[shown_rule(run)]
+        blocks.append(mean_with_interval(shown["recall"], "sparse_recall", 0, 1))
+        blocks.append(mean_with_interval(shown["error"], "sparse_error", 0))
+        if (pair := shared_pair(run)) is not None:
+            recall = rows["recall"].unstack("rule")
+            blocks.append(mean_with_interval(recall[pair[0]] - recall[pair[1]], "sparse_shared_loss", -1, 1))
+    return pd.concat(blocks, axis=1) if blocks else None
+
+
+def recall_curves(run: RunTables, model: str, layer: int | None = None, head: int | None = None) -> pd.DataFrame:
+    """Mean recall and kept keys by rule with its family, over documents and heads, or of one head."""
+    rows = longest_rows(run, "sparse_rows")
+    rows = rows[rows["model"] == model]
+    if layer is not None:
+        rows = rows[(rows["layer"] == layer) & (rows["head"] == head)]
+    means = rows.groupby("rule")[["recall", "kept"]].mean().reset_index()
+    return means.assign(family=means["rule"].map(rule_family)).sort_values(["family", "kept"], ignore_index=True)
+
+
+def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) -> pd.DataFrame:
+    """Recall of every head (layer, head) by family of rules, if each keeps `cost` keys on average.
+
+    Between measured sizes recall is interpolated over the log of the kept keys; a family whose sizes do not reach the
+    cost is missing (NaN). The default cost is the mean number of keys that the shown rule keeps.
+    """
+    rows = longest_rows(run, "sparse_rows")
+    rows = rows[rows["model"] == model]
+    cost = mean_cost(run, model) if cost is None else cost
+    means = rows.groupby(["layer", "head", "rule"])[["recall", "kept"]].mean().reset_index()
+    means["family"] = means["rule"].map(rule_family)
+
+    def at_cost(points: pd.DataFrame) -> float:
+        points = points.sort_values("kept")
+        kept = np.log(points["kept"].clip(lower=1e-9))
+        return float(np.interp(np.log(cost), kept, points["recall"], left=np.nan, right=np.nan))
+
+    recall = means.groupby(["layer", "head", "family"])[["recall", "kept"]].apply(at_cost)
+    return recall.unstack("family")
+
+
+def mean_cost(run: RunTables, model: str) -> float:
+    """Mean number of keys that the shown rule keeps."""
+    rows = longest_rows(run, "sparse_rows")
+    return float(rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]["kept"].mean())
+
+
+def best_families(run: RunTables, model: str) -> pd.Series:
+    """The family of rules of largest recall at equal cost, by head, among those that need no dense weights."""
+    recall = recall_at_equal_cost(run, model)
+    families = [family for family in recall if str(family).partition(":")[0] not in (*ORACLES, PUBLISHED)]
+    measured = recall[families].dropna(how="all")
+    return measured.idxmax(axis=1) if len(families) else pd.Series(dtype=str)
+
+
+def recall_by_layer(run: RunTables, model: str) -> pd.DataFrame:
+    """Mean recall by layer of the rules that choose one size of key sets for heads, groups and layers."""
+    pair = shared_pair(run)
+    rows = longest_rows(run, "sparse_rows")
+    names = [] if pair is None else [pair[0], f"group-{pair[0]}", pair[1]]
+    rows = rows[(rows["model"] == model) & rows["rule"].isin(names)]
+    return rows.groupby(["layer", "rule"])["recall"].mean().unstack("rule").reindex(columns=names).dropna(axis=1)
+
+
+def overview(run: Run) -> Overview | None:
+    """The heads of every model that need most keys."""
+    if "sparse_keys" not in run.heads:
+        return None
+    records = []
+    for model, heads in run.heads.dropna(subset=["sparse_keys"]).groupby("model", observed=True):
+        for row in heads.sort_values("sparse_keys", ascending=False)[:OVERVIEW_HEADS].to_dict("records"):
+            names = [name for name in STATISTICS if name in row]
+            shown = {"model": str(model), "head": format_head(int(row["layer"]), int(row["head"]))}
+            records.append({**shown, **{name: row[name] for name in names}})
+    return Overview("sparsity", pd.DataFrame(records))

@@ -1,0 +1,76 @@
+"""Questions that the results of the sparsity probe answer."""
+
+from headscope.results.questions import Question
+
+QUESTIONS = (
+    Question(
+        name="sparsity.keys",
+        sentence="In {model}, the median head needs {value} of {length:,} keys for 95 % of its attention mass; {below} "
+        "of {heads:n heads} need at most {limit}, and {top} needs most: {most:.0f}",
+        headline="The median head needs {value} keys for 95 % of its mass; {top} needs most: {most:.0f}",
+        number=".0f",
+        samples="documents",
+        limits=(1, float("inf")),
+        level="headline",
+    ),
+    Question(
+        name="sparsity.shared_set",
+        sentence="In {model}, one set of {size} keys for all heads of a layer keeps {value} of the mass, each head's "
+        "own set {own:percent1}[, one set per KV group {group:percent1}]",
+        headline="One set of {size} keys per layer keeps {value} of the mass (each head's own: {own:percent1})",
+        number="percent",
+        samples="documents",
+        limits=(0, 1),
+        level="headline",
+        better="higher",
+    ),
+    Question(
+        name="sparsity.best_rule",
+        sentence="At {cost:.0f} keys per row, {family} keeps most of the mass for {number:.0f} of {n:n heads} of "
+        "{model}, among rules that need no dense weights[; next: {second} ({second_heads})]",
+        headline="At {cost:.0f} keys, {family} keeps most for {number:.0f} of {n:n heads}",
+        number=".0f",
+        level="headline",
+    ),
+    Question(
+        name="sparsity.worst_head",
+        sentence="Under {rule} ({kept:.0f} keys per row), {unit} of {model} keeps least of its mass: {value}; the "
+        "mean head keeps {mean:percent1}",
+        number="percent",
+        samples="documents",
+        limits=(0, 1),
+        better="higher",
+    ),
+    Question(
+        name="sparsity.worst_in_layer",
+        sentence="In layer {in_layer} of {model}, under {rule}, {unit} keeps least of its attention mass: {value}",
+        number="percent",
+        samples="documents",
+        limits=(0, 1),
+        better="higher",
+    ),
+    Question(
+        name="sparsity.answer_rows",
+        sentence="In rows that produce the answer about a needle, the median head of {model} needs {value} keys for "
+        "95 % of its mass; in rows of text {text:.0f}",
+        number=".0f",
+        samples="needles",
+        limits=(1, float("inf")),
+    ),
+    Question(
+        name="sparsity.patterns",
+        sentence="With the given pattern file, the heads of {model} keep {value} of their mass at {kept:.0f} keys per "
+        "row[; vertical-slash with one size for all heads keeps {own:percent1} at equal cost]",
+        number="percent",
+        samples="documents",
+        limits=(0, 1),
+    ),
+    Question(
+        name="sparsity.head",
+        sentence="In {model}, it needs {value} keys for 95 % of its attention mass[, and {answer:.0f} in rows that "
+        "produce an answer][; at {cost:.0f} keys per row {family} keeps most: {recall:percent1}]",
+        number=".0f",
+        samples="documents",
+        limits=(1, float("inf")),
+    ),
+)

@@ -1,0 +1,103 @@
+"""Report of the sparsity probe: charts and glossary."""
+
+from collections.abc import Iterator
+
+from headscope.plots.head_matrices import plot_matrix
+from headscope.plots.layers import plot_by_layer
+from headscope.rendering.blocks import Block, Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.statistic_charts import comparison_chart
+from headscope.rendering.text import describe_extremes
+from headscope.runs.column_metadata import statistic
+from headscope.runs.run import Run
+from probes.sparsity import PROBE, plots
+from probes.sparsity.analysis import recall_by_layer, recall_curves, shown_rule
+
+GLOSSARY = (
+    Term(
+        "Sparse selection, recall",
+        "A rule chooses some of the keys that a query row sees. Its recall is the share of the row's attention weight "
+        "on these keys; -ln recall is the KL divergence of the dense row from the renormalised sparse one.",
+        "recallᵢ = Σ αᵢⱼ over j in Sᵢ",
+        ("sparse_rows",),
+    ),
+    Term(
+        "Keys for 95 % of the mass",
+        "The fewest keys that together hold 95 % of a row's attention weight.",
+        "",
+        ("sparse_keys",),
+    ),
+)
+_CURVES = (
+    "Recall by the number of keys that a row keeps, a line per rule. top, group-top, layer-top and block need the "
+    "dense weights: they bound what other rules can reach. At equal cost, a higher line is better."
+)
+
+
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
+    """Keys that heads need, rules at equal cost, shared sets and answer rows."""
+    yield ChartGroup(PROBE.title, "Keys that heads need", _key_charts(context))
+    yield ChartGroup(PROBE.title, "Rules at equal cost", _rule_charts(context))
+    yield ChartGroup(PROBE.title, "One set for several heads", _shared_charts(context))
+    yield ChartGroup(PROBE.title, "Rows that produce an answer", _answer_charts(context))
+
+
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
+    """Recall of one head under every rule."""
+    if "sparse_rows" not in run.tables or (curves := recall_curves(run, model, layer, head)).empty:
+        return
+    yield Chart(plots.plot_recall_curves(curves, f"Recall by rule: layer {layer}, head {head}"), _CURVES)
+
+
+def _key_charts(context: RenderContext) -> Iterator[Chart]:
+    labels = [*context.finite_values("sparse_keys")]
+    for label in labels:
+        yield Chart(
+            plot_matrix(context.heads, "sparse_keys", label, context.scale_heads),
+            f"One cell per head; layer 0 is at the bottom. {statistic('sparse_keys').title}: "
+            f"{statistic('sparse_keys').meaning}.",
+            describe_extremes(context.heads, "sparse_keys", label),
+            half_width=True,
+        )
+    if labels:
+        yield Chart(
+            plot_by_layer(context.heads, "sparse_keys"),
+            "Geometric mean over the heads of a layer, with the 10 % to 90 % quantile band.",
+            half_width=True,
+        )
+    if len(labels) > 1:
+        yield comparison_chart(context.heads, "sparse_keys", labels[0])
+
+
+def _rule_charts(context: RenderContext) -> Iterator[Chart]:
+    for label in context.finite_values("sparse_recall"):
+        curves = context.run.derived(recall_curves, label)
+        yield Chart(
+            plots.plot_recall_curves(curves, f"Recall by rule, mean over heads: {label}"), _CURVES, half_width=True
+        )
+        yield Chart(
+            plot_matrix(context.heads, "sparse_recall", label, context.scale_heads),
+            f"One cell per head, under {shown_rule(context.run)}. {statistic('sparse_recall').title}: "
+            f"{statistic('sparse_recall').meaning}.",
+            describe_extremes(context.heads, "sparse_recall", label),
+            half_width=True,
+        )
+
+
+def _shared_charts(context: RenderContext) -> Iterator[Chart]:
+    for label in context.finite_values("sparse_shared_loss"):
+        yield Chart(
+            plots.plot_shared_sets(recall_by_layer(context.run, label), f"One set for several heads: {label}"),
+            "Mean recall over the heads of a layer, if a head, a KV group or the whole layer has one set of keys.",
+            half_width=True,
+        )
+
+
+def _answer_charts(context: RenderContext) -> Iterator[Chart]:
+    for label in context.finite_values("sparse_keys_answer"):
+        yield Chart(
+            plots.plot_answer_rows(
+                context.heads[context.heads["model"] == label], f"Keys for 95 % of the mass: {label}"
+            ),
+            "One point per head.",
+            half_width=True,
+        )

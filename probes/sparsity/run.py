@@ -1,0 +1,143 @@
+"""Runner of the sparsity probe: rules on rows of ordinary texts, and on rows that produce an answer about a needle."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from headscope.errors import BadInput
+from headscope.forward.capture import CapturedLayers
+from headscope.forward.observe import FinishedPass
+from headscope.measures.row_sampling import IntArray, select_last_octave
+from headscope.measures.sparse_rows import SparseRows
+from headscope.measures.sparse_rules import Rule, parse_rule
+from headscope.positions.model import Model
+from headscope.prompts.haystack import Haystack
+from headscope.prompts.pair_sets import PairSet, load_pair_set
+from headscope.runs.arrow import Rows
+from headscope.scores.minference import read_patterns
+from headscope.study.cells import Cell, TextPass, document_of, pass_cost
+from headscope.study.context import StudyContext
+from probes.sparsity.patterns import HeadPatterns
+from probes.sparsity.schema import ANSWER, LAYER_BELOW, PUBLISHED, QUERY_BEFORE, TEXT, SparsityOptions
+
+
+class SparsityRunner:
+    """Cells: each (model, context length, document), and each (model, needle). Passes are only observed, so shared."""
+
+    def __init__(self, options: SparsityOptions, context: StudyContext):
+        self.options, self.context = options, context
+        try:
+            self.rules = [*map(parse_rule, options.rules)]
+        except ValueError as error:
+            raise BadInput(f"'rules': {error}") from error
+        self.patterns = None if options.patterns is None else read_patterns(options.patterns)
+        if self.patterns is not None:
+            context.record_input(f"the patterns in '{options.patterns}'", [repr(self.patterns)])
+        self._pairs: dict[str, PairSet] = {}
+
+    def cells(self) -> list[Cell]:
+        kinds = self._text_cells, self._answer_cells
+        return [cell for label in self.context.labels for cells in kinds for cell in cells(label)]
+
+    def _text_cells(self, label: str) -> list[Cell]:
+        return [
+            Cell(
+                f"{label}: {length} tokens, document {number}",
+                label,
+                pass_cost(length),
+                text_pass=TextPass.over(document.ids[:length], number),
+            )
+            for length in self.options.lengths
+            for number, document in enumerate(self._documents(label))
+        ]
+
+    def _answer_cells(self, label: str) -> list[Cell]:
+        if not self.options.needles:
+            return []
+        pairs, cells = self._pair_set(label), []
+        for number, name in enumerate(pairs.pair_names):
+            ids = self._answer_ids(label, number)[0]
+            cells.append(Cell(f"{label}: {name}", label, pass_cost(len(ids)), name, TextPass.over(ids, number)))
+        return cells
+
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        assert cell.model is not None
+        assert cell.text_pass is not None
+        if cell.work is not None:
+            return self._answer_ids(cell.model, cell.text_pass.document)[0]
+        document, length = document_of(cell, self._documents)
+        return document.ids[:length]
+
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "SparsityObserver":
+        assert cell.model is not None
+        assert cell.text_pass is not None
+        select: Callable[[int | None, int | None], IntArray]
+        if cell.work is not None:
+            _, rows = self._answer_ids(cell.model, cell.text_pass.document)
+            keys = {"context_length": max(self.options.lengths), "doc": cell.work, "rows_of": ANSWER}
+            select = lambda window, chunk_size: rows  # noqa: E731
+        else:
+            document, length = document_of(cell, self._documents)
+            keys = {"context_length": length, "doc": document.name, "rows_of": TEXT}
+            seed = self.context.seed + cell.text_pass.document
+            select = partial(select_last_octave, length, self.options.rows, seed)
+        rules = [*self.rules]
+        if self.patterns is not None:
+            rules.append(HeadPatterns.for_model(self.patterns, model.geometry, cell.model))
+        return SparsityObserver(SparseRows(model.geometry, rules, select), {"model": cell.model, **keys})
+
+    def _documents(self, label: str) -> Sequence[Any]:
+        return self.context.documents(label, max(self.options.lengths))
+
+    def _answer_ids(self, label: str, number: int) -> tuple[list[int], IntArray]:
+        """The tokens of a prompt about a needle with its answer, and the rows that produce the answer."""
+        pair = self._pair_set(label).build(number)
+        ids = [*map(int, pair.clean), *map(int, pair.answer)]
+        return ids, np.arange(len(pair.clean) - 1, len(ids) - 1)
+
+    def _pair_set(self, label: str) -> PairSet:
+        if label not in self._pairs:
+            tokenizer = self.context.tokenizer(label)
+            self._pairs[label] = load_pair_set(
+                "needle",
+                tokenizer,
+                lambda: [Haystack(document.name, document.ids, tokenizer) for document in self._documents(label)],
+                count=self.options.needles,
+                length=max(self.options.lengths),
+                seed=self.context.seed,
+                alignment="equal",
+                metric="nll",
+            )
+            self.context.record_input("needles", [self._pairs[label].digest.encode()])
+        return self._pairs[label]
+
+
+class SparsityObserver:
+    """Measures the rules in one pass; `keys` are the first columns of every table."""
+
+    def __init__(self, rows: SparseRows, keys: Mapping[str, Any]):
+        self.rows, self.keys = rows, keys
+        self.needs_whole_text = rows.needs_whole_text
+
+    def listen(self, layers: CapturedLayers) -> None:
+        layers.listen(self.rows.update)
+
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
+        by_rule, by_head = self.rows.compute()
+        columns: dict[str, Any] = {**by_rule, "rule": _rule_names(self.rows.rules)[by_rule["rule"]]}
+        overlaps = {QUERY_BEFORE: columns.pop("overlap"), LAYER_BELOW: columns.pop("layer_overlap")}
+        place = pd.DataFrame({name: columns[name] for name in ("layer", "head", "kv_group", "rule")})
+        blocks = [place.assign(other=other, overlap=values) for other, values in overlaps.items()]
+        return {
+            "sparse_rows": {**self.keys, **columns},
+            "sparse_overlap": pd.concat(blocks).dropna().assign(**self.keys),
+            "sparse_keys": {**self.keys, **by_head},
+        }
+
+
+def _rule_names(rules: Sequence[Rule]) -> np.ndarray:
+    return np.array([PUBLISHED if isinstance(rule, HeadPatterns) else str(rule) for rule in rules])

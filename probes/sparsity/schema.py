@@ -1,0 +1,124 @@
+"""Options and stored tables of the sparsity probe."""
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.study.config import Lengths, Options
+
+TEXT, ANSWER = "text", "answer"
+"""Kinds of rows: of an ordinary text, and those that produce the answer to a question about a needle."""
+QUERY_BEFORE, LAYER_BELOW = "query", "layer"
+PUBLISHED = "minference"
+"""Name of the rule that a published pattern file gives each head."""
+SHARED_SIZES = (64, 256, 1024)
+DEFAULT_RULES = [
+    *(f"{name}:{size}" for name in ("top", "group-top", "layer-top") for size in SHARED_SIZES),
+    *(f"{name}:64:{size // 64}" for name in ("block", "block-mean", "block-bounds") for size in SHARED_SIZES),
+    *(f"streaming:4:{size - 4}" for size in SHARED_SIZES),
+    *(f"vertical-slash:{size // 2}:{size // 2}" for size in SHARED_SIZES),
+]
+
+
+class SparsityOptions(Options):
+    """How few keys each head needs, and what rules that choose keys cost it."""
+
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
+    rules: list[Annotated[str, Field(min_length=1)]] = Field(
+        DEFAULT_RULES,
+        min_length=1,
+        description="rules that choose keys, with their sizes: top:K, group-top:K, layer-top:K (the heaviest keys of "
+        "the head, of its KV group, of the layer), block:B:K, block-mean:B:K, block-bounds:B:K (K blocks of B keys by "
+        "mass, by mean key, by bounds of the keys), streaming:SINK:RECENT, vertical-slash:V:S",
+    )
+    rows: int = Field(
+        64, ge=4, le=1_000_000, description="query rows per document, drawn evenly from the last octave of visible keys"
+    )
+    needles: int = Field(
+        0, ge=0, le=1_000_000, description="also measure the rows that produce the answer to this number of needles"
+    )
+    patterns: str | None = Field(
+        None, min_length=1, description="also measure a pattern file of MInference: the columns and diagonals per head"
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _check_rules(cls, value: list[str]) -> list[str]:
+        """The form only: the names are those of installed rules, which need torch."""
+        for rule in value:
+            if not re.fullmatch(r"[a-z][a-z0-9-]*(:[0-9]{1,8})+", rule):
+                raise ValueError(f"'{rule[:60]}' is no rule with its sizes. Write top:256 or block:64:16")
+        return value
+
+
+ROWS_OF = key(
+    "rows_of", "label", "", "text: rows of an ordinary text; answer: rows that produce the answer about a needle", None
+)
+RULE = key(
+    "rule", "label", "", "rule that chooses the keys, with its sizes; minference: those of the given pattern file", None
+)
+
+SPARSE_ROWS = Table(
+    "sparse_rows",
+    "what each head keeps under each rule: means over sampled query rows, against the dense rows",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        ROWS_OF,
+        RULE,
+        Column("recall", "value", "", "mean share of a row's weight that is on the chosen keys", 0, 1),
+        Column("recall_q05", "value", "", "5 % quantile of the recall over rows", 0, 1),
+        Column(
+            "kl", "value", "nats", "mean of -ln recall, at most 87.3: KL divergence of the dense from the sparse row", 0
+        ),
+        Column("top1", "value", "", "share of rows whose heaviest key is chosen", 0, 1),
+        Column("error", "value", "", "mean of |z' - z| / |z| of the head's output z after renormalisation", 0),
+        Column("kept", "value", "keys", "mean number of chosen keys that the row sees", 0),
+    ),
+)
+SPARSE_OVERLAP = Table(
+    "sparse_overlap",
+    "overlap of the chosen sets, shared keys over all keys of both, in a few of the query rows",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        ROWS_OF,
+        RULE,
+        key(
+            "other",
+            "label",
+            "",
+            "query: the set of the query before; layer: that of the head of the layer below that overlaps most",
+            None,
+        ),
+        Column("overlap", "value", "", "mean overlap", 0, 1),
+    ),
+)
+SPARSE_KEYS = Table(
+    "sparse_keys",
+    "the fewest keys that hold a share of a row's weight, per head: means over sampled query rows",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        ROWS_OF,
+        *(
+            Column(f"keys_{share}", "value", "keys", f"fewest keys that hold {share} % of the weight", 1)
+            for share in (90, 95, 99)
+        ),
+    ),
+)
+TABLES = (SPARSE_ROWS, SPARSE_OVERLAP, SPARSE_KEYS)

@@ -1,0 +1,224 @@
+"""Sparse selections: rules and their statistics against sorted rows of eager attention, laws, planted heads."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import eager_reference, families
+from support.measure_laws import full_pass_record, geometry_of, weights
+from torch import Tensor
+
+import headscope as hs
+from headscope.attention.record import AttentionRecord
+from headscope.forward.capture import capturing
+from headscope.measures.span_mass import row_weights
+from headscope.measures.sparse_rows import SparseRows
+from headscope.measures.sparse_rules import RowTile, parse_rule
+
+LENGTH = 45
+TINY = torch.finfo(torch.float32).tiny
+"""In place of 0, since a row may keep no key."""
+RULES = ("top:5", "group-top:5", "layer-top:5", "block:4:3", "block-mean:4:3", "block-bounds:4:3", "streaming:2:7",
+         "vertical-slash:3:4", "top:1000")  # fmt: skip
+ROWS = np.array([0, 3, 9, 17, 30, 31, 44])
+
+
+def dense_sets(rule: str, alpha: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The set of every row, bool [H, L, L], from dense weights, row by row. q [H, L, d]; k [G, L, d]."""
+    name, *sizes = rule.split(":")
+    heads, length, _ = alpha.shape
+    chosen = torch.zeros_like(alpha, dtype=torch.bool)
+    first, size = int(sizes[0]), int(sizes[-1])
+    groups = {"group-top": heads // len(k), "layer-top": heads}.get(name, 1)
+    k = k.repeat_interleave(heads // len(k), 0)
+    last = alpha[:, -64:]
+    for h in range(heads):
+        of_unit = alpha[h // groups * groups : h // groups * groups + groups].sum(0)
+        columns = last[h].sum(0).argsort(descending=True)[:first].tolist()
+        by_distance = torch.stack([last[h].diagonal(length - last.shape[1] - d).sum() for d in range(length)])
+        diagonals = by_distance.argsort(descending=True)[:size].tolist()
+        for i in range(length):
+            seen = alpha[h, i].nonzero()[:, 0].tolist()
+            if name.endswith("top"):
+                keys = of_unit[i].argsort(descending=True)[:size].tolist()
+            elif name == "streaming":
+                keys = [j for j in seen if j < first or i - j < size]
+            elif name == "vertical-slash":
+                keys = [j for j in seen if j in columns or i - j in diagonals]
+            else:
+                scores = {
+                    b: block_score(name, q[h, i], *(t[b * first : (b + 1) * first] for t in (k[h], alpha[h, i])))
+                    for b in range(i // first)
+                }
+                best = [i // first, *sorted(scores, key=scores.__getitem__, reverse=True)][:size]
+                keys = [j for j in seen if j // first in best]
+            chosen[h, i, [j for j in keys if j in seen]] = True
+    return chosen
+
+
+def block_score(rule: str, query: Tensor, keys: Tensor, mass: Tensor) -> float:
+    """The score of a block with these keys [B, d], which get this mass [B]."""
+    if rule == "block":
+        return float(mass.sum())
+    if rule == "block-mean":
+        return float(query @ keys.mean(0))
+    return float(torch.maximum(query * keys.amin(0), query * keys.amax(0)).sum())
+
+
+def reference(alpha: Tensor, v: Tensor, chosen: Tensor, sink: Tensor) -> pd.DataFrame:
+    """Statistics of each head over ROWS; `sink` [H, L] is the weight of a learned sink."""
+    rows = []
+    for h in range(len(alpha)):
+        kept = torch.where(chosen[h], alpha[h], 0)[ROWS]
+        recall = kept.sum(-1) / alpha[h][ROWS].sum(-1)
+        z, sparse = alpha[h][ROWS] @ v[h], kept @ v[h] / (kept.sum(-1) + sink[h][ROWS]).clamp(min=TINY)[:, None]
+        rows.append(
+            {
+                "recall": recall.mean(),
+                "recall_q05": recall.quantile(0.05),
+                "kl": -recall.clamp(min=TINY).log().mean(),
+                "top1": chosen[h][ROWS].gather(-1, alpha[h][ROWS].argmax(-1, keepdim=True)).double().mean(),
+                "error": ((sparse - z).norm(dim=-1) / z.norm(dim=-1)).mean(),
+                "kept": chosen[h][ROWS].sum(-1).double().mean(),
+            }
+        )
+    return pd.DataFrame(rows).astype(float)
+
+
+def keys_needed(row: Tensor, share: float) -> int:
+    return 1 + int((row.sort(descending=True).values.cumsum(0) < share * row.sum()).sum())
+
+
+EIGHT = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "gpt_neox", "gemma2", "gpt_oss")
+
+
+@pytest.mark.parametrize("family", EIGHT)
+def test_every_rule_equals_sorted_rows_of_eager_attention(family: str) -> None:
+    module = (families.MEASURABLE | {name: other.build for name, other in families.OTHERS.items()})[family]()
+    ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    _, layers = eager_reference.eager_qk(module, ids)
+    model, values = hs.load(module), {}
+    sparse = SparseRows(model.geometry, [*map(parse_rule, RULES)], lambda *_: ROWS)
+    with capturing(model) as captured, torch.no_grad():
+        captured.listen(sparse.update)
+        captured.listen(lambda record: values.update({record.layer: record.v}))
+        model.module(ids)
+    by_rule, by_head = map(pd.DataFrame, sparse.compute())
+    for number, layer in zip(model.geometry.layer_numbers, layers, strict=True):
+        alpha = eager_reference.layer_weights(layer)
+        v = values[number].double().repeat_interleave(len(layer.q) // len(layer.k), 0)
+        for n, rule in enumerate(RULES):
+            stored = by_rule[(by_rule["layer"] == number) & (by_rule["rule"] == n)].sort_values("head")
+            expected = reference(
+                alpha, v, dense_sets(rule, alpha, layer.q.double(), layer.k.double()), 1 - alpha.sum(-1)
+            )
+            for name in expected:  # the two passes differ in rounding, which a quantile, log or ratio enlarges
+                tolerance = 1e-6 if name in ("recall", "top1", "kept") else 1e-5
+                np.testing.assert_allclose(stored[name], expected[name], tolerance, tolerance, err_msg=f"{rule} {name}")
+        needed = by_head[by_head["layer"] == number].sort_values("head")
+        for name, share in (("keys_90", 0.9), ("keys_95", 0.95), ("keys_99", 0.99)):
+            counts = [np.mean([keys_needed(alpha[h, i], share) for i in ROWS]) for h in range(len(alpha))]
+            np.testing.assert_allclose(needed[name], counts, atol=1e-6)
+
+
+def random_record(seed: int, length: int = 24, **fields: Any) -> AttentionRecord:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(n, length, 8, generator=generator) * 2 for n in (4, 2, 2))
+    return replace(full_pass_record(q, k, **fields), v=v)
+
+
+def measured(records: list[AttentionRecord], rules: list[str], rows: np.ndarray | None = None) -> pd.DataFrame:
+    """The statistics by layer, head and rule."""
+    of_rows = np.arange(records[0].k.shape[1]) if rows is None else rows
+    geometry = geometry_of(windows=(None,) * (1 + max(record.layer for record in records)))
+    sparse = SparseRows(geometry, [*map(parse_rule, rules)], lambda *_: of_rows)
+    for record in records:
+        sparse.update(record)
+    frame = pd.DataFrame(sparse.compute()[0])
+    return frame.assign(rule=np.array(rules)[frame["rule"]]).set_index(["rule", "layer", "head"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from([None, 7]), st.booleans())
+def test_laws(seed: int, size: int, window: int | None, has_sink: bool) -> None:
+    """Recall grows with the size; no rule beats `top` at equal size; top >= group-top >= layer-top; blocks of one key
+    are `top`; a rule that keeps everything has recall 1 and changes nothing."""
+    sink = torch.ones(4) if has_sink else None
+    rules = [f"{name}:{n}" for name in ("top", "group-top", "layer-top", "block:1", "block:4") for n in (size, 30)]
+    others = [f"block:4:{size}", f"block-mean:4:{size}", f"block-bounds:4:{size}", f"streaming:1:{size}"]
+    rules = [*dict.fromkeys([*rules, *others, f"top:{size + 1}", f"vertical-slash:{size}:{size}"])]
+    record = random_record(seed, window=window, sink=sink)
+    stored = measured([record], rules, np.arange(3, 24))
+    recall = stored["recall"].unstack("rule")
+    tolerance = 1e-6
+    assert (recall[f"top:{size + 1}"] >= recall[f"top:{size}"] - tolerance).all()
+    assert (recall[f"top:{size}"] >= recall[f"group-top:{size}"] - tolerance).all()
+    if not has_sink:  # a set shared by heads is the best for the mean of their masses, not for each of them
+        of_groups = recall.groupby(recall.index.get_level_values("head") // 2).mean()
+        assert (of_groups[f"group-top:{size}"] >= of_groups[f"layer-top:{size}"] - tolerance).all()
+    pd.testing.assert_frame_equal(stored.loc[f"block:1:{size}"], stored.loc[f"top:{size}"])
+    for rule in ("top:30", "group-top:30", "layer-top:30", "block:1:30", "block:4:30"):
+        assert (stored.loc[rule, ["recall", "recall_q05", "top1"]] == 1).all(axis=None)
+        assert (stored.loc[rule, ["error", "kl"]] == 0).all(axis=None)
+    tile = RowTile(record, np.array([23]), *row_weights(record, np.array([23])), {})
+    for rule in map(parse_rule, others):
+        chosen = rule.select(tile).expand_as(tile.weights)[:, 0]
+        kept = torch.where(chosen, tile.weights[:, 0], 0)
+        for head, count in enumerate((chosen & (tile.weights[:, 0] > 0)).sum(-1).tolist()):
+            assert kept[head].sum() <= tile.weights[head, 0].sort(descending=True).values[:count].sum() + tolerance
+
+
+def test_overlaps_are_those_of_the_query_before_and_of_the_layer_below() -> None:
+    records = [replace(random_record(layer), layer=layer) for layer in range(2)]
+    stored = measured(records, ["top:3", "streaming:1:2"], np.array([5, 20]))
+    for layer, record in enumerate(records):
+        sets = [dense_sets("top:3", weights(r), r.q, r.k) for r in records]
+
+        def overlap(a: Tensor, b: Tensor) -> float:
+            return float((a & b).sum() / (a | b).sum())
+
+        for head in range(len(record.q)):
+            mine = sets[layer][head]
+            expected = np.mean([overlap(mine[i], mine[i - 1]) for i in (5, 20)])
+            assert stored.loc[("top:3", layer, head), "overlap"] == pytest.approx(expected)
+            below = [np.mean([overlap(mine[i], sets[0][h, i]) for i in (5, 20)]) for h in range(4)]
+            value = stored.loc[("top:3", layer, head), "layer_overlap"]
+            assert value == pytest.approx(max(below)) if layer else np.isnan(value)
+    assert stored.loc["streaming:1:2", "overlap"].to_numpy() == pytest.approx(2 / 4)
+    assert stored.loc[("streaming:1:2", 1), "layer_overlap"].to_numpy() == pytest.approx(1)
+
+
+def test_a_text_in_chunks_has_the_statistics_of_one_pass() -> None:
+    record, rules = random_record(0, 48), ["top:3", "group-top:4", "block:4:2", "streaming:2:3"]
+    chunks = [
+        replace(record, **{name: getattr(record, name)[:, cut] for name in ("q", "z", "lse")},
+                k=record.k[:, : cut.stop], v=record.v[:, : cut.stop])
+        for cut in (slice(0, 16), slice(16, 32), slice(32, 48))
+    ]  # fmt: skip
+    rows = np.arange(48)
+    pd.testing.assert_frame_equal(measured(chunks, rules, rows), measured([record], rules, rows), rtol=1e-6)
+
+
+def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_95_percent_of_them() -> None:
+    length = 100
+    q, k = torch.zeros(2, length, 8), torch.zeros(2, length, 8)
+    q[0, :, 0], k[0, 7, 0] = 100.0, 1.0
+    record = replace(full_pass_record(q, k), v=torch.randn(2, length, 8))
+    rows = np.array([19, 59, 99])
+    sparse = SparseRows(geometry_of(2, 2, windows=(None,)), [parse_rule("top:1")], lambda *_: rows)
+    sparse.update(record)
+    by_rule, by_head = sparse.compute()
+    np.testing.assert_allclose(by_head["keys_95"], [1, np.mean([19, 57, 95])])
+    np.testing.assert_allclose(by_head["keys_99"], [1, np.mean([20, 60, 99])])
+    np.testing.assert_allclose(by_rule["recall"], [1, np.mean(1 / (rows + 1))], atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["tops:3", "top", "top:0", "top:-1", "top:3:4", "block:64", "top:x", "top:99999999"])
+def test_other_rules_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        parse_rule(text)
