@@ -5,7 +5,9 @@ and effective lengths are averaged as logarithms. `docs/intervals.md` has the me
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -27,12 +29,19 @@ MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
 MIN_RESAMPLED = 5
 """Fewest values of a sample that is resampled: the range of four covers their median in 87.5 % of samples only."""
+MIN_SUMMED_UNITS = 60
+"""Fewest units, such as KV groups, for the interval of a share of a sum [ours]: a smaller sample hides its skewness."""
+UNSEEN_UNITS = 3
+"""By the rule of three."""
 SIGNIFICANCE = 0.05
 """False discovery rate at which an effect or a change counts as different from zero."""
 NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 Ends = tuple[float, float, float]
 """A value with the lower and the upper end of its interval."""
+Samples = dict[str, list[pd.DataFrame]]
+"""By column, tables of its values: a row per head, a column per document."""
+_collected: ContextVar[Samples | None] = ContextVar("collected", default=None)
 
 
 def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
@@ -86,6 +95,20 @@ def ratio_interval(numerators: npt.NDArray[np.float64], denominators: npt.NDArra
     middle = top * bottom - covariance[0, 1]
     root = math.sqrt(max(middle**2 - square * (top**2 - covariance[0, 0]), 0.0))
     return float((middle - root) / square), float((middle + root) / square)
+
+
+def share_interval_of_units(parts: npt.NDArray[np.float64], wholes: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """95 % confidence interval of sum(parts) / sum(wholes) over the units of a model, which a few units may decide.
+
+    A sample of skewed values lacks the rarest ones. Up to 3 / n of the units may be more extreme than all n (95 %), so
+    each end counts the most adverse unit three times more (`UNSEEN_UNITS`). NaN below `MIN_SUMMED_UNITS`.
+    """
+    if len(parts) < MIN_SUMMED_UNITS:
+        return math.nan, math.nan
+    excess = parts - wholes * (parts.sum() / wholes.sum())
+    lowest, highest = ([int(unit)] * UNSEEN_UNITS for unit in (excess.argmin(), excess.argmax()))
+    ends = [ratio_interval(*(np.append(sums, sums[unit]) for sums in (parts, wholes))) for unit in (lowest, highest)]
+    return max(ends[0][0], 0.0), min(ends[1][1], 1.0)
 
 
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -216,6 +239,17 @@ def mean_losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     return mean
 
 
+@contextmanager
+def collect_samples() -> Iterator[Samples]:
+    """Collect the values by document behind every column that `mean_with_interval` forms inside the block."""
+    samples: Samples = {}
+    token = _collected.set(samples)
+    try:
+        yield samples
+    finally:
+        _collected.reset(token)
+
+
 def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high: float = np.inf) -> pd.DataFrame:
     """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high.
 
@@ -226,6 +260,8 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
     documents = keys.drop_duplicates().groupby("model")["doc"].agg(frozenset)
     for _, block in values.groupby(keys["model"].map(documents.to_dict()).to_numpy(), sort=False):
         table = block.unstack("doc")  # of models with the same documents
+        if (samples := _collected.get()) is not None:
+            samples.setdefault(name, []).append(table)
         numbers = table.to_numpy(dtype=np.float64)
         lower, upper = confidence_interval(numbers).clip(low, high)
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
