@@ -3,9 +3,10 @@ BIN := .venv/bin
 # Python compiles what is imported; pip would compile every file of every library, a minute and a half.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 OLDEST_TESTS := tests/test_dependencies.py tests/test_eager_check.py tests/test_capture.py tests/test_compat.py
+EXAMPLE := headscope/examples/20261123T111219Z-example-69e4e750
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
-.PHONY: demo dash test test-oldest check lint types bench docs site paper wheels browser clean
+.PHONY: demo dash test test-oldest check lint types bench docs site paper paper-page wheels browser clean
 
 demo: .venv/ready  ## measure the bundled model under four position schemes and write report.html
 	$(BIN)/headscope demo
@@ -26,9 +27,13 @@ types: .venv/ready-dev
 bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 	$(BIN)/headscope bench
 
-paper: .venv/ready  ## measure the paper's claims (about an hour) and rewrite docs/paper.md
+paper: .venv/ready  ## say how long it takes, measure the paper's claims (about an hour) and rewrite docs/paper.md
+	$(BIN)/headscope plan headscope/study_files/paper.yaml --timings $(EXAMPLE)
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
 	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
+
+paper-page: .venv/ready  ## rewrite docs/paper.md from the shipped run
+	$(BIN)/python -m probes.adapt.paper_page $(EXAMPLE)
 
 docs: .venv/ready-dev  ## rewrite the generated pages: reference, glossary, tables in measures.md, models.md and positions.md, checkpoints
 	$(BIN)/python -m headscope.reference

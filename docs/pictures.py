@@ -1,10 +1,12 @@
-"""Draws the labelled pictures of docs/how-to-read.md and docs/answers.md, from shipped runs and two small ones.
+"""Draws the labelled pictures of docs/how-to-read.md and docs/answers.md, from shipped runs and two small ones, and the
+pictures of docs/paper.md, from the shipped example.
 
 Needs the extra `export` and Chromium.
 
-python docs/pictures.py
+python docs/pictures.py [paper]
 """
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +17,10 @@ import kaleido
 import plotly.graph_objects as go
 
 import headscope as hs
+from headscope.plots import head_matrices, head_scatter, layers, learned_frequencies, loss
 from headscope.plots.style import HIGHLIGHT_COLOUR
+from probes.influence.analysis import sweeps_without_bands, top_heads_by_statistic
+from probes.influence.plots import plot_histogram
 
 FOLDER = Path(__file__).parent / "images"
 EXAMPLES = Path(hs.__file__).parent / "examples"
@@ -58,6 +63,30 @@ PICTURES: dict[str, tuple[str, str, list[Place]]] = {
 }
 """For each picture the shipped run (or `MAPS`, `ANSWER`), the beginning of the chart's title, and the places of the
 numbers 1, 2, ..."""
+
+
+PAPER_WIDTH = 560
+
+
+def draw_paper() -> None:
+    """Write the picture of every claim of docs/paper.md as images/paper-NAME.webp."""
+    kaleido.start_sync_server(silence_warnings=True)
+    for name, figure in _paper_figures(_open_run("example", "")):
+        figure.write_image(FOLDER / f"paper-{name}.webp", width=PAPER_WIDTH)
+    kaleido.stop_sync_server()
+
+
+def _paper_figures(run: hs.Run) -> Iterator[tuple[str, go.Figure]]:
+    heads = run.heads
+    yield "loss", loss.plot_loss_difference(run.nll, "yarn")
+    yield "frequencies", learned_frequencies.plot_frequency_change(run.positions, "adarope", "log_theta_init")
+    yield "lengths", head_scatter.plot_against_baseline(heads, "ess2_12288", "base")
+    yield "base", layers.plot_by_layer(heads, "effective_base")
+    for statistic in ("tau", "gamma", "cov"):
+        yield statistic, head_matrices.plot_distribution(heads, statistic)
+    top_head = {"top retrieval": top_heads_by_statistic(heads[heads["model"] == "adarope"])["retrieval"]}
+    for effects in sweeps_without_bands(run):
+        yield f"influence-{effects.key['intervention']}", plot_histogram(effects, top_head)
 
 
 def main() -> None:
@@ -115,4 +144,4 @@ def _number(figure: go.Figure, places: list[Place]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    draw_paper() if sys.argv[1:] == ["paper"] else main()

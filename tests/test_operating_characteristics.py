@@ -4,17 +4,17 @@ import re
 
 import pytest
 from scipy import stats
-from support.operating_characteristics import CLAIMS, MAX_FALSE, PAGE, SIZES, count_verdicts
+from support.operating_characteristics import CLAIMS, MAX_FALSE, PAGE, count_verdicts
 from support.simulated_claims import SIMULATIONS
 
 TABLES = 6
 """Simulated tables of each world, few because the page has many."""
 
 
-@pytest.mark.parametrize("n", [SIZES[0], SIZES[2]])
 @pytest.mark.parametrize("simulation", SIMULATIONS)
-def test_few_verdicts_are_false(simulation: str, n: int) -> None:
-    """More than five of six false verdicts, or of more, would have a chance below one in ten thousand at 5 %."""
+def test_few_verdicts_are_false(simulation: str) -> None:
+    """Four of six false verdicts have a chance below one in ten thousand at 5 %."""
+    n = 20 if simulation == "adapter" else 8  # the share of the slow pairs needs 60 KV groups in three layers
     for (question, world), counts in count_verdicts(simulation, n, range(TABLES)).items():
         assert stats.binom.sf(counts["false"] - 1, counts["all"], MAX_FALSE / 100) > 1e-4, (question, world, counts)
 

@@ -15,7 +15,8 @@ from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_ch
 import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly

@@ -22,6 +22,7 @@ MAX_LISTED_MODELS = 4
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "few": "at least {minimum} {samples} are needed",
+        "few_units": "the interval of a share of a sum over {samples} needs at least {needed} {samples} instead of {n}",
         "estimate": "an estimate decides no claim: an exact value is needed",
         "estimated": "{estimated} of {units} {unit_nouns} were only estimated and would have to be exact[, over at "
         "least {minimum} {samples}]",

@@ -29,6 +29,10 @@ MIN_DOCUMENTS = 3
 """Fewest documents for an interval or a test."""
 MIN_RESAMPLED = 5
 """Fewest values of a sample that is resampled: the range of four covers their median in 87.5 % of samples only."""
+MIN_SUMMED_UNITS = 60
+"""Fewest units, such as KV groups, for the interval of a share of a sum [ours]: a smaller sample hides its skewness."""
+UNSEEN_UNITS = 3
+"""By the rule of three."""
 SIGNIFICANCE = 0.05
 """False discovery rate at which an effect or a change counts as different from zero."""
 NORMAL_QUANTILE = 1.959963984540054
@@ -91,6 +95,20 @@ def ratio_interval(numerators: npt.NDArray[np.float64], denominators: npt.NDArra
     middle = top * bottom - covariance[0, 1]
     root = math.sqrt(max(middle**2 - square * (top**2 - covariance[0, 0]), 0.0))
     return float((middle - root) / square), float((middle + root) / square)
+
+
+def share_interval_of_units(parts: npt.NDArray[np.float64], wholes: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """95 % confidence interval of sum(parts) / sum(wholes) over the units of a model, which a few units may decide.
+
+    A sample of skewed values lacks the rarest ones. Up to 3 / n of the units may be more extreme than all n (95 %), so
+    each end counts the most adverse unit three times more (`UNSEEN_UNITS`). NaN below `MIN_SUMMED_UNITS`.
+    """
+    if len(parts) < MIN_SUMMED_UNITS:
+        return math.nan, math.nan
+    excess = parts - wholes * (parts.sum() / wholes.sum())
+    lowest, highest = ([int(unit)] * UNSEEN_UNITS for unit in (excess.argmin(), excess.argmax()))
+    ends = [ratio_interval(*(np.append(sums, sums[unit]) for sums in (parts, wholes))) for unit in (lowest, highest)]
+    return max(ends[0][0], 0.0), min(ends[1][1], 1.0)
 
 
 def t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -19,6 +19,8 @@ from probes.adapt.compared_models import ComparedModels
 from probes.adapt.results import losses_by_position
 
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
+PICTURES_PATH = Path(__file__).with_name("pictures.md")
+"""The setting, what would decide each claim, and the pictures that `docs/pictures.py` draws; written by hand."""
 NOTES_PATH = Path(__file__).with_name("notes.md")
 """Results of other runs, written by hand. `<!-- claims of NAME -->` stands for the claims of a shipped run."""
 EXAMPLES = Path(headscope.__file__).parent / "examples"
@@ -34,6 +36,8 @@ def comparison_page(run: Run) -> str:
         "",
         "Each verdict follows from a threshold that was written before the results were seen and from an interval that",
         "allows for choices and for several parts ([how often verdicts are wrong](operating-characteristics.md)).",
+        "",
+        PICTURES_PATH.read_text(encoding="utf-8").strip(),
         "",
         "## Evidence",
         "",

@@ -17,10 +17,11 @@ from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import mean_result, share_result
 from headscope.results.verdicts import judge, judge_by_parts
 from headscope.runs.aggregation import (
+    MIN_SUMMED_UNITS,
     confidence_interval,
     mean_losses,
     rank_correlations,
-    ratio_interval,
+    share_interval_of_units,
     statistic_interval,
 )
 from headscope.runs.column_metadata import parse_column
@@ -122,14 +123,12 @@ def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
     groups = [finite["layer"], finite["kv_group"]]
     slow, every = (squares.groupby(groups).sum().to_numpy() for squares in (change**2 * is_slow, change**2))
     share = float(slow.sum() / every.sum()) if every.any() else np.nan
-    low, high = np.clip(ratio_interval(slow, every), 0, 1) if every.any() else (np.nan, np.nan)
+    low, high = share_interval_of_units(slow, every) if every.any() else (np.nan, np.nan)
     rms = {name: np.sqrt((change[mask] ** 2).mean()) for name, mask in (("slow", is_slow), ("fast", ~is_slow))}
-    yield judge(
-        Result(
-            question="adapt.claim.slow_pairs", model=model, value=share, low=low, high=high, n=len(every), details=rms
-        ),
-        Bound("above", MIN_SLOW_SHARE),
-    )
+    details = {**rms, "needed": MIN_SUMMED_UNITS}
+    claim = Result(question="adapt.claim.slow_pairs", model=model, value=share, low=low, high=high, n=len(every))
+    few = "few_units" if len(every) < MIN_SUMMED_UNITS else ""
+    yield judge(replace(claim, details=details), Bound("above", MIN_SLOW_SHARE), few)
     by_group = change.groupby(groups).mean()
     by_layer = by_group.groupby(level="layer").mean()
     third = max(1, len(by_layer) // 3)

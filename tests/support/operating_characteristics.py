@@ -1,13 +1,16 @@
 """How often each verdict is given where the truth is known: the tables of docs/operating-characteristics.md.
 
-`python -m tests.support.operating_characteristics [SIMULATION...]` simulates them anew and rewrites the page.
+`python -m tests.support.operating_characteristics FOLDER [SIMULATION...]` simulates them and rewrites the page. The
+counts of each world and size are kept in the folder: an interrupted simulation goes on. Begin with an empty one.
 """
 
+import json
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -50,16 +53,31 @@ Counts = dict[tuple[str, World], Counter[str]]
 """Verdicts by claim and truth, and "false" for those that contradict it."""
 
 
-def count_verdicts(simulation: str, n: int, tables: Iterable[int]) -> Counts:
+def count_verdicts(simulation: str, n: int, tables: Iterable[int], worlds: Iterable[World] = WORLDS) -> Counts:
     """The verdicts of every claim of a simulation in these tables of each world."""
     counts: Counts = defaultdict(Counter)
-    for number, world in enumerate(WORLDS):
+    for world in worlds:
         for table in tables:
-            claims: Iterable[Result] = SIMULATIONS[simulation](world, np.random.default_rng([number, n, table]), n)
+            seed = [WORLDS.index(world), n, table]
+            claims: Iterable[Result] = SIMULATIONS[simulation](world, np.random.default_rng(seed), n)
             for claim in claims:
                 counts[claim.question, truth(claim, world)] += Counter(
                     {claim.verdict: 1, "false": int(is_false_verdict(claim, world)), "all": 1}
                 )
+    return counts
+
+
+def counts_in(folder: Path, simulation: str, n: int) -> Counts:
+    """The verdicts in `TABLES` tables of each world, counted now unless the folder has them."""
+    counts: Counts = defaultdict(Counter)
+    for world in WORLDS:
+        file = folder / f"{simulation}-{world}-{n}.json"
+        if not file.exists():
+            of_world = count_verdicts(simulation, n, range(TABLES), [world])
+            file.write_text(json.dumps({"|".join(key): count for key, count in of_world.items()}), encoding="utf-8")
+        for key, count in json.loads(file.read_text(encoding="utf-8")).items():
+            question, known = key.split("|")
+            counts[question, cast(World, known)] += Counter(count)
     return counts
 
 
@@ -86,5 +104,6 @@ def rewrite_section(simulation: str, by_size: Mapping[int, Counts], tables: int)
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or SIMULATIONS:
-        rewrite_section(name, {n: count_verdicts(name, n, range(TABLES)) for n in SIZES}, TABLES)
+    Path(sys.argv[1]).mkdir(exist_ok=True)
+    for name in sys.argv[2:] or SIMULATIONS:
+        rewrite_section(name, {n: counts_in(Path(sys.argv[1]), name, n) for n in SIZES}, TABLES)

@@ -132,12 +132,13 @@ LAST_LOSSES: Mapping[World, float] = {"true": -0.3, "false": 0.3, "undecidable":
 """Difference of the loss from YaRN's in the last bin."""
 OTHER_LOSSES: Mapping[World, float] = {"true": -0.3, "false": -0.3, "undecidable": 0.0}
 LAYER_SHIFTS: Mapping[World, FloatArray] = {
-    "true": np.array([-0.1, 0, 0.1]),
-    "false": np.array([0.1, 0, -0.1]),
+    "true": np.array([-0.3, 0, 0.3]),
+    "false": np.array([0.3, 0, -0.3]),
     "undecidable": np.zeros(LAYERS),
 }
-SLOW_SHARES: Mapping[World, float] = {"true": 0.9, "false": 0.33, "undecidable": 2 / 3}
-"""Share of the slow half of the pairs in the squared change, by group within 0.04 of this."""
+SLOW_AND_FAST: Mapping[World, tuple[float, float]] = {"true": (20, 0), "false": (0, 1), "undecidable": (1, 0)}
+"""Squared change of the slow and the fast pairs beyond that of all pairs, as a multiple of the latter: the slow half
+has 95 %, 33 % and exactly two thirds of the whole."""
 TAUS: Mapping[World, float] = {"true": 1.0, "false": 1.3, "undecidable": 1.1}
 POSITIVE_GAMMAS: Mapping[World, float] = {"true": 0.9, "false": 0.3, "undecidable": 0.6}
 COV_RATIOS: Mapping[World, float] = {"true": 0.8, "false": 1.2, "undecidable": 0.98}
@@ -172,12 +173,12 @@ def _parameters(world: World, rng: Rng, n: int) -> tuple[pd.DataFrame, pd.DataFr
     """The tables of the learned frequencies and of the heads, with n heads (each a KV group) in each layer."""
     count = LAYERS * n
     layer, head = np.divmod(np.arange(count), n)
-    shift = LAYER_SHIFTS[world][layer] + 0.1 * noise(rng, count)
-    slow = (SLOW_SHARES[world] + rng.uniform(-0.04, 0.04, count)) * np.ones((2, count))
-    slow[0] = 1 - slow[1]
-    squares = slow * rng.lognormal(0, 0.3, count) - shift**2  # of fast and slow pairs, beyond the shift of all
-    amplitudes = np.repeat(np.sqrt(squares.clip(0)).T, PAIRS // 2, axis=1)
+    deviation = 0.3
+    shift = LAYER_SHIFTS[world][layer] + deviation * noise(rng, count)
+    common = deviation**2 + np.mean(LAYER_SHIFTS[world] ** 2)
+    amplitudes = np.sqrt(common * np.repeat(SLOW_AND_FAST[world][::-1], PAIRS // 2))
     change = shift[:, None] + amplitudes * np.tile([1, -1], PAIRS // 2)
+    change *= rng.lognormal(0, 0.3, count)[:, None]
     unit, pair = np.indices(change.shape).reshape(2, -1)
     places = pd.DataFrame({"layer": layer[unit], "kv_group": head[unit], "pair": pair, "log_theta_init": 0.0})
     adarope = places.assign(model=ADAROPE, log_theta=change.ravel())
