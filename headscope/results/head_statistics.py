@@ -120,10 +120,12 @@ def _interval_of_change(
 def _head_results(run: Run, name: str, result: Result, table: pd.DataFrame) -> list[Result]:
     """A result for every head of the table, with its values by document where they are known."""
     samples = _values_by_sample(run, name, result.model, table["value"])
-    shared = {"question": result.question, "model": result.model}
+    shared: dict[str, Any] = {"question": result.question, "model": result.model}
     return [
-        Result(**shared, value=row.value, low=row.low, high=row.high, layer=place[0], head=place[1], by_sample=values)
-        for (place, row), values in zip(table.iterrows(), samples, strict=True)
+        Result(**shared, value=value, low=low, high=high, layer=layer, head=head, by_sample=by_sample)
+        for (layer, head), value, low, high, by_sample in zip(
+            table.index.tolist(), table["value"], table["low"], table["high"], samples, strict=True
+        )
     ]
 
 
