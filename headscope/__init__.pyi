@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +24,11 @@ __all__: list[str]
 
 ModelSource: TypeAlias = str | Model | Module
 """A model spec, an opened model, a transformers model or a TransformerBridge."""
+
+MetricFunction: TypeAlias = Callable[[Any, Any], Any]
+"""A metric: (logits [n, vocabulary] that predict the answer's tokens, tokens of the pair) -> a number."""
+Positions: TypeAlias = int | range | slice | Sequence[str | int | range | slice]
+"""Tokens by number: 3, -1, range(3, 7), or texts such as "-4:" and names of spans."""
 
 # The functions of the probes, written by `make docs` from their options.
 
@@ -170,6 +175,8 @@ def spans(
     classes: Sequence[str] = ...,
     query: str | None = None,
     key: str | None = None,
+    steer: float | None = None,
+    heads: Sequence[str] = ...,
 ) -> Run:
     """Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."""
 
@@ -348,7 +355,7 @@ def patch(
     resume: bool = False,
     quiet: bool = False,
     pairs: Sequence[str] = ...,
-    metric: Literal["logit_diff", "logprob", "kl", "nll"] = "logit_diff",
+    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] | MetricFunction = "logit_diff",
     directions: Sequence[Literal["denoising", "noising"]] = ...,
     count: int = 32,
     length: int = 128,
@@ -358,7 +365,7 @@ def patch(
     verify_top: int = 10,
     verify_random: int = 10,
     activations: Sequence[Literal["z", "q", "k", "v", "pattern"] | Literal["resid_pre", "attn_out", "mlp_out"]] = ...,
-    positions: Sequence[str] = ...,
+    positions: Sequence[str] | Positions = ...,
     heads: Sequence[str] = ...,
 ) -> Run:
     """Measure each head's effect on the answer by activation patching between two prompts."""
@@ -378,7 +385,7 @@ def paths(
     resume: bool = False,
     quiet: bool = False,
     pairs: Sequence[str] = ...,
-    metric: Literal["logit_diff", "logprob", "kl", "nll"] = "logit_diff",
+    metric: Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"] | MetricFunction = "logit_diff",
     directions: Sequence[Literal["denoising", "noising"]] = ...,
     count: int = 32,
     length: int = 128,
@@ -419,10 +426,11 @@ def ablate(
     random_sets: int = 5,
     weights: Literal["same", "any"] = "same",
     kinds: Sequence[Literal["zero", "mean", "resample", "streaming"]] = ...,
+    positions: Sequence[str] | Positions = ...,
     sink: int = 64,
     recent: int = 256,
     draws: int = 4,
-    metric: Literal["logprob", "logit_diff", "nll"] = "logprob",
+    metric: Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"] | MetricFunction = "logprob",
     count: int = 32,
     length: int = 128,
 ) -> Run:

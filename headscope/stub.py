@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from headscope import plugins
 from headscope.api import keyword_fields, shared_keywords
 from headscope.probe import Probe
+from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS
 
 FILE = Path(__file__).with_name("__init__.pyi")
 MARK = "# The functions of the probes, written by `make docs` from their options.\n"
@@ -47,7 +48,9 @@ def _function(probe: Probe, options: type[BaseModel]) -> Iterator[str]:
         yield f"    {name}: {SHARED_TYPES[name]} = {_literal(default)},"
     for name, field in keyword_fields(options).items():
         default = field.get_default(call_default_factory=True)
-        yield f"    {name}: {_type(field.annotation)} = {_literal(default)},"
+        kind = " | MetricFunction" if ACCEPTS_FUNCTION in field.metadata else ""
+        kind += " | Positions" if ACCEPTS_POSITIONS in field.metadata else ""
+        yield f"    {name}: {_type(field.annotation)}{kind} = {_literal(default)},"
     yield ") -> Run:"
     summary = textwrap.fill(probe.summary, 112, subsequent_indent="    ")
     yield f'    """{summary}"""\n'

@@ -303,7 +303,7 @@ from headscope.training.adapter_trainer import AdapterTrainer
 from headscope.study import runner as study
 from headscope.study.config import build_study
 torch.set_num_threads(1)
-step, steps_left = AdapterTrainer.step, iter(range(9))
+step, steps_left = AdapterTrainer.step, iter(range(3))
 
 def pausing_step(*arguments):
     if next(steps_left, None) is None:
@@ -322,8 +322,8 @@ def saved_adapters(out: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, tmp_path: Path) -> None:
-    """kill -9 during training, twice, then resume; each child process pauses after 9 of the 30 steps."""
-    content = study_content(folder, save_every=1, phases=[{"length": 128, "steps": 30}])
+    """kill -9 during training, twice, then resume; each child process pauses after 3 of the 8 steps."""
+    content = study_content(folder, save_every=1, phases=[{"length": 128, "steps": 8}])
     uninterrupted = study.run_study(build_study(content), tmp_path / "whole")
     out, rng = tmp_path / "killed", random.Random(0)
     for _ in range(2):

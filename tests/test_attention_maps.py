@@ -18,8 +18,8 @@ from headscope.measures.pooled_map import PooledMaps
 from headscope.rendering import assembly
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
+from headscope.runs.weight_bytes import decode_map, encode_map
 from probes.patterns import analysis, lens, maps, report, results, similarity
-from probes.patterns.schema import decode_map, encode_map
 
 
 def eager_map(alpha: Tensor, size: int) -> Tensor:

@@ -18,9 +18,11 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.rendering.comparison import outcome_text
 from headscope.rendering.html_page import render_report
 from headscope.rendering.junit import write_junit
+from headscope.results import head_statistics
 from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
+from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 
 
@@ -344,3 +346,63 @@ def test_report_of_two_runs_has_the_changes_between_them(nights: list[Path]) -> 
     assert "Changes between the runs" in page
     assert "Results without a clear change" in page
     assert "Changes between the runs" not in render_report([Run.open(nights[0])])
+
+
+# Statistics of heads against an earlier run -------------------------------------------------------------------------
+
+
+def head_bound(path: Path, earlier: Path, **check: Any) -> CheckResult:
+    runs = [Run.open(path), Run.open(earlier)]
+    for run in runs:
+        run.manifest["models"][0]["documents_sha256"] = {f"synthetic/{index}": "same" for index in range(5)}
+    (outcome,) = run_checks(runs[0], [Check.model_validate(check)], runs[1])
+    return outcome
+
+
+@pytest.mark.parametrize("statistic", ["ess2_256", "growth"])
+def test_a_named_head_is_paired_with_itself_by_document(statistic: str, nights: list[Path]) -> None:
+    values = [Run.open(path).heads.query("layer == 1 and head == 2")[statistic].iloc[0] for path in nights]
+    paired = head_bound(nights[1], nights[0], statistic=statistic, head="1.2", rises_at_most=0.5)
+    assert paired.value == pytest.approx(values[1] - values[0], rel=1e-6)
+    same = head_bound(nights[0], nights[0], statistic=statistic, head="1.2", falls_at_most=0)
+    assert (same.outcome, same.low, same.high) == ("passes", 0, 0)
+
+
+@pytest.mark.parametrize("aggregate", [{"median": True}, {"count_above": 20.0}, {"count_below": 20.0}])
+def test_counts_and_medians_of_equal_runs_have_not_changed(aggregate: dict[str, Any], nights: list[Path]) -> None:
+    same = head_bound(nights[0], nights[0], statistic="ess2_256", falls_at_most=0, **aggregate)
+    assert (same.outcome, same.low, same.high) == ("passes", 0, 0)
+
+
+def test_paired_counts_cover_the_true_change_and_are_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 heads whose documents shift them together; a third of them falls by 0.1."""
+    rng, runs_each = np.random.default_rng(0), 20
+    check = Check.model_validate({"statistic": "far_weight", "count_above": 0.5, "falls_at_most": 3})
+    monkeypatch.setattr(head_statistics, "_collect_samples", lambda run: run.samples)
+    covered, widths, unpaired_widths = 0, [], []
+    for _ in range(runs_each):
+        true = rng.uniform(0.2, 0.8, 60)
+        later = true - 0.1 * (np.arange(60) % 3 == 0)
+        shift = rng.normal(0, 0.1, len(DOCUMENTS))
+        runs = [sampled_run(means[:, None] + shift + rng.normal(0, 0.01, (60, 6))) for means in (true, later)]
+        (paired,) = run_checks(runs[1], [check], runs[0])
+        for run in runs:
+            run.samples = {}
+        (unpaired,) = run_checks(runs[1], [check], runs[0])
+        covered += paired.low <= (later > 0.5).sum() - (true > 0.5).sum() <= paired.high
+        widths.append(paired.high - paired.low)
+        unpaired_widths.append(unpaired.high - unpaired.low)
+    assert covered >= 0.95 * runs_each
+    assert np.mean(widths) < np.mean(unpaired_widths) / 2
+
+
+def sampled_run(values: np.ndarray) -> Any:
+    """A run whose heads have these values [heads, documents] of one statistic."""
+    index = {"model": "base", "layer": 0, "head": range(len(values)), "kv_group": 0}
+    table = pd.DataFrame(values, pd.MultiIndex.from_frame(pd.DataFrame(index)), DOCUMENTS)
+    low, high = confidence_interval(values)
+    columns = {"far_weight": values.mean(axis=1), "far_weight_low": low, "far_weight_high": high}
+    run = fake_run([], ["base"], heads=pd.DataFrame({**index, **columns}))
+    run.samples = {"far_weight": [table]}
+    run.derived = lambda compute: compute(run)
+    return run

@@ -35,7 +35,8 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
 from headscope.forward.logits import last_hidden_states
 from headscope.forward.replay import Replay
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes

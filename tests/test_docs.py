@@ -151,6 +151,8 @@ SMALLER = {
     "--length 128": "--length 48",
     "--phase 128:2": "--phase 48:2",
     "--max-length 192": "--max-length 128",
+    "--pairs induction --count 8 --length 48": "--pairs induction --count 2 --length 24",
+    "--count 4 --method exact --mlps": "--count 2 --method exact --mlps",
     "--verify-top 3 --verify-random 3": "--verify-top 1 --verify-random 1",
     "--verify-top 3 --verify-random 2": "--verify-top 1 --verify-random 1",
     "lengths=[128]": "lengths=[48]",

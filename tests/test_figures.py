@@ -1,11 +1,13 @@
 """Figures show the numbers of the tables with their units, and state the reason if they have nothing to plot."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from plotly.colors import unlabel_rgb
 from scipy.stats import t
@@ -356,3 +358,27 @@ def test_colours_of_an_ordered_series_are_visible_on_light_and_dark_pages() -> N
     for value in map(luminance, style.ordered_colours(9)):
         assert (light + 0.05) / (value + 0.05) >= 3
         assert (value + 0.05) / (dark + 0.05) >= 3
+
+
+def test_ids_of_head_points_reach_the_browser_as_lists_and_are_not_checked_one_by_one() -> None:
+    """plotly would check every number of a list: seconds for all heads of a large model."""
+    ids = np.arange(3 * 4000).reshape(-1, 3)
+
+    def checks(points: int) -> int:
+        figure = go.Figure(go.Scatter(customdata=ids[:points]))
+        counted = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        sys.setprofile(count)
+        try:
+            style.declare_head_points(figure)
+        finally:
+            sys.setprofile(None)
+        assert json.loads(figure.to_json())["data"][0]["customdata"] == ids[:points].tolist()
+        return counted
+
+    checks(1)
+    assert checks(4000) == checks(40)

@@ -1,5 +1,6 @@
 """Matrices of a head equal dense products of the weights, and give the logits of the first layer at any distance."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -199,3 +200,22 @@ def test_copying_scores_of_smollm2_equal_those_of_transformer_lens(smollm2: Mode
             eigenvalues = torch.linalg.eigvals(lens.W_O[layer].double() @ core @ value)
             expected = eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
             np.testing.assert_allclose(heads[layer], expected.detach(), atol=1e-3)
+
+
+@pytest.mark.model
+def test_ov_and_qk_matrices_of_smollm2_equal_those_of_transformer_lens(smollm2: Model) -> None:
+    """Relative to the largest entry, with products in float64: the weights of both are float32."""
+    module = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
+    lens = TransformerBridge.boot_transformers("any", hf_model=module, tokenizer=smollm2.tokenizer)
+    lens.enable_compatibility_mode(disable_warnings=True)
+    stacked = {name: getattr(lens, name).detach().double() for name in ("W_Q", "W_K", "W_V", "W_O")}
+    for layer, head in itertools.product((0, 15, 29), range(9)):
+        ours = hs.head_matrices(smollm2, layer, head)
+        query, key, value, output = (
+            weights[layer][head * weights.shape[1] // 9] for weights in stacked.values()
+        )  # [D, d] and [d, D]; keys and values by KV group
+        for actual, expected in (
+            (ours.output.double() @ ours.value.double(), (value @ output).T),
+            (ours.query.double().T @ ours.key.double(), query @ key.T),
+        ):
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

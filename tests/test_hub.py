@@ -3,14 +3,11 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.command_server import SERVER, Server
+from support.command_server import WARM_UP, Server, serving
 from support.hub_server import Hub
 from support.tiny_studies import content, save_checkpoint, save_texts
 
@@ -61,12 +58,8 @@ def server(checkpoints: Path, hub: Hub) -> Iterator[Server]:
         "HF_HOME": str(checkpoints / "home"),
         "NO_PROXY": "127.0.0.1",
     }
-    command = [sys.executable, "-c", SERVER, str(checkpoints / "study.yaml"), str(checkpoints / "warm")]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    with subprocess.Popen(command, env=environment, **pipes) as process:
-        yield Server(process)
-        assert process.stdin is not None
-        process.stdin.close()
+    with serving(WARM_UP, checkpoints / "study.yaml", checkpoints / "warm", environment=environment) as server:
+        yield server
 
 
 @pytest.fixture

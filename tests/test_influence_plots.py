@@ -92,7 +92,7 @@ def test_the_forest_plot_has_one_dot_per_document_and_distinguishes_exact_from_e
     for trace in (filled, hollow):
         for x, y, head_id in zip(trace.x, trace.y, trace.customdata, strict=True):
             assert x == order.loc[y, "effect"]
-            assert head_id[:2] == [order.loc[y, "layer"], -1]
+            assert [*head_id[:2]] == [order.loc[y, "layer"], -1]
     assert len(dots.x) == 8 * run.influence["doc"].nunique()
     rank = order.index[(order["layer"] == 0) & (order["kv_group"] == 0)][0]
     point = list(filled.y).index(rank)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import headscope as hs
-from headscope.patching.activation_patching import Direction, PairTokens, PatchingReplay
+from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerActivation, LayerPatching, inspect_layer_parts
+from headscope.patching.metrics import PairTokens
 from headscope.positions.model import Model
 
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2}

@@ -21,11 +21,10 @@ from headscope.patching.activation_patching import (
     GROUP_ACTIVATIONS,
     Activation,
     Direction,
-    MetricName,
-    PairTokens,
     PatchingReplay,
     patched_units,
 )
+from headscope.patching.metrics import MetricName, PairTokens
 from headscope.positions.model import Model
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
@@ -289,7 +288,10 @@ def test_metrics_equal_their_definitions(metric: MetricName) -> None:
             model.module(ids[:, :-1], use_cache=False).logits[0, -1].double() for ids in (pair.clean, pair.corrupted)
         )
     log_p, other = clean.log_softmax(-1), corrupted.log_softmax(-1)
+    p, other_p = log_p.exp(), other.exp()
     expected = {
+        "prob_diff": (p[7] - p[9], other_p[7] - other_p[9]),
+        "rank": ((clean > clean[7]).sum(), (corrupted > corrupted[7]).sum()),
         "logit_diff": (clean[7] - clean[9], corrupted[7] - corrupted[9]),
         "logprob": (log_p[7], other[7]),
         "nll": (-log_p[7], -other[7]),

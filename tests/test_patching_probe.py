@@ -20,7 +20,8 @@ from headscope.errors import Interrupted
 from headscope.forward.interventions import Unit
 from headscope.heads import HeadSet
 from headscope.models.loading import load_tokenizer
-from headscope.patching.activation_patching import PairTokens, PatchingReplay, patched_units
+from headscope.patching.activation_patching import PatchingReplay, patched_units
+from headscope.patching.metrics import PairTokens
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
 from headscope.results.words import sentence

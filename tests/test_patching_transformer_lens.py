@@ -15,8 +15,9 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 
 import headscope as hs
 from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PairTokens, PatchingReplay, patched_units
+from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PatchingReplay, patched_units
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.positions.model import Model
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.patching.activation_patching import Direction, PairTokens, PatchingReplay
+from headscope.patching.activation_patching import Direction, PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import (
     RECEIVER_INPUTS,
     MLPs,

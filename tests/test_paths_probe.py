@@ -15,7 +15,8 @@ from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_ch
 import headscope as hs
 from headscope.effects.sweep import effects_table
 from headscope.errors import BadInput, Interrupted
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
@@ -324,3 +325,15 @@ def test_report_and_head_page_show_the_paths(synthetic: Run) -> None:
 def test_heads_are_written_alike_and_once() -> None:
     options = PathsOptions(senders=["23.3", "L23H3", "l1h0"])
     assert options.senders == ["L23H3", "L1H0"]
+
+
+def test_every_pair_has_a_row_with_its_strongest_patched_path(exact: Run) -> None:
+    table = exact.table("paths").query("is_counted").astype({"effect": float, "model": str, "pair": str})
+    rows = [result for result in results(exact) if result.question == "paths.pair"]
+    groups = table.groupby(["model", "pair", "direction"], observed=True)
+    assert len(rows) == groups.ngroups
+    for row in rows:
+        own = groups.get_group((row.model, row.where["pair"], row.where["direction"]))
+        assert abs(row.value) == pytest.approx(own["effect"].abs().max())
+        assert (row.n, row.has_interval, row.is_exact) == (None, False, True)
+        assert str(row.where["pair"]) in sentence(row)

@@ -33,7 +33,8 @@ from dashboards.playground.callbacks import parse_count, parse_request, second_p
 from dashboards.playground.components import next_token_table
 from dashboards.playground.worker import ModelWorker, authorized_worker
 from headscope.errors import BadInput, CannotWrite, Interrupted
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.playground import tasks
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import PromptPrediction

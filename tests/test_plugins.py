@@ -10,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from playwright.sync_api import Browser, expect
+from support.command_server import IMPORTS, serving
 from support.tiny_studies import save_checkpoint, save_texts
 
 from headscope import plugin_api, plugins
@@ -53,23 +55,25 @@ OTHER_MEANINGS = {
 """Files where the name of a probe means something else."""
 
 
-def headscope(*arguments: object, path: Path = EXTERNAL_PLUGIN) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process that also finds the packages in the folder `path`."""
-    command = [sys.executable, "-m", "headscope.cli.app", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(path)}, cwd=ROOT
-    )
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """Run the command line in a process of its own that also finds the packages in the folder `packages`."""
+    with serving(IMPORTS) as server:
+        yield partial(server.run, tmp_path_factory.mktemp("printed"), packages=EXTERNAL_PLUGIN)
+
+
+@pytest.fixture(scope="module")
+def folder(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of the example probe, in `runs`, and the output of its command, in `output.json`."""
     folder = tmp_path_factory.mktemp("external_plugin")
     tiny, texts = save_checkpoint(folder / "tiny"), save_texts(folder / "texts")
     flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 1, "--lengths", "24,40", "--power", 2, "--json")
-    result = headscope("norms", *flags, "--out", folder / "runs")
-    assert result.returncode == 0, result.stderr
-    (folder / "output.json").write_text(result.stdout)
+    code, out, err = command("norms", *flags, "--out", folder / "runs")
+    assert code == 0, err
+    (folder / "output.json").write_text(out)
     return folder
 
 
@@ -214,21 +218,21 @@ def test_external_plugin_adds_a_command_a_table_and_a_column(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_external_plugin_adds_help_and_study_keys(folder: Path, tmp_path: Path) -> None:
-    result = headscope("norms", "--help")
-    assert "Measure the mean length of each head's queries." in result.stdout
-    assert "--power" in result.stdout
+def test_external_plugin_adds_help_and_study_keys(command: Command, tmp_path: Path) -> None:
+    _, help_text, _ = command("norms", "--help")
+    assert "Measure the mean length of each head's queries." in help_text
+    assert "--power" in help_text
     study = tmp_path / "study.yaml"
     study.write_text("norms: {powr: 2}\n")
-    result = headscope("run", study)
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "did you mean 'power'?" in result.stderr
+    code, _, err = command("run", study)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "did you mean 'power'?" in err
 
 
-def test_external_plugin_adds_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
+def test_external_plugin_adds_a_chart_a_finding_and_a_term(command: Command, folder: Path, tmp_path: Path) -> None:
     (run,) = (folder / "runs").glob("2*")
-    result = headscope("report", run, "--out", tmp_path / "report.html")
-    assert result.returncode == 0, result.stderr
+    code, _, err = command("report", run, "--out", tmp_path / "report.html")
+    assert code == 0, err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.search(r"<h2[^>]*>Query norms</h2>", page)
     assert re.search(r"The median query norm of base is [\d.]+\.", page)
@@ -236,14 +240,14 @@ def test_external_plugin_adds_a_chart_a_finding_and_a_term(folder: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_results_of_an_external_plugin_are_compared_and_checked(folder: Path, tmp_path: Path) -> None:
+def test_results_of_an_external_plugin_are_compared_and_checked(command: Command, folder: Path, tmp_path: Path) -> None:
     (run,) = (folder / "runs").glob("2*")
-    compared = headscope("compare", run, run, "--json")
-    assert "norms.median" in {change["after"]["question"] for change in json.loads(compared.stdout)["changes"]}
+    _, compared, _ = command("compare", run, run, "--json")
+    assert "norms.median" in {change["after"]["question"] for change in json.loads(compared)["changes"]}
     checks = tmp_path / "checks.yaml"
     checks.write_text("- {result: norms.median, at_least: 0}\n- {statistic: query_norm, median: true, at_most: 0}\n")
-    checked = headscope("check", run, checks, "--json")
-    assert (checked.returncode, [line["outcome"] for line in json.loads(checked.stdout)]) == (5, ["passes", "fails"])
+    code, checked, _ = command("check", run, checks, "--json")
+    assert (code, [line["outcome"] for line in json.loads(checked)]) == (5, ["passes", "fails"])
 
 
 @pytest.fixture
@@ -316,27 +320,27 @@ def install_broken(folder: Path, declaration: str) -> Path:
     ],
 )
 def test_broken_probe_part_gives_one_line_and_the_rest_works(
-    declaration: str, message: str, folder: Path, tmp_path: Path
+    declaration: str, message: str, command: Command, folder: Path, tmp_path: Path
 ) -> None:
     (run,) = (folder / "runs").glob("2*")
-    result = headscope("report", run, "--out", tmp_path / "report.html", path=install_broken(tmp_path, declaration))
-    assert result.returncode == 0, result.stderr
+    packages = install_broken(tmp_path, declaration)
+    code, _, err = command("report", run, "--out", tmp_path / "report.html", packages=packages)
+    assert code == 0, err
     assert (tmp_path / "report.html").is_file()
     if "options" in message:  # which are only imported for a study
-        result = headscope(
-            "scaling", "--length", "100", "--seeds", 2, "--out", tmp_path / "runs", "--quiet", path=tmp_path
-        )
-        assert result.returncode == 0
-    (line,) = result.stderr.splitlines()
+        flags = ("--length", "100", "--seeds", 2, "--out", tmp_path / "runs", "--quiet")
+        code, _, err = command("scaling", *flags, packages=packages)
+        assert code == 0
+    (line,) = err.splitlines()
     assert line.startswith("headscope: probe 'wrong': ")
     assert message in line
 
 
-def test_requesting_a_broken_probe_gives_one_line(tmp_path: Path) -> None:
-    folder = install_broken(tmp_path, "def options(self):\n    import gone")
-    result = headscope("wrong", "--out", tmp_path / "runs", path=folder)
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+def test_requesting_a_broken_probe_gives_one_line(command: Command, tmp_path: Path) -> None:
+    packages = install_broken(tmp_path, "def options(self):\n    import gone")
+    code, _, err = command("wrong", "--out", tmp_path / "runs", packages=packages)
+    assert code == 2
+    (line,) = err.splitlines()
     assert line.startswith("headscope: probe 'wrong': part 'options' fails with ModuleNotFoundError")
     assert not (tmp_path / "runs").exists()
 

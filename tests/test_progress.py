@@ -31,6 +31,7 @@ def test_long_work_is_announced_once_its_time_can_be_estimated(
     for step in range(1, 5):
         clock.seconds = 4.0 * step
         lines.advance(1.0)
+    lines.stop()
     printed = capsys.readouterr().err.splitlines()
     assert printed[1] == "This takes about 7 min. Ctrl-C keeps what is finished."
     assert [line for line in printed if line.startswith("This takes")] == printed[1:2]
@@ -43,4 +44,32 @@ def test_short_work_is_not_announced(clock: Clock, capsys: pytest.CaptureFixture
     for step in range(1, 10):
         clock.seconds = float(step)
         lines.advance(1.0)
+    lines.stop()
     assert capsys.readouterr().err == ""
+
+
+def test_a_job_that_reports_no_progress_has_a_line_every_ten_seconds(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ProgressLines()
+    lines.start(100.0, 0.0)
+    lines.set_activity("base: prompt 0")
+    for _ in range(12):
+        clock.seconds += 2.0
+        lines.print_if_due()
+    lines.stop()
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[1:] == [
+        f"  0 %  base: prompt 0  (for {seconds} s; the time left is not known yet)" for seconds in (12, 24)
+    ]
+
+
+def test_the_expected_time_appears_within_seconds_of_the_first_progress(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ProgressLines()
+    lines.start(10_000.0, 0.0)
+    clock.seconds = 6.0
+    lines.advance(10.0)
+    lines.stop()
+    assert capsys.readouterr().err.splitlines() == ["This takes about 100 min. Ctrl-C keeps what is finished."]

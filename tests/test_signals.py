@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.command_server import SERVER, Server
+from support.command_server import WARM_UP, Server, serving
 from support.tiny_studies import content, contents, save_checkpoint, save_texts
 
 from headscope.errors import Interrupted
@@ -32,11 +32,8 @@ HANGS = 600
 
 @pytest.fixture(scope="module")
 def server(plan: Path) -> Iterator[Server]:
-    command = [sys.executable, "-c", SERVER, str(plan), str(plan.parent / "warm")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        yield Server(process)
-        assert process.stdin is not None
-        process.stdin.close()
+    with serving(WARM_UP, plan, plan.parent / "warm") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

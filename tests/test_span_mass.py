@@ -78,7 +78,7 @@ def largest_error(columns: Any, number: int, results: dict[tuple[int, int], tupl
 def measured(model: Model, ids: Tensor, *accumulators: Any, chunk: int | None = None) -> None:
     with attached(model), evaluating(model), capturing(model) as layers:
         for accumulator in accumulators:
-            layers.listen(accumulator.update)
+            layers.listen(accumulator.update, key_columns=getattr(accumulator, "key_columns", None))
         hidden = finite_hidden_states if chunk is None else chunked_hidden_states
         hidden(*([model, ids[None]] if chunk is None else [model, ids[None], chunk]))
 

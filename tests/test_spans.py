@@ -420,3 +420,62 @@ def test_too_few_prompts_have_no_interval_and_no_held_out_judgement() -> None:
     assert compared[["auroc", "difference"]].notna().all(None)
     assert compared[["auroc_low", "difference_low", "p_adjusted"]].isna().all(None)
     assert judge_held_out(scores, is_second) is None
+
+
+# Steering ----------------------------------------------------------------------------------------------------------
+
+
+def choice_prompts() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    segments = [[{"text": "w1 "}, {"name": "rule", "text": words(rng, 4)}, {"text": " w2"}] for _ in range(4)]
+    return [{"segments": parts, "continuation": " w5 w6", "wrong": " w7"} for parts in segments]
+
+
+def test_steering_scores_the_continuation_and_the_choice_with_and_without(tiny: Path, tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "choice.jsonl", choice_prompts())
+    options: dict[str, Any] = {"prompts": file, "key": "rule", "steer": 0.01, "heads": ["L1H2", "L0H1"], "quiet": True}
+    run = hs.spans(str(tiny), **options, out=tmp_path / "runs")
+    stored = run.table("span_steering").pivot(index="doc", columns="metric", values=["plain", "steered"])
+    model = hs.load(str(tiny), device="cpu")
+    vocabulary = {word: n + 3 for n, word in enumerate(WORDS)}
+
+    def log_probability(ids: list[int], text: str) -> float:
+        new = [vocabulary[word] for word in text.split()]
+        with torch.no_grad():
+            logits = model.module(torch.tensor([ids + new]), use_cache=False).logits[0].double()
+        rows = logits[len(ids) - 1 : -1].log_softmax(-1)
+        return float(sum(row[token] for row, token in zip(rows, new, strict=True)))
+
+    for number, prompt in enumerate(choice_prompts(), start=1):
+        ids = [vocabulary[word] for part in prompt["segments"] for word in part["text"].split()]
+        rule = range(1, 5)
+        for column in ("plain", "steered"):
+            with hs.steered(model, "L1H2,L0H1", rule, 0.01 if column == "steered" else 1):
+                right, wrong = (log_probability(ids, prompt[name]) for name in ("continuation", "wrong"))
+            row = stored.loc[f"choice/{number}", column]
+            np.testing.assert_allclose((row["logprob"], row["lead"]), (right / 2, right - wrong), atol=1e-5)
+    changes = {
+        result.question: result for result in results.results(run) if result.question.startswith("spans.steered")
+    }
+    change = stored["steered"] - stored["plain"]
+    assert abs(change["logprob"]).min() > 1e-6
+    assert changes["spans.steered"].value == pytest.approx(change["logprob"].mean(), abs=1e-6)
+    assert changes["spans.steered_choice"].value == pytest.approx(change["lead"].mean(), abs=1e-6)
+    assert "L1H2" in assembly.render_context(run).run.findings().query("question == 'spans.steered'")["text"].item()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "names"),
+    [
+        ({"heads": ["L9H9"]}, BadInput, "L9H9"),
+        ({"heads": ["x"]}, BadInput, "'x'"),
+        ({"steer": 1.5}, BadInput, "1.5"),
+        ({"steer": None, "heads": ["L0H0"]}, BadInput, "heads"),
+        ({"key": "first", "steer": 0.5, "prompts": {"text": "w1 w2 w3"}}, BadInput, "continuation"),
+    ],
+)
+def test_bad_steering_is_refused(change: dict[str, Any], error: Any, names: str, tiny: Path, tmp_path: Path) -> None:
+    prompts = [change.pop("prompts")] if "prompts" in change else choice_prompts()
+    options = {"prompts": write_prompts(tmp_path / "p.jsonl", prompts), "key": "rule", "steer": 0.01} | change
+    with pytest.raises(error, match=names):
+        hs.spans(str(tiny), **options, out=tmp_path / "runs", quiet=True)

@@ -115,7 +115,7 @@ def test_a_run_measured_inside_the_context_names_it(model: Model, tmp_path: Path
     [
         ({"span": []}, "has no token position"),
         ({"span": [-1]}, "below 0"),
-        ({"span": "context"}, "is a text"),
+        ({"span": "context"}, "no prompt has it"),
         ({"span": ["context"]}, "has no token position"),
         ({"alpha": 0}, "alpha=0 "),
         ({"alpha": 1.5}, "alpha=1.5 "),
@@ -135,3 +135,37 @@ def test_soft_capped_logits_and_learned_sinks_are_refused(family: str) -> None:
     layer = model.geometry.layer_numbers[0]
     with pytest.raises(UnsupportedModel, match="cannot steer"), hs.steered(model, [(layer, 0)], SPAN):
         logits(model)
+
+
+def test_a_span_by_name_steers_its_tokens_and_returns_the_ids_of_the_prompt() -> None:
+    named = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=tokenizer())
+    prompt = "w1 w2 [[rule]]w3 w4[[/rule]] w5 w6"
+    with hs.steered(named, "L1H2,L2H0", "rule", ALPHA, prompt=prompt) as ids:
+        assert ids is not None
+        by_name = logits(named, ids)
+    segments = {"segments": [{"text": "w1 w2 "}, {"name": "rule", "text": "w3 w4"}, {"text": " w5 w6"}]}
+    with hs.steered(named, "L1H2,L2H0", range(2, 4), ALPHA):
+        assert torch.equal(logits(named, ids), by_name)
+    with hs.steered(named, "L1H2,L2H0", "rule", ALPHA, prompt=segments) as same_ids:
+        assert same_ids is not None
+        assert torch.equal(same_ids, ids)
+    for arguments, name in (({"span": "role", "prompt": prompt}, "rule"), ({"span": "rule"}, "rule")):
+        with pytest.raises(BadInput, match=name), hs.steered(named, "L1H2", **arguments):
+            pass
+    with pytest.raises(BadInput, match="range"), hs.steered(named, "L1H2", range(2, 4), prompt=prompt):
+        pass
+
+
+def test_a_span_beyond_the_prompt_is_refused_in_passes_and_in_generation(model: Model) -> None:
+    beyond = range(11, 14)
+    with pytest.raises(BadInput, match=r"11-13 .*12 tokens"), hs.steered(model, "L1H2", beyond, ALPHA):
+        logits(model)
+    with pytest.raises(BadInput, match="11-13"), hs.steered(model, "L1H2", beyond, ALPHA):
+        model.module.generate(IDS[:1], max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+
+def test_a_text_read_in_chunks_may_reach_the_span_in_a_later_chunk(model: Model) -> None:
+    with torch.no_grad(), hs.steered(model, "L1H2", range(9, 11), ALPHA):
+        cache = model.module(IDS[:1, :4], use_cache=True).past_key_values
+        last = model.module(IDS[:1, 4:], past_key_values=cache).logits[:, -1]
+        torch.testing.assert_close(last, logits(model, IDS[:1])[:, -1], atol=1e-5, rtol=1e-5)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support import families
@@ -34,9 +35,11 @@ from headscope.model_spec import ModelSpec
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, list_runs
 from headscope.runs.run_tables import validate
+from headscope.runs.writer import RunWriter
 from headscope.study import context as study_context
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study, read_study
+from headscope.study.executor import JobExecutor
 from headscope.study.runner import run_study
 
 MEASURED = ["attention", "pairs", "distance", "nll"]
@@ -248,6 +251,45 @@ def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: 
 
 
 # Interruptions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_all_work_items_stored_opens_each_checkpoint_once_to_be_committed(
+    folder: Path, tmp_path: Path, loads: LoadRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models of a checkpoint are not neighbours in the study."""
+    tiny, other = str(folder / "tiny"), str(save_checkpoint(tmp_path / "other", seed=1))
+    models = {"a": tiny, "b": other, "a yarn": f"{tiny}@yarn:factor=4", "b yarn": f"{other}@yarn:factor=4"}
+    study = build_study(content(folder, models=models, measure={"lengths": [24], "rows": 8, "tables": ["nll"]}))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "commit", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(Interrupted):
+            run_study(study, tmp_path / "out")
+    loads.names.clear()
+    run = run_study(study, tmp_path / "out", resume=True)
+    assert sorted(loads.names) == sorted([tiny, other])
+    assert run.models == [*models]
+    assert len({model["weights_sha256"] for model in run.manifest["models"]}) == 2
+
+
+def test_planning_grows_with_the_number_of_models_not_with_its_square(folder: Path) -> None:
+    def calls(models: int) -> int:
+        labels = {f"m{number}": str(folder / "tiny") for number in range(models)}
+        executor = JobExecutor(study_context.StudyContext(build_study(content(folder, models=labels))))
+        counted = 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        sys.setprofile(count)
+        try:
+            executor.plan()
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    calls(1)  # imports, and the tokenizer's own caches
+    assert calls(80) < 2.3 * calls(40)
 
 
 @pytest.mark.parametrize("cells", [1, 4, 9])

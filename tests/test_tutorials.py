@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (
@@ -22,6 +23,7 @@ PAGES = (
     "cluster",
     "figures",
     "spans",
+    "from-transformer-lens",
 )
 SMALLER = {
     "--docs 3": "--docs 1",
@@ -78,6 +80,19 @@ def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_pat
                 assert code == 0, f"{line}: {err}"
         else:
             assert language == "text", f"{name}.md has a block in {language}, which no test runs"
+
+
+def test_bertviz_and_circuitsvis_take_the_patterns_of_the_page():
+    pytest.importorskip("bertviz")
+    pytest.importorskip("circuitsvis")
+    views = next(content for _, file, content in blocks("from-transformer-lens") if file == "views.py")
+    weights = torch.rand(1, 9, 4, 4).tril().softmax(-1)
+    names = {"maps": [weights] * 30, "tokens": ["When", " Mary", " and", " John"]}
+    *imports, head, model, heads = views.strip().splitlines()
+    exec("\n".join(imports), names)
+    for view in (head, model, heads):
+        html = eval(view, names)
+        assert "Mary" in str(getattr(html, "data", html))
 
 
 def test_every_tutorial_is_tested():

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -33,6 +32,7 @@ from headscope.attention.kernel import (
     attend_partly_streaming,
     streaming_attention,
 )
+from headscope.attention.listeners import KernelResult, Listener, RegisteredListener, attend_for_listeners
 from headscope.attention.masks import (
     QUERY_BIT,
     REAL_KEY_BIT,
@@ -41,8 +41,7 @@ from headscope.attention.masks import (
     encode_mask,
     encode_opaque_mask,
 )
-from headscope.attention.record import AttentionRecord, RowSums
-from headscope.attention.row_sums import attend_with_row_sums
+from headscope.attention.record import AttentionRecord
 from headscope.compat.transformers import ATTENTION_IMPLEMENTATION
 from headscope.errors import BadInput
 
@@ -110,14 +109,6 @@ class AttentionCall:
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
 """(z [B, H, Lq, dv], the call that computed it) -> the z that is passed to o_proj."""
-Listener = Callable[[AttentionRecord], None]
-
-
-@dataclass(frozen=True)
-class _RegisteredListener:
-    layer: int
-    call: Listener
-    needs_row_sums: bool
 
 
 Registered = dict[object, T]
@@ -128,7 +119,7 @@ Registered = dict[object, T]
 class _ModuleHooks:
     qkv_edits: Registered[QKVEdit] = field(default_factory=dict)
     output_edits: Registered[OutputEdit] = field(default_factory=dict)
-    listeners: Registered[_RegisteredListener] = field(default_factory=dict)
+    listeners: Registered[RegisteredListener] = field(default_factory=dict)
     streaming: Registered[StreamingGroups] = field(default_factory=dict)
     observers: Registered[Callable[..., None]] = field(default_factory=dict)
 
@@ -208,14 +199,21 @@ def has_streaming_groups(module: nn.Module) -> bool:
 
 
 def listening(
-    module: nn.Module, layer: int, listener: Listener, needs_row_sums: bool = False
+    module: nn.Module,
+    layer: int,
+    listener: Listener,
+    needs_row_sums: bool = False,
+    key_columns: Tensor | None = None,
 ) -> AbstractContextManager[None]:
     """Call `listener` with the attention record of one module, once for each sequence of a batch.
 
     `layer` is the module's index among the model's attention layers. With `needs_row_sums`, the record has the sums of
-    every row where the backend computes them together with the output: on CPU, without gradients.
+    every row where the backend computes them together with the output: on CPU, without gradients. With `key_columns`
+    [L, n], float32 numbers of every key of the text, the record has their weighted sums, under the same conditions and
+    in float32. The kernel then computes them as further dimensions of the values, for a few percent of a pass.
     """
-    return _registering(_hooks_of(module).listeners, _RegisteredListener(layer, listener, needs_row_sums))
+    registered = RegisteredListener(layer, listener, needs_row_sums, key_columns)
+    return _registering(_hooks_of(module).listeners, registered)
 
 
 @contextmanager
@@ -316,35 +314,32 @@ def attention_forward(
         query, key = append_key_bias(query, key, key_bias, scale)
 
     def notify(
-        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first: int, sums: RowSums | None
+        sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, result: KernelResult, index: int, first: int
     ) -> None:
-        if lse is not None:
-            optional = (first, variant.chunk_size, variant.softcap, variant.sink, sums)
-            for listener in listeners:
-                listener.call(
-                    AttentionRecord(listener.layer, sequence, q, k, v, z, lse, scale, variant.window, *optional)
-                )
+        if result.lse is not None:
+            optional = (first, variant.chunk_size, variant.softcap, variant.sink, result.row_sums[index])
+            for listener, sums in zip(listeners, result.key_sums, strict=True):
+                inputs = (listener.layer, sequence, q, k, v, z, result.lse[index], scale, variant.window, *optional)
+                listener.call(AttentionRecord(*inputs, None if sums is None else sums[index]))
 
     def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
         for edit in [*hooks.output_edits.values()]:
             z = edit(z, call)
         return z
 
-    def run_kernel(
-        q: Tensor, k: Tensor, v: Tensor, first_key: int
-    ) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
+    def run_kernel(q: Tensor, k: Tensor, v: Tensor, first_key: int) -> KernelResult:
         if not streaming:
-            return _attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
+            return attend_for_listeners(q, k, v, module, variant, dropout, listeners, first_key)
         if listeners:
             raise BadInput("streaming KV groups cannot be listened to. Measure the attention without streaming")
-        return attend_partly_streaming(q, k, v, variant, streaming[-1], first_key), None, [None] * len(q)
+        return KernelResult(attend_partly_streaming(q, k, v, variant, streaming[-1], first_key))
 
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
-        out, lse, sums = run_kernel(query, key, value, first)
-        out = apply_output_edits(out, AttentionCall(query, key, value, positions, variant, first))
+        result = run_kernel(query, key, value, first)
+        out = apply_output_edits(result.out, AttentionCall(query, key, value, positions, variant, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
-            notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first, sums[sequence])
+            notify(sequence, q, k, v, z, result, sequence, first)
         return out.transpose(1, 2).contiguous(), None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
     for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
@@ -353,31 +348,12 @@ def attention_forward(
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        z, lse, sums = run_kernel(q, k, v, first)
+        result = run_kernel(q, k, v, first)
         row_positions = positions.expand(len(query), -1)[sequence, None, rows]
-        z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, variant, first))
+        z = apply_output_edits(result.out, AttentionCall(q, k, v, row_positions, variant, first))
         out[sequence, :, rows] = z[0]
-        notify(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first, sums[0])
+        notify(sequence, q[0], k[0], v[0], z[0], result, 0, first)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _attend_for_listeners(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    module: nn.Module,
-    variant: AttentionVariant,
-    dropout: float,
-    listeners: Sequence[_RegisteredListener],
-    first_key: int,
-) -> tuple[Tensor, Tensor | None, Sequence[RowSums | None]]:
-    """Output, log-sum-exp, and row sums by sequence; the last two are None unless a listener needs them."""
-    needs_sums = any(listener.needs_row_sums for listener in listeners)
-    if needs_sums and not dropout and q.device.type == "cpu" and not torch.is_grad_enabled():
-        results = [attend_with_row_sums(*tensors, variant, first_key) for tensors in zip(q, k, v, strict=True)]
-        out, lse, sums = zip(*results, strict=True)
-        return torch.stack(out), torch.stack(lse), sums
-    return *attend(q, k, v, module, variant, dropout, bool(listeners), first_key), [None] * len(q)
 
 
 AttentionInterface.register(BACKEND_NAME, attention_forward)

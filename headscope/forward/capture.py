@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.attention.contexts import refusing_other_threads
 from headscope.attention.kernel import StreamingGroups
+from headscope.attention.listeners import Listener
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts
@@ -39,15 +40,21 @@ class CapturedLayers:
         self._description = description
         self._is_editing = False
 
-    def listen(self, listener: backend.Listener, layers: list[int] | None = None, needs_row_sums: bool = False) -> None:
+    def listen(
+        self,
+        listener: Listener,
+        layers: list[int] | None = None,
+        needs_row_sums: bool = False,
+        key_columns: Tensor | None = None,
+    ) -> None:
         """Call `listener(record)` for these layers, by default all, until the capture ends.
 
         It is called with an AttentionRecord for each layer and each sequence of the batch, in order.
-        `needs_row_sums` asks the backend for the sums of every row (see `backend.listening`). Raises BadInput for
-        unknown layers.
+        `needs_row_sums` asks the backend for the sums of every row, `key_columns` [L, n] for weighted sums of numbers
+        of the keys (see `backend.listening`). Raises BadInput for unknown layers.
         """
         for layer in range(len(self._model.attention_modules)) if layers is None else layers:
-            listening = backend.listening(self._module(layer), layer, listener, needs_row_sums)
+            listening = backend.listening(self._module(layer), layer, listener, needs_row_sums, key_columns)
             self._exit_stack.enter_context(listening)
 
     def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:

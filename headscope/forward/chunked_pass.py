@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
+from headscope.forward.capture import capturing
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.forward.free_memory import fits_one_pass
 from headscope.forward.layer_parts import residual_stream
@@ -37,16 +38,17 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
     more than the residual stream, or their positions depend on the length. Call it before registering listeners, since
     it runs the model.
     """
-    device = model.device.type
-    if (
-        fits_one_pass(model, ids.shape[1])
-        or not supports_prefix_cache(model)
-        or shares_keys_across_layers(model)
-        or None in attention_layer_indices(model, decoder_layers(model))  # their state is not in a KV cache
-        or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS])
-    ):
+    if fits_one_pass(model, ids.shape[1]):
         return None
-    return TOKENS_PER_CHUNK.get(device, TOKENS_PER_CHUNK["cpu"])
+    with capturing(model):
+        if (
+            not supports_prefix_cache(model)
+            or shares_keys_across_layers(model)
+            or None in attention_layer_indices(model, decoder_layers(model))  # their state is not in a KV cache
+            or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS])
+        ):
+            return None
+    return TOKENS_PER_CHUNK.get(model.device.type, TOKENS_PER_CHUNK["cpu"])
 
 
 def _chunks_match_single_pass(model: Model, ids: Tensor) -> bool:

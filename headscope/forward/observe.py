@@ -52,8 +52,7 @@ def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Ob
     with attached(model) as schedule, evaluating(model):
         ids = ids.to(model.device)[None]
         observers = [factory(ids) for factory in factories]
-        with capturing(model):
-            chunk_size = choose_chunk_size(model, ids)
+        chunk_size = choose_chunk_size(model, ids)
         sizes = [None if observer.needs_whole_text else chunk_size for observer in observers]
         tables: dict[int, Mapping[str, Any]] = {}
         for size in dict.fromkeys(sizes):

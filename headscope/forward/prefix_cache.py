@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from headscope.attention import backend
+from headscope.attention.listeners import Listener
 from headscope.forward.backbone import check_input_ids, refuse_non_finite
 from headscope.forward.capture import capturing
 from headscope.forward.carried_state import shares_keys_across_layers
@@ -45,7 +45,7 @@ class PrefixCachedGenerator:
         self._cached_ids: TokenIds = np.empty(0, np.int32)
 
     def generate(
-        self, prompt: TokenIds, listener: backend.Listener, max_tokens: int, is_last_token: Callable[[int], bool]
+        self, prompt: TokenIds, listener: Listener, max_tokens: int, is_last_token: Callable[[int], bool]
     ) -> list[int]:
         """At most `max_tokens` greedy tokens after `prompt` [L]; ends with the first for which `is_last_token` holds.
 

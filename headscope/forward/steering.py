@@ -1,28 +1,31 @@
 """Attention steering: chosen heads attend more to a span of the prompt (PASTA, Zhang et al. 2024).
 
-    with steered(model, ["L18H6", "L20H1"], range(3, 17), alpha=0.01):
-        model.module.generate(...)
+    with steered(model, ["L18H6", "L20H1"], "rule", prompt="[[rule]]Answer in French.[[/rule]] Hello") as ids:
+        model.module.generate(ids)
 
 The weights of all keys outside the span are multiplied by alpha and the row is renormalised. This adds ln(alpha) to
 their logits, so the same fused kernel computes the heads' outputs. Listeners still get the q and k of the model.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.kernel import append_key_bias
-from headscope.errors import BadInput, UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel, did_you_mean
 from headscope.forward.ablation import Heads, describe_heads, heads_by_layer, refuse_other_head_set
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Unit, head_unit, layer_output_edit
 from headscope.model_identity import AcceptedWeights
 from headscope.positions.model import Model
+from headscope.prompts.span_tokens import tokenize_spans
+from headscope.prompts.spans import parse_prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,22 +45,62 @@ class KeyScaling:
         return call.attend(*append_key_bias(call.q, call.k, bias, call.variant.scaling), call.v)
 
 
+class _PromptCheck:
+    """Refuses passes over texts that end before the last token of the span; an output edit that changes nothing.
+
+    A text may be read in chunks, so it has ended when the next one starts, the first token is decoded or `finish` is
+    called.
+    """
+
+    def __init__(self, name: str, last: int):
+        self.name, self.last = name, last
+        self._unreached = 0
+
+    def __call__(self, z: Tensor, call: backend.AttentionCall) -> Tensor:
+        queries, keys = call.q.shape[2], call.first_key + call.k.shape[2]
+        is_start = queries == keys
+        if self._unreached and (is_start or queries == 1):
+            self.finish()
+        if is_start or self._unreached:
+            self._unreached = keys if keys <= self.last else 0
+        return z
+
+    def finish(self) -> None:
+        """Raise BadInput if the text that was read last ended before the span."""
+        if self._unreached:
+            raise BadInput(
+                f"the span {self.name} ends at token {self.last}, beyond the text of {self._unreached} tokens that the "
+                "model reads. Use positions within the prompt, counted from 0"
+            )
+
+
 @contextmanager
 def steered(
-    model: Model, heads: Heads, span: Iterable[int], alpha: float = 0.01, *, weights: AcceptedWeights = "same"
-) -> Iterator[None]:
+    model: Model,
+    heads: Heads,
+    span: Iterable[int] | str,
+    alpha: float = 0.01,
+    *,
+    prompt: str | Mapping[str, Any] | None = None,
+    weights: AcceptedWeights = "same",
+) -> Iterator[Tensor | None]:
     """Steer heads to a span of the prompt in every pass inside the `with`; leaving restores the model.
 
     `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads; `weights`
     "any" accepts a HeadSet that was measured on other weights. `span` are token positions from 0, such as range(3, 17),
-    the same in every sequence of a batch: sequences must not be padded on the left. 0 < `alpha` <= 1 multiplies the
-    weights of all other keys, and 1 changes nothing; Zhang et al. (2024) use 0.01. Rows that see no key of the span,
-    such as all rows of a shorter prompt, keep their weights.
-    Raises BadInput for an empty span, a negative position or an alpha outside this range; UnsupportedModel, when the
-    model runs, if its logits are soft-capped or its heads have learned sinks.
+    the same in every sequence of a batch: sequences must not be padded on the left. With `prompt`, a text with marks or
+    an object with segments or messages as in a file of `hs.spans`, it is the name of a span; the context then returns
+    the prompt's token ids [1, L]. 0 < `alpha` <= 1 multiplies the weights of all other keys, and 1 changes nothing;
+    Zhang et al. (2024) use 0.01. Rows that see no key of the span keep their weights.
+    Raises BadInput for an empty or unknown span, a negative position or an alpha outside this range, and for a text
+    that ends before the span: in the next pass, in the first step of decoding or at the end of the context.
+    Raises UnsupportedModel, when the model runs, if its logits are soft-capped or its heads have learned sinks.
     """
+    name, ids = "", None
     if isinstance(span, str):
-        raise BadInput(f"span={span!r} is a text. Use token positions, such as range(3, 17)")
+        name, (ids, span) = f"'{span}'", _span_of_prompt(model, span, prompt)
+    elif prompt is not None:
+        raise BadInput(f"prompt is given with positions, span={span}. Name a span of the prompt, or leave prompt out")
     positions = sorted({*span})
     if not positions or not all(type(position) is int and position >= 0 for position in positions):
         raise BadInput(f"span={positions} has no token position, or one below 0. Use positions such as range(3, 17)")
@@ -66,15 +109,33 @@ def steered(
     refuse_other_head_set(model, heads, weights)
     by_layer = heads_by_layer(model, heads)
     if alpha == 1:
-        yield
+        yield ids
         return
     intervention = KeyScaling(torch.tensor(positions), float(alpha))
     description = f"hs.steered({describe_heads(model, by_layer)}: tokens {_describe(positions)}, alpha {alpha:g})"
+    check = _PromptCheck(name or _describe(positions), positions[-1])
     with capturing(model, description) as layers:
+        layers.edit_output(min(by_layer), check)
         for layer, members in by_layer.items():
             units = [head_unit(model.geometry, layer, head) for head in members]
             layers.edit_output(layer, layer_output_edit(intervention, units, model.geometry))
-        yield
+        yield ids
+    check.finish()
+
+
+def _span_of_prompt(model: Model, name: str, prompt: str | Mapping[str, Any] | None) -> tuple[Tensor, list[int]]:
+    """Token ids [1, L] of a prompt, and the positions of one of its spans."""
+    if prompt is None:
+        raise BadInput(
+            f"span='{name}' is a name, but no prompt has it. Give its prompt, with marks [[{name}]]...[[/{name}]]"
+        )
+    content = {"text": prompt} if isinstance(prompt, str) else dict(prompt)
+    tokens = tokenize_spans(model.tokenizer, parse_prompt(content, "prompt", "the prompt"))
+    spans = {**tokens.spans, **tokens.messages}
+    if name not in spans:
+        raise BadInput(f"the prompt has no span '{name}'{did_you_mean(name, spans)}. Use {', '.join(spans)}")
+    ids = torch.tensor([tokens.ids], device=model.device)
+    return ids, [int(position) for position in spans[name].nonzero()[0]]
 
 
 def _describe(positions: list[int]) -> str:

@@ -1,8 +1,9 @@
 """Attention mass between spans of a text, streamed: mean weight of the rows of one span on the keys of another.
 
 mass(A, B) = mean over the query rows i of A that see a key of B of the sum of alpha_ij over the visible keys j in B.
-chance(A, B) is the same with uniform weights over the visible keys of the layer (window, chunk). Per block of rows one
-product of the weights with a keys x spans indicator: memory is O(L).
+chance(A, B) is the same with uniform weights over the visible keys of the layer (window, chunk). The sums are further
+dimensions of the values in the attention kernel, or per block of rows one product of the weights with a keys x spans
+indicator: memory is O(L).
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,11 +92,29 @@ def weight_tiles(record: AttentionRecord, rows: IntArray) -> Iterator[tuple[IntA
         yield tile + offset, low + record.first_key, logits.sub_(record.lse[:, index, None]).exp_()
 
 
+def row_masses(record: AttentionRecord, rows: IntArray, key_columns: Tensor) -> Iterator[tuple[IntArray, Tensor]]:
+    """Weighted sums of columns [L, n] of the keys, of those of these rows that are queries of the record.
+
+    Yields rows of the document [m] and sums [H, m, n], float32.
+    """
+    if record.key_sums is not None:
+        index, offset = rows_in_chunk(rows, record), query_range(record).start
+        yield index + offset, record.key_sums[:, to_device(record.q.device, index)]
+        return
+    columns = key_columns.to(record.q.device)
+    for of_tile, first, weights in weight_tiles(record, rows):
+        yield of_tile, weights @ columns[first : first + weights.shape[-1]]
+
+
 class SpanMass:
-    """Accumulates the mass between the spans of one text, of every head."""
+    """Accumulates the mass between the spans of one text, of every head.
+
+    A listener with its `key_columns` costs a few percent of a pass; otherwise the weights are computed again.
+    """
 
     def __init__(self, geometry: Geometry, layout: SpanLayout):
         self.geometry, self.layout = geometry, layout
+        self.key_columns = torch.from_numpy(layout.keys.T.astype(np.float32))
         self._rows = np.flatnonzero(layout.queries.any(0))
         self._sums: dict[int, Tensor] = {}
         self._kinds: dict[int, tuple[int | None, int | None]] = {}
@@ -107,14 +126,19 @@ class SpanMass:
         if record.layer not in self._sums:
             shape = len(record.q), len(self.layout.queries), self.layout.key_count
             self._sums[record.layer] = torch.zeros(shape, dtype=torch.float64, device=device)
-        for rows, first, weights in weight_tiles(record, self._rows):
-            is_query = to_device(device, self.layout.queries[:, rows].astype(np.float64))
-            self._sums[record.layer] += is_query @ self._row_mass(rows, first, weights).double()
+        sums, spans = self._sums[record.layer], len(self.layout.keys)
+        for rows, mass in row_masses(record, self._rows, self.key_columns):
+            sums[..., :spans] += self._is_query(rows, device) @ mass.double()
+        if self.layout.key_count > spans:
+            for rows, first, weights in weight_tiles(record, self._rows):
+                sums[..., spans:] += self._is_query(rows, device) @ self._relation_mass(rows, first, weights).double()
 
-    def _row_mass(self, rows: IntArray, first: int, weights: Tensor) -> Tensor:
-        """Weight of each row on the keys of each kind, [H, n, kinds]."""
-        device, stop = weights.device, first + weights.shape[-1]
-        mass = [weights @ to_device(device, self.layout.keys[:, first:stop].T.astype(np.float32))]
+    def _is_query(self, rows: IntArray, device: torch.device) -> Tensor:
+        return to_device(device, self.layout.queries[:, rows].astype(np.float64))
+
+    def _relation_mass(self, rows: IntArray, first: int, weights: Tensor) -> Tensor:
+        """Weight of each row on the keys of the kinds that depend on the query, [H, n, kinds]."""
+        device, stop, mass = weights.device, first + weights.shape[-1], []
         if self.layout.tokens is not None:
             keys = np.arange(first, stop)
             is_same = self.layout.tokens[rows][:, None] == self.layout.tokens[first:stop]
@@ -168,16 +192,16 @@ class LookbackRatios:
     def __init__(self, geometry: Geometry, keys: BoolArray, prompt_length: int):
         """`keys` [spans, L] are spans of the prompt, each with a token."""
         self.geometry, self.keys, self.prompt_length = geometry, keys, prompt_length
+        is_new = np.arange(keys.shape[1]) >= prompt_length
+        self.key_columns = torch.from_numpy(np.concatenate([keys, is_new[None]]).T.astype(np.float32))
         self._sums: dict[int, Tensor] = {}
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer, or of the next chunk of its queries."""
         device, length = record.q.device, self.keys.shape[1]
-        is_new = np.arange(length) >= self.prompt_length
-        indicator = np.concatenate([self.keys, is_new[None]]).T.astype(np.float32)
         sizes = to_device(device, self.keys.sum(1).astype(np.float64))
-        for rows, first, weights in weight_tiles(record, np.arange(self.prompt_length, length)):
-            mass = (weights @ to_device(device, indicator[first : first + weights.shape[-1]])).double()
+        for rows, row_mass in row_masses(record, np.arange(self.prompt_length, length), self.key_columns):
+            mass = row_mass.double()
             new_keys = to_device(device, (rows + 1 - self.prompt_length).astype(np.float64))
             context, new = mass[..., :-1] / sizes, mass[..., -1:] / new_keys[:, None]
             total = context + new

@@ -10,88 +10,29 @@ The KL divergence has no first order in the clean run; noising estimates its sec
 Both prompts are followed by the answer's tokens, and metrics read the logits that predict these tokens.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.attention import backend
-from headscope.errors import BadInput
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import Unit, head_units, kv_group_units
 from headscope.forward.replay import Objective, Replay
+from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
 from headscope.positions.model import Model
-from headscope.prompts.pairs import TokenPair
+from headscope.prompts.pairs import stored_metric_name
 
 Activation = Literal["z", "q", "k", "v", "pattern"]
 Direction = Literal["denoising", "noising"]
-MetricName = Literal["logit_diff", "logprob", "kl", "nll"]
 
 GROUP_ACTIVATIONS = ("k", "v")
 """Activations that all query heads of a KV group share."""
 CURVATURE_TOKENS = 8
 """Next tokens of a second-order estimate, each with a backward pass [ours]."""
-
-
-@dataclass(frozen=True, eq=False)
-class PairTokens:
-    """Token ids of a prompt pair on the model's device.
-
-    `clean` [1, L] and `corrupted` [1, L'] end with the answer [n]; `wrong` [m] is the wrong answer. The last `aligned`
-    prompt tokens of both prompts correspond, and so do the answer's tokens.
-    """
-
-    clean: Tensor
-    corrupted: Tensor
-    answer: Tensor
-    wrong: Tensor
-    aligned: int
-
-    @classmethod
-    def on_device(cls, pair: TokenPair, device: Any) -> "PairTokens":
-        """The pair as tensors, each prompt followed by the answer."""
-
-        def tensor(ids: np.ndarray) -> Tensor:
-            return torch.from_numpy(ids.astype(np.int64)).to(device)
-
-        clean, corrupted = (tensor(np.concatenate([ids, pair.answer]))[None] for ids in (pair.clean, pair.corrupted))
-        return cls(clean, corrupted, tensor(pair.answer), tensor(pair.wrong), pair.aligned)
-
-    def aligned_positions(self, ids: Tensor) -> range:
-        """The positions of `ids` that correspond to positions of the other prompt, the answer's tokens included."""
-        length = ids.shape[1]
-        return range(length - len(self.answer) - self.aligned, length)
-
-
-def metric_function(name: MetricName, pair: PairTokens, clean_logits: Tensor) -> Objective:
-    """A metric of the logits [n, vocabulary] that predict the answer's tokens [n].
-
-    logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the answer in nats; kl:
-    KL(clean || run) at the last token of the prompt in nats; nll: mean loss of the answer's tokens in nats/token.
-    `clean_logits` [n, vocabulary] are those of the clean run.
-    """
-    answer, wrong = pair.answer[0], pair.wrong[:1]
-    clean_log_p = clean_logits[0].double().log_softmax(-1)
-
-    def logit_difference(logits: Tensor, tokens: Tensor) -> Tensor:
-        return logits[0, answer] - logits[0, wrong[0]]
-
-    def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-        return logits[0].log_softmax(-1)[answer]
-
-    def divergence(logits: Tensor, tokens: Tensor) -> Tensor:
-        log_p = logits[0].double().log_softmax(-1)
-        return (clean_log_p.exp() * (clean_log_p - log_p)).sum()
-
-    def loss(logits: Tensor, tokens: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(logits, tokens)
-
-    return {"logit_diff": logit_difference, "logprob": log_probability, "kl": divergence, "nll": loss}[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +84,8 @@ class PatchingReplay:
     BadInput if the metric is not finite.
     """
 
-    def __init__(self, model: Model, pair: PairTokens, metric: MetricName, memory_bytes: float):
-        self.model, self.pair, self.metric_name = model, pair, metric
+    def __init__(self, model: Model, pair: PairTokens, metric: Metric, memory_bytes: float):
+        self.model, self.pair, self.metric_name = model, pair, stored_metric_name(metric)
         schedule: Any = model.schedule
         first_targets = (ids.shape[1] - len(pair.answer) for ids in (pair.clean, pair.corrupted))
         self.clean, self.corrupted = (
@@ -293,16 +234,6 @@ class PatchingReplay:
     def value(self, logits: Tensor) -> float:
         """The metric of the logits [n, vocabulary] that predict the answer's tokens."""
         return finite_metric(self.model, self.metric, logits, self.pair.answer)
-
-
-def finite_metric(model: Model, metric: Objective, logits: Tensor, answer: Tensor) -> float:
-    """The metric of the logits that predict the answer. Raises BadInput if it is not finite."""
-    value = float(metric(logits, answer))
-    if not math.isfinite(value):
-        raise BadInput(
-            f"the metric of '{model.name}' is {value}: its logits overflow. Check its weights, its adapter and --dtype"
-        )
-    return value
 
 
 def span_slice(span: range | None) -> slice:

@@ -17,11 +17,12 @@ from headscope.attention import backend
 from headscope.forward.ablation import reference_outputs
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.replay import Replay
-from headscope.patching.activation_patching import MetricName, PairTokens, finite_metric, metric_function
+from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
 from headscope.patching.path_patching import LayerIndexHead
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts.pairs import LAST_SPAN, TokenPair
+from headscope.prompts.pairs import TokenPair
+from headscope.prompts.token_positions import LAST_SPAN
 
 LayerOutputs = Mapping[int, Tensor]
 """Head outputs z [H, L, d] by index of the attention layer; empty for zeros."""
@@ -40,7 +41,7 @@ class ComplementReplay:
         self,
         model: Model,
         pair: TokenPair,
-        metric: MetricName,
+        metric: Metric,
         replacements: Sequence[LayerOutputs],
         memory_bytes: float,
     ):

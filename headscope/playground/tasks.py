@@ -23,7 +23,8 @@ from headscope.forward.logits import finite_hidden_states, logits_and_targets, n
 from headscope.heads import Head, format_head
 from headscope.measures.detectors import attention_weights_at
 from headscope.models.checkpoint import evaluating
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.playground.model_session import ModelSession
 from headscope.playground.prompt_predictions import MAX_PICTURE_TOKENS, MAX_TOKENS, PromptPrediction
 from headscope.positions.attach import attached

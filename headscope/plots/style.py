@@ -266,8 +266,9 @@ def declare_head_points(figure: go.Figure) -> go.Figure:
     """Declare that points are heads: `customdata` starts with layer, head (-1: whole KV group) and KV group."""
     for trace in figure.data:
         if trace.type == "scatter" and trace.customdata is not None:
-            # Dash cannot read packed arrays in selections; plotly ignores an equal value, so clear it first.
-            customdata, trace.customdata = np.asarray(trace.customdata).tolist(), None
+            # Dash cannot read packed arrays in selections; plotly packs no array of objects, and checks its shape only.
+            # plotly ignores an equal value, so clear it first.
+            customdata, trace.customdata = np.asarray(trace.customdata, object), None
             trace.customdata = customdata
     return set_metadata(figure, heads=True)
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.prompts.pairs import METRICS_WITH_WRONG, metric_label, metric_unit
 
 LEAST_PROBABILITY = 0.01
 """Least probability per token at which a model counts as giving an answer [ours]."""
@@ -14,10 +14,10 @@ MIN_EXCHANGE = 0.5
 """Least lead of the corrupted prompt, in logits or nats, at which a pair counts as exchanged [ours]."""
 
 ANSWER_CRITERIA: Mapping[str, str] = MappingProxyType(
-    {"logit_diff": "its logit is above that of the wrong answer"}
+    dict.fromkeys(METRICS_WITH_WRONG, "its logit is above that of the wrong answer")
     | dict.fromkeys(("logprob", "nll"), f"its probability is at least {100 * LEAST_PROBABILITY:.0f} % per token")
 )
-"""When a run gives the answer, by metric; kl knows no answer."""
+"""When a run gives the answer, by metric. The others (kl, rank, a metric of the user) have no such bound."""
 
 Values = npt.NDArray[np.float64]
 
@@ -25,24 +25,24 @@ Values = npt.NDArray[np.float64]
 def gives_answer(metric: str, values: Values) -> npt.NDArray[np.bool_]:
     """Which runs of clean prompts give the answer: [n], of the metric [n] of these runs.
 
-    logit_diff: the answer has a larger logit than the wrong answer. logprob and nll: its probability is at least
-    `LEAST_PROBABILITY` per token. kl compares runs and knows no answer, so it is always True.
+    logit_diff and prob_diff: the answer has a larger logit than the wrong answer. logprob and nll: its probability is
+    at least `LEAST_PROBABILITY` per token. Other metrics say nothing about the answer, so it is always True.
     """
-    least = {"logit_diff": 0.0, "logprob": np.log(LEAST_PROBABILITY), "nll": np.log(LEAST_PROBABILITY)}
-    if metric == "kl":
+    if metric not in ANSWER_CRITERIA:
         return np.ones(len(values), bool)
-    return np.asarray((-values if metric == "nll" else values) > least[metric])
+    least = 0.0 if metric in METRICS_WITH_WRONG else np.log(LEAST_PROBABILITY)
+    return np.asarray((-values if metric == "nll" else values) > least)
 
 
 def shows_answer(metric: str, clean: float, corrupted: float, is_contrast: bool) -> bool:
     """Whether the effects of a pair show how the model answers, by the metric of its two unchanged runs.
 
-    The model gives the answer to the clean prompt. If `is_contrast`, it also prefers the wrong answer, by logit_diff,
-    for the corrupted prompt: a pair whose two prompts prefer the same answer has a small difference of the metric, and
+    The model gives the answer to the clean prompt. If `is_contrast`, it also prefers the wrong answer for the corrupted
+    prompt, by logit or probability: a pair whose two prompts prefer the same answer has a small difference, and
     so large effects.
     """
     gives = bool(gives_answer(metric, np.array([clean]))[0])
-    return gives and not (metric == "logit_diff" and is_contrast and corrupted > 0)
+    return gives and not (metric in METRICS_WITH_WRONG and is_contrast and corrupted > 0)
 
 
 def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
@@ -55,11 +55,11 @@ def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
         return ""
     reason = (
         "the answer's logit is not above that of the wrong answer"
-        if metric == "logit_diff"
+        if metric in METRICS_WITH_WRONG
         else f"the answer's probability is below {100 * LEAST_PROBABILITY:.0f} % per token"
     )
     question = ""
-    if metric == "logit_diff" and 2 * missing > len(values):
+    if metric in METRICS_WITH_WRONG and 2 * missing > len(values):
         question = " Are answer and wrong answer, or clean and corrupted prompts, exchanged?"
     return (
         f"The unchanged model does not give the answer in {missing} of {len(values)} {noun}s ({reason}), so "
@@ -68,8 +68,9 @@ def describe_unanswered(metric: str, values: Values, noun: str = "pair") -> str:
 
 
 def count_exchanged(metric: str, clean: Values, corrupted: Values) -> int:
-    """Number of pairs whose corrupted prompt favours the answer, by the metric [n] of both runs; 0 for kl."""
-    if metric == "kl":
+    """Number of pairs whose corrupted prompt favours the answer, by the metric [n] of both runs; 0 for a metric that
+    says nothing about the answer."""
+    if metric not in ANSWER_CRITERIA:
         return 0
     lead = (corrupted - clean) * (-1 if metric == "nll" else 1)
     return int((lead >= MIN_EXCHANGE).sum())
@@ -83,6 +84,6 @@ def ask_about_exchange(metric: str, clean: Values, corrupted: Values) -> str:
         return ""
     return (
         f"Are clean and corrupted prompts exchanged? In {exchanged} of {len(clean)} pairs the corrupted prompt favours "
-        f"the answer: the mean {METRIC_LABELS[metric]} is {clean.mean():.2f} {METRIC_UNITS[metric]} for clean and "
+        f"the answer: the mean {metric_label(metric)} is {clean.mean():.2f} {metric_unit(metric)} for clean and "
         f"{corrupted.mean():.2f} for corrupted prompts."
     )

@@ -26,6 +26,8 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
 from headscope.prompts.needles import Needle
 from headscope.prompts.pairs import (
+    METRICS_OF_ONE_TOKEN,
+    METRICS_WITH_WRONG,
     Alignment,
     PromptPair,
     TokenPair,
@@ -155,8 +157,13 @@ def load_pair_set(
     if source in GENERATED_SETS:
         haystacks = load_haystacks() if source == "needle" else []
         return generated_pairs(source, tokenizer, count, length, seed, haystacks)
-    needs_one_token = metric in ("logit_diff", "logprob")
-    return file_pairs(source, tokenizer, alignment, needs_one_token=needs_one_token, needs_wrong=metric == "logit_diff")
+    return file_pairs(
+        source,
+        tokenizer,
+        alignment,
+        needs_one_token=metric in METRICS_OF_ONE_TOKEN,
+        needs_wrong=metric in METRICS_WITH_WRONG,
+    )
 
 
 def generated_pairs(

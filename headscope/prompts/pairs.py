@@ -16,24 +16,46 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
 from headscope.prompts.special_tokens import leading_special_tokens
 from headscope.prompts.texts import comparable_text
+from headscope.prompts.token_positions import LAST_SPAN, parse_positions, resolve_positions
 from headscope.prompts.token_text import token_offsets
 
-METRIC_LABELS = {
-    "logit_diff": "logit difference",
-    "logprob": "log-probability of the answer",
-    "kl": "KL divergence from the clean run",
-    "nll": "loss of the answer",
+_METRICS = {
+    "logit_diff": ("logit difference", "logits"),
+    "prob_diff": ("probability difference", "probability"),
+    "logprob": ("log-probability of the answer", "nats"),
+    "rank": ("rank of the answer", "tokens"),
+    "kl": ("KL divergence from the clean run", "nats"),
+    "nll": ("loss of the answer", "nats/token"),
 }
-METRIC_UNITS = {"logit_diff": "logits", "logprob": "nats", "kl": "nats", "nll": "nats/token"}
-"""Labels and units of the metrics of an answer (`forward.patching.metric_function`)."""
+"""Labels and units of the metrics of an answer (`headscope.patching.metrics`)."""
+METRICS_WITH_WRONG = ("logit_diff", "prob_diff")
+"""Metrics that compare the answer with the wrong answer."""
+METRICS_OF_ONE_TOKEN = (*METRICS_WITH_WRONG, "logprob", "rank")
+"""Metrics of answers of one token."""
+OWN_METRIC = "own:"
+"""What the stored name of a metric begins with that is a function of the user."""
+
+
+def stored_metric_name(metric: Any) -> str:
+    """The name of a metric as a run stores it; "own:NAME" for a function."""
+    return metric if isinstance(metric, str) else f"{OWN_METRIC}{getattr(metric, '__name__', type(metric).__name__)}"
+
+
+def metric_label(metric: str) -> str:
+    """What a metric is, in words."""
+    return f"metric {metric.removeprefix(OWN_METRIC)}" if metric.startswith(OWN_METRIC) else _METRICS[metric][0]
+
+
+def metric_unit(metric: str) -> str:
+    """The unit of a metric."""
+    return "its unit" if metric.startswith(OWN_METRIC) else _METRICS[metric][1]
+
 
 Alignment = Literal["equal", "end"]
 """equal: both prompts have the same number of tokens; end: only their common last tokens correspond."""
 
 RESERVED_SPAN_NAMES = ("all", "each")
 """Names of positions that are not spans of a pair."""
-LAST_SPAN = "last"
-"""The span that every pair has: the last token of the prompt."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +103,37 @@ class TokenPair:
     is_contrast: bool = True
 
     def aligned_span(self, name: str) -> range:
-        """The positions of a named span, counted from the first aligned one.
+        """Positions as `span` takes them, counted from the first aligned one.
 
-        Raises BadInput if the pair lacks the span, or if the span begins before the aligned positions.
+        Raises BadInput for those of `span`, and if they begin before the aligned positions.
         """
-        spans = {**self.spans, LAST_SPAN: range(len(self.clean) - 1, len(self.clean))}
-        location = self.location or f"prompt pair '{self.name}'"
-        if name not in spans:
-            raise BadInput(
-                f"{location}: it has no span '{name}'{did_you_mean(name, spans)}. Use {', '.join(spans)}, all or each"
-            )
-        first, span = len(self.clean) - self.aligned, spans[name]
+        first, span = len(self.clean) - self.aligned, self.span(name)
         if span.start < first:
             raise BadInput(
-                f"{location}: span '{name}' starts at token {span.start}, but the prompts correspond only from token "
-                f"{first} on. Patch other positions"
+                f"{self._place}: span '{name}' starts at token {span.start}, but the prompts correspond only from "
+                f"token {first} on. Patch other positions"
             )
         return range(span.start - first, span.stop - first)
+
+    def span(self, name: str) -> range:
+        """The positions of a named span of the clean prompt, or those that are named by number, such as -1 or 3:7.
+
+        Raises BadInput if the pair lacks the span, or if the prompt lacks these tokens.
+        """
+        if name in self.spans:
+            return self.spans[name]
+        if (numbers := parse_positions(name)) is None:
+            names = [*self.spans, LAST_SPAN]
+            raise BadInput(
+                f"{self._place}: it has no span '{name}'{did_you_mean(name, names)}. Use {', '.join(names)}, a token "
+                "such as 3 or -1, a range such as 3:7, all or each"
+            )
+        return resolve_positions(name, numbers, len(self.clean), self._place)
+
+    @property
+    def _place(self) -> str:
+        """Where the pair comes from, for messages."""
+        return self.location or f"prompt pair '{self.name}'"
 
     @property
     def has_equal_lengths(self) -> bool:
@@ -156,7 +192,7 @@ def tokenize_pair(
         wrong = _answer_tokens(tokenizer, pair.clean, pair.wrong, location)
     elif needs_wrong:
         raise BadInput(
-            f"{location}: it has no wrong answer, which logit_diff needs. Add 'wrong', or use --metric logprob"
+            f"{location}: it has no wrong answer, which the metric needs. Add 'wrong', or use --metric logprob"
         )
     for key, text, ids in (("answer", pair.answer, answer), ("wrong", pair.wrong, wrong)):
         if needs_one_token and len(ids) > 1:
@@ -218,7 +254,7 @@ def _parse_spans(content: Any, location: str) -> dict[str, str | tuple[int, int]
         )
     spans: dict[str, str | tuple[int, int]] = {}
     for name, value in content.items():
-        if name in (*RESERVED_SPAN_NAMES, LAST_SPAN) or not name.strip() or "," in name:
+        if name in RESERVED_SPAN_NAMES or parse_positions(name) is not None or not name.strip() or "," in name:
             raise BadInput(f"{location}: a span cannot be named {user_input.quote(name)}. Use another name")
         is_range = isinstance(value, list) and [type(end) for end in value] == [int, int] and 0 <= value[0] < value[1]
         if not is_range and not (isinstance(value, str) and value.strip()):

@@ -25,7 +25,8 @@ class SpanTokens:
 
     `spans` is a partition: every token belongs to one. `messages` are the single messages of a chat whose role occurs
     more than once: "user 1", "user 2". The last L - `prompt_length` tokens follow the prompt. `cut_tokens` says of each
-    token that lies in two spans, other than by white space, to which of them it was counted.
+    token that lies in two spans, other than by white space, to which of them it was counted. `wrong` are the tokens of
+    the wrong continuation.
     """
 
     ids: list[int]
@@ -33,6 +34,7 @@ class SpanTokens:
     messages: Mapping[str, BoolArray]
     prompt_length: int
     cut_tokens: tuple[str, ...] = ()
+    wrong: tuple[int, ...] = ()
 
     def extended(self, new_ids: Sequence[int]) -> "SpanTokens":
         """The tokens with generated ones after them."""
@@ -40,7 +42,7 @@ class SpanTokens:
         spans = {name: np.append(mask, [False] * len(new_ids)) for name, mask in self.spans.items()}
         messages = {name: np.append(mask, [False] * len(new_ids)) for name, mask in self.messages.items()}
         spans = {**spans, GENERATED: new | spans.get(GENERATED, False)} if len(new_ids) else spans
-        return SpanTokens([*self.ids, *new_ids], spans, messages, self.prompt_length, self.cut_tokens)
+        return SpanTokens([*self.ids, *new_ids], spans, messages, self.prompt_length, self.cut_tokens, self.wrong)
 
 
 def tokenize_spans(tokenizer: Any, prompt: SpanPrompt) -> SpanTokens:
@@ -72,8 +74,12 @@ def tokenize_spans(tokenizer: Any, prompt: SpanPrompt) -> SpanTokens:
     order = [TEMPLATE, *(name for name in names if name not in (REST, TEMPLATE)), REST]
     spans = {FIRST: is_first, **{name: masks[name] for name in order if masks[name].any()}}
     messages = {name: _character_mask(offsets, *ends, len(leading)) & ~is_first for name, ends in by_message.items()}
-    tokens = SpanTokens([*leading, *encoded], spans, messages, len(labels), tuple(cut))
-    return tokens.extended(_continuation(tokenizer, text.text, prompt)) if prompt.continuation else tokens
+    location = prompt.location
+    wrong = _continuation(tokenizer, text.text, prompt.wrong, location) if prompt.wrong else []
+    tokens = SpanTokens([*leading, *encoded], spans, messages, len(labels), tuple(cut), tuple(wrong))
+    if not prompt.continuation:
+        return tokens
+    return tokens.extended(_continuation(tokenizer, text.text, prompt.continuation, location))
 
 
 def _label_tokens(
@@ -105,11 +111,11 @@ def _character_mask(offsets: Sequence[tuple[int, int]], start: int, end: int, le
     return np.array([False] * leading + inside, dtype=bool)
 
 
-def _continuation(tokenizer: Any, text: str, prompt: SpanPrompt) -> list[int]:
-    new = continuation_tokens(tokenizer, text, prompt.continuation)
+def _continuation(tokenizer: Any, text: str, continuation: str, location: str) -> list[int]:
+    new = continuation_tokens(tokenizer, text, continuation)
     if new is None or len(new) == 0:
         raise BadInput(
-            f"{prompt.location}: the continuation {quote(prompt.continuation)} merges with the last token of the "
+            f"{location}: the continuation {quote(continuation)} merges with the last token of the "
             "prompt. Move the space at the end of the prompt to its start"
         )
     return [int(token) for token in new]

@@ -2,7 +2,8 @@
 
 A line has `segments` ([{"name": "context", "text": "..."}, ...]), `messages` ([{"role": "user", "content": "..."},
 ...]) or `text`. Parts of them may be marked: [[name]]...[[/name]]. Optional: `name`, `group` (a label), `continuation`
-(a text that follows the prompt) or `generate` (a number of tokens that the model writes).
+(a text that follows the prompt) and `wrong` (another one to compare it with), or `generate` (a number of tokens that
+the model writes).
 """
 
 import re
@@ -24,7 +25,7 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 MARK = re.compile(r"\[\[(/?)([^\[\]\n]+)\]\]")
 MAX_GENERATED = 4096
 _SOURCES = ("segments", "messages", "text")
-_KEYS = ("name", *_SOURCES, "group", "continuation", "generate")
+_KEYS = ("name", *_SOURCES, "group", "continuation", "wrong", "generate")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class SpanPrompt:
     """A prompt with named spans: `messages` (role, content) of a chat, or one `marked` text.
 
     `group` is a label, "" for none. `continuation` follows the prompt, or the model generates `generate` tokens.
+    `wrong` is another continuation, which steering compares with it.
     `location` is where the prompt comes from, for messages.
     """
 
@@ -48,6 +50,7 @@ class SpanPrompt:
     messages: tuple[tuple[str, MarkedText], ...] = ()
     group: str = ""
     continuation: str = ""
+    wrong: str = ""
     generate: int = 0
     location: str = field(default="", compare=False)
 
@@ -102,17 +105,19 @@ def parse_prompt(content: Any, name: str, location: str) -> SpanPrompt:
     if len(sources := [key for key in _SOURCES if key in content]) != 1:
         listed = " and ".join(f"'{key}'" for key in sources) or "none of them"
         raise BadInput(f"{location} has {listed}. Give one of {', '.join(_SOURCES)}")
-    texts = {key: content[key] for key in ("name", "group", "continuation") if key in content}
+    texts = {key: content[key] for key in ("name", "group", "continuation", "wrong") if key in content}
     for key, value in texts.items():
         if not isinstance(value, str) or not value.strip():
             raise BadInput(f"{location}: '{key}' is {user_input.quote(value)}. Write a text, or leave the key out")
-        if key != "continuation":
+        if key not in ("continuation", "wrong"):
             _check_line(value, location)
     count = content.get("generate", 0)
     if "generate" in content and (type(count) is not int or not 0 < count <= MAX_GENERATED):
         raise BadInput(f"{location}: 'generate' is {user_input.quote(count)}. Use a number from 1 to {MAX_GENERATED:,}")
     if count and "continuation" in content:
         raise BadInput(f"{location} has 'continuation' and 'generate'. Give one of them")
+    if "wrong" in texts and (texts["wrong"] == texts.get("continuation") or "continuation" not in texts):
+        raise BadInput(f"{location} has 'wrong' without another 'continuation'. Give both, with different texts")
     parts = _PARSERS[sources[0]](content[sources[0]], location)
     return SpanPrompt(**{"name": name, **texts, **parts}, generate=count, location=location)
 

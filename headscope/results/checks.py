@@ -7,21 +7,18 @@ and else is undecided.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
-import pandas as pd
+from functools import partial
+from typing import Literal
 
 from headscope.errors import BadInput, did_you_mean
-from headscope.estimates import estimate_mask
-from headscope.heads import parse_head
 from headscope.results.check_file import Check, Share
 from headscope.results.collection import all_results
 from headscope.results.comparison import Change, SameSamples, change, matching_labels
+from headscope.results.head_statistics import HEAD_QUESTION, head_statistic, statistic_change
 from headscope.results.questions import questions
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.verdicts import samples_needed
-from headscope.runs.column_metadata import is_statistic, parse_column, statistic
+from headscope.runs.column_metadata import is_statistic
 from headscope.runs.run import Run
 
 Outcome = Literal["passes", "fails", "undecided"]
@@ -72,7 +69,9 @@ def _outcomes(run: Run, check: Check, earlier: Run | None) -> Iterator[CheckResu
     for result in results:
         old = _counterpart(earlier, check, result, labels)
         bound = getattr(check, check.bound_name)
-        yield _judge(check, result, change(old, result, same, bound.value if isinstance(bound, Share) else 1.0))
+        share = bound.value if isinstance(bound, Share) else 1.0
+        compare_results = change if check.statistic is None else partial(statistic_change, earlier, run, check)
+        yield _judge(check, result, compare_results(old, result, same, share))
 
 
 def _judge(check: Check, result: Result, compared: Result | Change) -> CheckResult:
@@ -140,8 +139,6 @@ def _is_sampled(result: Result) -> bool:
 
 # What a check is about ----------------------------------------------------------------------------------------------
 
-HEAD_QUESTION = "check.statistic"
-
 
 def _subjects(run: Run, check: Check) -> list[Result]:
     """The results that the check matches. Raises BadInput if there are none."""
@@ -151,7 +148,7 @@ def _subjects(run: Run, check: Check) -> list[Result]:
             f"Use one of: {', '.join(run.models)}"
         )
     if check.statistic is not None:
-        return [_head_statistic(run, check, model) for model in _models_with_statistic(run, check)]
+        return [head_statistic(run, check, model) for model in _models_with_statistic(run, check)]
     return _matching_results(run, check)
 
 
@@ -201,56 +198,12 @@ def _models_with_statistic(run: Run, check: Check) -> list[str]:
     return [model for model in run.models if model in measured]
 
 
-def _head_statistic(run: Run, check: Check, model: str) -> Result:
-    """The statistic of the heads of a model as a result: the value of a head, a count or the median.
-
-    The interval of a count goes from the heads whose whole interval is beyond the threshold to those whose interval
-    reaches beyond it; that of a median is from the median of the lower ends to that of the upper ends. Intervals of
-    single heads are not corrected for the number of heads.
-    """
-    name = str(check.statistic)
-    rows = run.heads[run.heads["model"] == model]
-    measured = rows[rows[name].notna()]
-    has_interval = f"{name}_low" in rows
-    ends = [measured[f"{name}_{end}" if has_interval else name].astype("float64") for end in ("low", "high")]
-    values = measured[name].astype("float64")
-    details = {"is_sampled": has_interval or parse_column(name).length is not None}
-    shared: dict[str, Any] = {"question": HEAD_QUESTION, "model": model, "details": details}
-    is_exact = not estimate_mask(measured, name).any()
-    if check.head is not None:
-        layer, head = parse_head(check.head)
-        mask = (measured["layer"] == layer) & (measured["head"] == head)
-        if not mask.any():
-            raise BadInput(f"check '{check.title}': {model} has no {statistic(name).label} of head {check.head}")
-        value, low, high = (float(numbers[mask].iloc[0]) for numbers in (values, *ends))
-        is_exact = not estimate_mask(measured[mask], name).any()
-        low, high = (low, high) if has_interval else (math.nan, math.nan)
-        return Result(**shared, value=value, low=low, high=high, is_exact=is_exact, layer=layer, head=head)
-    value, low, high = _aggregate(check, values, *ends)
-    if not has_interval or ends[0].isna().any():
-        low = high = math.nan
-    return Result(**shared, value=value, low=low, high=high, is_exact=is_exact)
-
-
-def _aggregate(check: Check, values: pd.Series, lows: pd.Series, highs: pd.Series) -> tuple[float, float, float]:
-    """The count or median of the values, of the lower ends and of the upper ends of their intervals."""
-    if check.count_above is not None:
-        value, low, high = (float((numbers > check.count_above).sum()) for numbers in (values, lows, highs))
-    elif check.count_below is not None:
-        value, low, high = (float((numbers < check.count_below).sum()) for numbers in (values, highs, lows))
-    else:
-        value, low, high = (
-            float(np.median(numbers)) if len(numbers) else math.nan for numbers in (values, lows, highs)
-        )
-    return value, low, high
-
-
 def _counterpart(earlier: Run, check: Check, result: Result, labels: Mapping[str, str]) -> Result:
     """The same result in the earlier run. Raises BadInput if it has none."""
     model = labels.get(result.model, result.model)
     if check.statistic is not None:
         if model in earlier.models and check.statistic in earlier.heads:
-            return _head_statistic(earlier, check, model)
+            return head_statistic(earlier, check, model)
     else:
         baseline = labels.get(result.baseline, result.baseline)
         for old in _with_parts(all_results(earlier)):

@@ -5,7 +5,9 @@ and effective lengths are averaged as logarithms. `docs/intervals.md` has the me
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -37,6 +39,9 @@ NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 Ends = tuple[float, float, float]
 """A value with the lower and the upper end of its interval."""
+Samples = dict[str, list[pd.DataFrame]]
+"""By column, tables of its values: a row per head, a column per document."""
+_collected: ContextVar[Samples | None] = ContextVar("collected", default=None)
 
 
 def confidence_interval(values: npt.NDArray[np.float64], choices: int = 1) -> npt.NDArray[np.float64]:
@@ -234,6 +239,17 @@ def mean_losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     return mean
 
 
+@contextmanager
+def collect_samples() -> Iterator[Samples]:
+    """Collect the values by document behind every column that `mean_with_interval` forms inside the block."""
+    samples: Samples = {}
+    token = _collected.set(samples)
+    try:
+        yield samples
+    finally:
+        _collected.reset(token)
+
+
 def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high: float = np.inf) -> pd.DataFrame:
     """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high.
 
@@ -244,6 +260,8 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
     documents = keys.drop_duplicates().groupby("model")["doc"].agg(frozenset)
     for _, block in values.groupby(keys["model"].map(documents.to_dict()).to_numpy(), sort=False):
         table = block.unstack("doc")  # of models with the same documents
+        if (samples := _collected.get()) is not None:
+            samples.setdefault(name, []).append(table)
         numbers = table.to_numpy(dtype=np.float64)
         lower, upper = confidence_interval(numbers).clip(low, high)
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}

@@ -19,7 +19,7 @@ import pyarrow as pa
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
 from headscope.model_identity import ModelIdentity, recorded_configuration
-from headscope.runs import hub, summary
+from headscope.runs import arrays, hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
 from headscope.runs.row_reader import Values
@@ -45,6 +45,16 @@ class Run(RunTables):
     def heads(self) -> pd.DataFrame:
         """One row per (model, layer, head): see `headscope.runs.summary.head_table`."""
         return summary.head_table(self)
+
+    def array(self, table: str, column: str = "", axes: Sequence[str] = (), **where: Any) -> arrays.LabelledArray:
+        """A table as an array with named axes, such as `run.array("patching", activation="z", position=-1)`.
+
+        `values` holds the `column`, by default the effect; weights of `attention_maps` are decoded, with a last axis
+        `key_block`. `where` chooses rows by the values of columns. `axes` are key columns in order, by default those
+        with more than one value, without the KV group of a head. `labels` maps each axis to its labels. Cells without
+        a row are nan. Raises BadInput if several rows fall into one cell.
+        """
+        return arrays.table_array(self, table, column, axes, **where)
 
     @property
     def conflicting_row_counts(self) -> Mapping[str, int]:

@@ -126,8 +126,12 @@ class RunWriter:
     def stored_versions(self) -> list[dict[str, str]]:
         """The versions of libraries that finished jobs were measured with, each set once; {} if none are recorded."""
         jobs = sorted(self.cells_folder.iterdir())
-        sets = [read_header(job_file).get("versions") or self.draft.get("versions") or {} for job_file in jobs]
-        return [versions for index, versions in enumerate(sets) if versions not in sets[:index]]
+        sets: list[dict[str, str]] = []
+        for job_file in jobs:
+            versions = read_header(job_file).get("versions") or self.draft.get("versions") or {}
+            if versions not in sets:
+                sets.append(versions)
+        return sets
 
     def record_plan(self, jobs: int) -> None:
         """Store the number of jobs that the run will have, so that others can show its progress."""

@@ -141,11 +141,12 @@ def group_by_pass(cells: Iterable[tuple[str, Cell]], labels: Sequence[str]) -> l
         else:
             shared.setdefault((cell.model, cell.text_pass), []).append((name, cell))
     jobs = [Job(tuple(parts)) for parts in shared.values()]
+    rank = {label: number for number, label in enumerate(labels)}
 
     def order(job: Job) -> tuple[int, int, int]:
         text_pass = job.cell.text_pass
         assert text_pass is not None
-        return labels.index(str(job.model)), text_pass.length, text_pass.document
+        return rank[str(job.model)], text_pass.length, text_pass.document
 
     return sorted(jobs, key=order) + single
 

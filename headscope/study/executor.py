@@ -77,20 +77,23 @@ class JobExecutor:
         """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""
         requested = [(name, runner) for name, runner in self.runners.items() if not plugins.probes()[name].runs_always]
         cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
-        self.used_labels = [label for label in self.context.labels if any(cell.model == label for _, cell in cells)]
+        requested_labels = {cell.model for _, cell in cells}
+        self.used_labels = [label for label in self.context.labels if label in requested_labels]
         for label in self.used_labels:
             if label in self.context.specs:
                 _ = self.context.specs[label].step  # reports an unreadable step before any work
         jobs = group_by_pass(cells, self.context.labels)
+        lengths: dict[str | None, set[int]] = {label: set() for label in self.used_labels}
+        for job in jobs:
+            lengths.setdefault(job.model, set()).add(context_length(job))
         for label in self.used_labels:
-            lengths = {context_length(job) for job in jobs if job.model == label}
-            self.context.measured_lengths[label] = tuple(sorted(lengths - {0}))
+            self.context.measured_lengths[label] = tuple(sorted(lengths[label] - {0}))
         always = [
             Job(((name, cell),))
             for name, runner in self.runners.items()
             if plugins.probes()[name].runs_always
             for cell in runner.cells()
-            if cell.model in self.used_labels
+            if cell.model in requested_labels
         ]
         return always + jobs
 

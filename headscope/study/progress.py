@@ -1,6 +1,7 @@
 """Progress of long work: a bar with an estimate on a terminal, plain lines elsewhere, nothing when quiet."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-MIN_COMPLETED_SHARE, MIN_SECONDS = 0.02, 60
-"""The time left is estimated once this share is completed, or after this time."""
+MIN_SECONDS = 5
+"""The time left is estimated once something is completed and this time has passed."""
 SECONDS_BETWEEN_LINES = 10
-"""Within a long job, a line is printed after this time."""
+"""Within a long job, a line is printed after this time, whether the job reports progress or not."""
 LONG_SECONDS = 60
 """Work that is expected to take longer is announced as soon as its time can be estimated."""
 
@@ -83,7 +84,9 @@ class ProgressLines:
     def start(self, total: float, completed: float) -> None:
         self._total, self._completed, self._completed_at_start = max(total, 1e-9), completed, completed
         self._start_time = self._line_time = time.monotonic()
-        self._activity, self._is_announced = "", False
+        self._activity, self._is_announced = "opening the model", False
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def set_activity(self, activity: str, worker: str = "") -> None:
         self._activity = _activity_text(activity, worker)
@@ -95,23 +98,35 @@ class ProgressLines:
             self._is_announced = True
             if seconds > LONG_SECONDS:
                 print(f"This takes about {_duration(seconds)}. Ctrl-C keeps what is finished.", file=sys.stderr)
+        self.print_if_due()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def print_if_due(self) -> None:
+        """Print a line if the last one is old."""
         if time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES:
             self._print_line()
 
-    def stop(self) -> None: ...
+    def _watch(self) -> None:
+        """Print lines within jobs that report no progress themselves."""
+        while not self._stopped.wait(1):
+            self.print_if_due()
 
     def _print_line(self) -> None:
         self._line_time = time.monotonic()
         seconds = self._seconds_left()
-        time_left = "" if seconds is None else f"  (about {_duration(seconds)} left)"
+        elapsed = self._line_time - self._start_time
+        time_left = f"  (about {_duration(seconds)} left)" if seconds is not None else ""
+        if seconds is None and elapsed > SECONDS_BETWEEN_LINES:
+            time_left = f"  (for {_duration(elapsed)}; the time left is not known yet)"
         print(f"{100 * self._completed / self._total:3.0f} %  {self._activity}{time_left}", file=sys.stderr, flush=True)
 
     def _seconds_left(self) -> float | None:
         """The estimated time left; None if it is too early to estimate it."""
         newly_completed = self._completed - self._completed_at_start
         elapsed = time.monotonic() - self._start_time
-        is_too_early = newly_completed < MIN_COMPLETED_SHARE * self._total and elapsed < MIN_SECONDS
-        if newly_completed <= 0 or is_too_early:
+        if newly_completed <= 0 or elapsed < MIN_SECONDS:
             return None
         return elapsed * (self._total - self._completed) / newly_completed
 

@@ -94,7 +94,7 @@ class _WorkerPool:
             for worker in self._workers:
                 if worker.job is None and "hardware" not in worker.pending.values():
                     self._assign(worker)
-            if not self.scheduler.unassigned and not any(worker.job for worker in self._workers):
+            if not self.scheduler.has_unassigned and not any(worker.job for worker in self._workers):
                 break
             pending = {reference: worker for worker in self._workers for reference in worker.pending}
             finished, _ = ray.wait(list(pending), timeout=1.0)

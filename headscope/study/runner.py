@@ -124,11 +124,13 @@ def run_study(
                     progress.advance(job.cost - result.completed_cost)
         finally:
             progress.stop()
+        for label in sorted(used, key=context.checkpoint_name):  # a checkpoint that others measured is opened once
+            descriptions[label] = descriptions.get(label) or describe_model(label, context)
         seconds = round(time.monotonic() - started, 1)
         manifest = {
             "models": [
                 {
-                    **(descriptions.get(label) or describe_model(label, context)),
+                    **descriptions[label],
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
                     "documents_sha256": dict(context.document_digests[label]),
                     **_describe_bos(study, label, context, _recorded_digests(writer, label)),

@@ -50,6 +50,11 @@ class Scheduler:
         self._queues = list(queues.values())
 
     @property
+    def has_unassigned(self) -> bool:
+        """Whether there are jobs that no worker has started."""
+        return any(queue.jobs for queue in reversed(self._queues))
+
+    @property
     def unassigned(self) -> list[Job]:
         """Jobs that no worker has started."""
         return [job for queue in self._queues for job in queue.jobs]

@@ -36,7 +36,9 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     if ABLATION.name not in run.tables:
         return None
     rows = with_change(run.table(ABLATION.name))
-    rows = rows.assign(doc=rows["prompts"] + "/" + rows["pair"], column="ablation_" + rows["intervention"])
+    rows = rows.assign(
+        doc=rows["prompts"] + "/" + rows["pair"], column="ablation_" + rows["intervention"].str.split(n=1).str[0]
+    )
     return head_columns(run, rows, SWEEP)
 
 

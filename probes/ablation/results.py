@@ -10,7 +10,7 @@ from headscope.effects.results import leads, sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_result
 from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
-from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.prompts.pairs import METRICS_WITH_WRONG, metric_label, metric_unit
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answered_result
 from headscope.results.result import Bound, Result
@@ -47,7 +47,7 @@ def _answered_results(run: Run) -> Iterator[Result]:
         if metric in ANSWER_CRITERIA:
             is_answered = pd.Series(gives_answer(metric, values.to_numpy()), values.index)
             unanswered = int((~is_answered).sum())
-            doubt = DOUBT if metric == "logit_diff" else ""
+            doubt = DOUBT if metric in METRICS_WITH_WRONG else ""
             fields: dict[str, Any] = {"model": model, "where": {"prompts": prompts, "metric": metric}}
             criterion = ANSWER_CRITERIA[metric]
             yield answered_result("ablation.answered", criterion, is_answered, unanswered, doubt, **fields)
@@ -67,7 +67,7 @@ def _control_result(named: Effects, control: Effects) -> Result:
     named_values, random_values = (
         pd.Series(effects.by_sample(unit)) for effects, unit in zip((named, control), by_set, strict=True)
     )
-    rises = named.key["metric"] == "nll"
+    rises = named.key["metric"] in ("nll", "rank")
     details: dict[str, Any] = {"size": int(by_set[0]["size"]), "comparative": "higher" if rises else "lower"}
     for name, unit in zip(("named", "random"), by_set, strict=True):
         details |= {name: float(unit["effect"]), f"{name}_low": float(unit["low"]), f"{name}_high": float(unit["high"])}
@@ -95,5 +95,6 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 def _details(effects: Effects) -> dict[str, Any]:
     """What names a sweep in sentences besides its keys."""
     kind, metric = effects.key["intervention"], effects.key["metric"]
-    change = "streaming attention" if kind == "streaming" else f"{kind} ablation"
-    return {"change": change, "label": METRIC_LABELS[metric], "label_unit": METRIC_UNITS[metric]}
+    name, *place = kind.split(maxsplit=1)
+    change = "streaming attention" if name == "streaming" else f"{name} ablation"
+    return {"change": " ".join([change, *place]), "label": metric_label(metric), "label_unit": metric_unit(metric)}

@@ -16,6 +16,7 @@ from headscope.errors import BadInput
 from headscope.forward.ablation import (
     AblationKind,
     ablation_edit,
+    edit_at,
     heads_by_layer,
     random_heads,
     reference_outputs,
@@ -28,11 +29,12 @@ from headscope.forward.replay import Replay
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet
 from headscope.model_identity import refuse_other_weights
-from headscope.patching.activation_patching import MetricName, PairTokens, finite_metric, metric_function
+from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import (
+    GENERATED_SETS,
     PROMPT_SET,
     SETS_OF_ANY_LENGTH,
     PairSet,
@@ -40,7 +42,7 @@ from headscope.prompts.pair_sets import (
     load_pair_set,
     single_pair_set,
 )
-from headscope.prompts.pairs import TokenPair
+from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.runs.arrow import Rows
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
@@ -105,22 +107,34 @@ class AblationRunner:
         for kind in self.options.kinds:
             singles, together = [], []
             for edits in self._edits(kind, cell, model):
+                edits = self._at_positions(edits, pair)
                 singles.append([*self._single_values(replay, heads, edits, cell.cost)])
                 together.append([_value_of_set(replay, head_set, edits) for head_set in head_sets])
             single_heads += [
-                {"kind": kind, **unit, "metric_after": value}
+                {"kind": self._stored_kind(kind), **unit, "metric_after": value}
                 for unit, value in zip(units, np.mean(singles, axis=0), strict=True)
             ]
             sets += [
-                {"kind": kind, "draw": draw, "size": len(units), "metric_after": value}
+                {"kind": self._stored_kind(kind), "draw": draw, "size": len(units), "metric_after": value}
                 for draw, value in enumerate(np.mean(together, axis=0))
             ]
         keys: dict[str, Any] = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
-        keys |= {"metric": self.options.metric, "metric_before": replay.value({})}
+        keys |= {"metric": stored_metric_name(self.options.metric), "metric_before": replay.value({})}
         tables = {ABLATION.name: pd.DataFrame(single_heads).assign(**keys)}
         if self._are_heads_named:
             tables[ABLATION_SETS.name] = pd.DataFrame(sets).assign(**keys)
         return tables
+
+    def _stored_kind(self, kind: str) -> str:
+        """The kind of ablation with its positions, unless these are all."""
+        return kind if "all" in self.options.positions else f"{kind} at {','.join(self.options.positions)}"
+
+    def _at_positions(self, edits: EditOfHeads, pair: TokenPair) -> EditOfHeads:
+        """The ablations at the chosen positions of the prompt of a pair."""
+        if "all" in self.options.positions:
+            return edits
+        tokens = sorted({token for name in self.options.positions for token in pair.span(name)})
+        return lambda layer, heads: edit_at(edits(layer, heads), tokens)
 
     def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[Mapping[int, list[int]]]:
         """The named heads, then random sets of as many other heads of the same layers, if every layer has so many."""
@@ -261,8 +275,8 @@ class AblationRunner:
                     str(options.answer),
                     options.wrong or "",
                     template=options.template,
-                    needs_one_token=options.metric in ("logit_diff", "logprob"),
-                    needs_wrong=options.metric == "logit_diff",
+                    needs_one_token=options.metric in METRICS_OF_ONE_TOKEN,
+                    needs_wrong=options.metric in METRICS_WITH_WRONG,
                 )
             else:
                 pairs = load_pair_set(
@@ -275,6 +289,10 @@ class AblationRunner:
                     alignment="equal",
                     metric=options.metric,
                 )
+            if "all" not in options.positions:
+                for number in range(len(pairs) if source not in GENERATED_SETS else 1):
+                    for name in options.positions:
+                        pairs.build(number).span(name)  # refuses a pair without these tokens
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
@@ -283,7 +301,7 @@ class AblationRunner:
 class _AnswerReplay:
     """One prompt and its answer after a full pass, under the model's scheme."""
 
-    def __init__(self, model: Model, pair: TokenPair, metric: MetricName):
+    def __init__(self, model: Model, pair: TokenPair, metric: Metric):
         ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
         self.answer, wrong = (torch.from_numpy(t.astype(np.int64)).to(model.device) for t in (pair.answer, pair.wrong))
         schedule: Any = model.schedule

@@ -10,8 +10,11 @@ from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import MultilineOptions, refuse_unused
+from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 KINDS = ("zero", "mean", "resample", "streaming")
+
+_Metric = Annotated[Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME]
 
 
 class AblationOptions(MultilineOptions):
@@ -23,7 +26,7 @@ class AblationOptions(MultilineOptions):
     answer: str | None = Field(
         None, min_length=1, description="right continuation of the prompt, with its leading space"
     )
-    wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metric logit_diff")
+    wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metrics logit_diff and prob_diff")
     template: bool = Field(False, description="put the prompt into the chat template of the tokenizer, as a message")
     pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
@@ -53,6 +56,12 @@ class AblationOptions(MultilineOptions):
         "prompts with the same number of tokens; streaming: the head attends to the first --sink and last --recent "
         "tokens only",
     )
+    positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
+        ["all"],
+        min_length=1,
+        description="tokens whose head outputs are ablated, together: all, a named span of every pair such as subject "
+        "or last, a token such as 3 or -1, or a range without its end such as 3:7 or -4:",
+    )
     sink: int = Field(64, ge=0, le=2**24, description="for streaming: first tokens that the head sees")
     recent: int = Field(256, ge=1, le=2**24, description="for streaming: last tokens that the head sees")
     draws: int = Field(
@@ -61,10 +70,12 @@ class AblationOptions(MultilineOptions):
         le=1000,
         description="for resample: number of other prompts, over which the metric is averaged; all if there are fewer",
     )
-    metric: Literal["logprob", "logit_diff", "nll"] = Field(
+    metric: _Metric = Field(
         "logprob",
         description="logprob: log-probability of the answer; logit_diff: logit of the answer minus logit of the wrong "
-        "answer; nll: mean loss of the answer's tokens",
+        "answer; nll: mean loss of the answer's tokens; prob_diff: probability of the answer minus that of the wrong "
+        "answer; rank: number of tokens with a larger logit than the answer. In Python also a function of the logits "
+        "and the pair",
     )
     count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
     length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
@@ -84,9 +95,9 @@ class AblationOptions(MultilineOptions):
             )
         if self.pairs is not None:
             refuse_unused(self, unused_pair_options(self.pairs))
-        if self.wrong is not None and self.metric != "logit_diff":
+        if self.wrong is not None and self.metric in ("logprob", "nll", "rank"):
             raise OptionError(
-                "{wrong} is for the metric logit_diff, not {value}. Remove {wrong}, or change {metric}",
+                "{wrong} is for the metrics logit_diff and prob_diff, not {value}. Remove {wrong}, or change {metric}",
                 value=self.metric,
             )
         return self
@@ -131,10 +142,12 @@ _KIND = key(
     "label",
     "",
     "ablation: zero, mean (over a reference text), resample (other prompts of the set) or streaming (the head sees the "
-    "first and last tokens only)",
+    "first and last tokens only); followed by the positions, as in `zero at last`, unless these are all",
     None,
 )
-_METRIC = key("metric", "label", "", "logprob, logit_diff or nll", None)
+_METRIC = key(
+    "metric", "label", "", "logprob, logit_diff, nll, prob_diff or rank; own:NAME: a function of the user", None
+)
 _VALUES = (
     Column("metric_before", "value", "logits, nats", "metric of the unchanged run"),
     Column("metric_after", "value", "logits, nats", "metric of the run with the ablation; resample: mean over draws"),

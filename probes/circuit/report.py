@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from headscope.effects.sweep import rows_of_sweep
 from headscope.plots import style
-from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.results.words import sentence
 from headscope.runs.aggregation import plain_types
@@ -37,7 +37,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
         if effects.model != context.selected_model:
             continue
         where, metric = tuple(effects.where.values()), effects.key["metric"]
-        label = f"{METRIC_LABELS[metric]} ({METRIC_UNITS[metric]})"
+        label = f"{metric_label(metric)} ({metric_unit(metric)})"
         rows = rows_of_sweep(table, effects.key)
         place = f"{style.escape_label(effects.model)}, {style.escape_label(effects.key['prompts'])}"
         heading = f"{effects.key['prompts']}, other heads {ABLATED[effects.key['complement']]}"

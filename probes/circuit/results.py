@@ -9,7 +9,7 @@ from headscope.effects.ranking import largest_unit
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_name, unit_result
 from headscope.prompts.answers import ANSWER_CRITERIA, gives_answer
-from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.prompts.pairs import metric_label, metric_unit
 from headscope.rendering.text import head_mask
 from headscope.results.answers import answered_result
 from headscope.results.result import Result
@@ -46,7 +46,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
 def details(key: Any) -> dict[str, str]:
     """What names a circuit in sentences besides its keys."""
     metric = key["metric"]
-    return {"ablated": ABLATED[key["complement"]], "label": METRIC_LABELS[metric], "label_unit": METRIC_UNITS[metric]}
+    return {"ablated": ABLATED[key["complement"]], "label": metric_label(metric), "label_unit": metric_unit(metric)}
 
 
 def _whole_results(key: tuple[str, ...], rows: pd.DataFrame) -> Iterator[Result]:

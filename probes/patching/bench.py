@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from headscope.forward.interventions import head_units
-from headscope.patching.activation_patching import PairTokens, PatchingReplay
+from headscope.patching.activation_patching import PatchingReplay
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
+from headscope.patching.metrics import PairTokens
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 

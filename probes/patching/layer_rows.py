@@ -39,7 +39,8 @@ def layer_rows(
         for layer, span in product(layers, spans):
             if span.positions in chosen:
                 value = values[layer, span.positions]
-                effect = effect_columns(value, replay.clean_value, replay.corrupted_value, direction)
+                unpatched = (replay.clean_value, replay.corrupted_value)
+                effect = effect_columns(value, *unpatched, direction, replay.metric_name)
                 yield {"layer": layer, **keys, **span.layer_columns, **effect}
 
 

@@ -8,14 +8,14 @@ import pandas as pd
 
 from headscope.effects.sweep import shared_samples
 from headscope.prompts.answers import ANSWER_CRITERIA, count_exchanged, gives_answer
-from headscope.prompts.pairs import METRIC_LABELS, METRIC_UNITS
+from headscope.prompts.pairs import METRICS_WITH_WRONG, metric_label, metric_unit
 from headscope.results.answers import answered_result
 from headscope.results.questions import Question
 from headscope.results.result import Result
 from headscope.results.samples import mean_result
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.patching.schema import MIN_DIFFERENCE, PATCHING, PATCHING_LAYERS
+from probes.patching.schema import PATCHING, PATCHING_LAYERS, min_difference
 
 DOUBT = "Answer and wrong answer, or clean and corrupted prompts, may be exchanged"
 MAX_NAMES = 8
@@ -104,9 +104,9 @@ def pair_results(run: RunTables, area: str, table: str = "") -> Iterator[Result]
             yield Result(question=f"{area}.exchanged", value=exchanged, n=len(pairs), **place)
         details = {
             "corrupted": corrupted.mean(),
-            "label": METRIC_LABELS[metric],
-            "label_unit": METRIC_UNITS[metric],
-            "limit": MIN_DIFFERENCE,
+            "label": metric_label(metric),
+            "label_unit": metric_unit(metric),
+            "limit": min_difference(metric),
             "excluded": int((~pairs["is_normalised"]).sum()) or None,
             "shared": _shared_count(run, table, prompts, metric, pairs),
         }
@@ -116,7 +116,7 @@ def pair_results(run: RunTables, area: str, table: str = "") -> Iterator[Result]
             is_counted = pairs.set_index("pair")["is_counted"]
             yield from _failure_results(area, pairs.set_index("pair"), is_answered, metric, place)
             unanswered = int((is_counted & ~is_answered).sum())
-            criterion, doubt = ANSWER_CRITERIA[metric], DOUBT if metric == "logit_diff" else ""
+            criterion, doubt = ANSWER_CRITERIA[metric], DOUBT if metric in METRICS_WITH_WRONG else ""
             yield answered_result(f"{area}.answered", criterion, is_answered, unanswered, doubt, **place)
 
 
@@ -134,7 +134,7 @@ def _failure_results(
             details = {
                 "names": {str(pair): float(value) for pair, value in values[:MAX_NAMES].items()},
                 "more": len(values) - MAX_NAMES if len(values) > MAX_NAMES else None,
-                "label": f"{METRIC_LABELS[metric]} of the {column.removeprefix('metric_')} prompt",
+                "label": f"{metric_label(metric)} of the {column.removeprefix('metric_')} prompt",
             }
             yield Result(question=f"{area}.{name}", value=len(values), n=len(pairs), details=details, **place)
 

@@ -9,7 +9,7 @@ from headscope.effects.ranking import largest_unit, next_units, rank
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects, rows_of_sweep
 from headscope.effects.units import unit_name, unit_nouns, unit_result, units_of_head
-from headscope.prompts.pairs import METRIC_LABELS
+from headscope.prompts.pairs import metric_label
 from headscope.rendering.blocks import Overview
 from headscope.rendering.text import head_mask
 from headscope.results.result import Result
@@ -68,7 +68,7 @@ def _pair_result(run: Run, effects: Effects) -> Result:
     pairs = pairs[pairs["pair"].isin(names) & (pairs["metric"] == where["metric"])]
     details = {
         "next": {unit_name(unit): float(unit["effect"]) for _, unit in next_units(effects, NEXT_UNITS).iterrows()},
-        "label": METRIC_LABELS[where["metric"]],
+        "label": metric_label(where["metric"]),
         "clean": float(pairs["metric_clean"].mean()),
         "corrupted": float(pairs["metric_corrupted"].mean()),
     }

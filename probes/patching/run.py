@@ -15,13 +15,14 @@ from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
+from headscope.patching.activation_patching import Activation, Direction, PatchingReplay, patched_units
 from headscope.patching.layer_patching import LayerActivation, LayerParts, LayerPatching, inspect_layer_parts
+from headscope.patching.metrics import PairTokens
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import Haystack, decode_tokens
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
-from headscope.prompts.pairs import TokenPair
+from headscope.prompts.pairs import METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -301,7 +302,7 @@ def open_pair_set(context: StudyContext, options: PairOptions, label: str, sourc
         length=options.length,
         seed=context.seed,
         alignment=options.align,
-        metric=options.metric,
+        metric=stored_metric_name(options.metric),
     )
     context.record_input(f"prompt pairs '{source}'", [pairs.digest.encode()])
     return pairs
@@ -309,7 +310,7 @@ def open_pair_set(context: StudyContext, options: PairOptions, label: str, sourc
 
 def refuse_swapped_answers(model: Model, pairs: PairSet, source: str, options: PairOptions) -> None:
     """Raise BadInput if the model gives the opposite answer to both prompts in most of the first pairs of a file."""
-    if source in GENERATED_SETS or options.metric != "logit_diff" or options.keep_failing:
+    if source in GENERATED_SETS or options.metric not in METRICS_WITH_WRONG or options.keep_failing:
         return
     count = min(len(pairs), CHECKED_PAIRS)
     swapped = []
@@ -398,7 +399,7 @@ def _unit_columns(model: Model, unit: Unit) -> dict[str, Any]:
 
 def _result_columns(replay: PatchingReplay, activation: str, direction: str, patched: Any) -> dict[str, Any]:
     keys = {"activation": activation, "direction": direction, "metric": replay.metric_name}
-    return keys | effect_columns(patched, replay.clean_value, replay.corrupted_value, direction)
+    return keys | effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
 
 
 def _token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:

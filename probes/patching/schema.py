@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import pandas as pd
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
-from headscope.prompts.pairs import RESERVED_SPAN_NAMES
+from headscope.prompts.pairs import OWN_METRIC, RESERVED_SPAN_NAMES
 from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
 from headscope.study.config import Options, refuse_unused
+from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
-MIN_DIFFERENCE = 0.5
-"""Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits or nats [ours]."""
+MIN_DIFFERENCE, MIN_PROBABILITY = 0.5, 0.05
+"""Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits, nats or ranks, and in
+probabilities [ours]. A metric of the user only has to differ."""
 MAX_UNITS = 1_000_000
 """More units than any model has."""
 
@@ -40,6 +42,8 @@ ALL_POSITIONS = -1
 WHOLE_GROUP = -1
 """Value of `head` for a patch of a KV group."""
 
+_Metric = Annotated[Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME]
+
 
 class PairOptions(Options):
     """Sets of prompt pairs, the metric of their answers, and the run that is patched."""
@@ -53,11 +57,13 @@ class PairOptions(Options):
         "induction, needle, or a JSON lines file with the keys "
         "name, clean, corrupted, answer, wrong, group, spans",
     )
-    metric: Literal["logit_diff", "logprob", "kl", "nll"] = Field(
+    metric: _Metric = Field(
         "logit_diff",
         description="logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the "
         "answer in nats; kl: KL(clean || run) at the last prompt token in nats; nll: mean loss of the answer's tokens "
-        "in nats/token, for answers of one or several tokens",
+        "in nats/token, for answers of one or several tokens; prob_diff: probability of the answer minus that of the "
+        "wrong answer; rank: number of tokens with a larger logit than the answer, without a gradient. In Python also "
+        "a function of the logits and the pair",
     )
     directions: list[Literal["denoising", "noising"]] = Field(
         ["denoising"],
@@ -85,6 +91,11 @@ class PairOptions(Options):
     def _refuse_unused_options(self) -> Self:
         """Refuse options that would change nothing."""
         unused = unused_pair_options(self.pairs)
+        if self.metric == "rank" and self.method != "exact":
+            raise OptionError(
+                "{metric} rank has no gradient, which {method} {value} needs. Use {method} exact, or another {metric}",
+                value=self.method,
+            )
         if self.method != "verify":
             unused |= dict.fromkeys(("verify_top", "verify_random"), "it selects heads for method verify")
         if {*self.pairs} <= {*GENERATED_SETS}:
@@ -112,11 +123,12 @@ class PatchingOptions(PairOptions):
         description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights); of "
         "whole layers: resid_pre (residual stream before the layer), attn_out, mlp_out (what attention or MLP adds)",
     )
-    positions: list[Annotated[str, Field(min_length=1)]] = Field(
+    positions: Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS] = Field(
         ["all"],
         min_length=1,
         description="all: patch all positions together; each: also every position of the prompt separately, which "
-        "verify only estimates; NAME: also the positions of a named span of every pair, such as subject",
+        "verify only estimates; NAME: also the positions of a named span of every pair, such as subject or last, a "
+        "token such as 3 or -1, or a range without its end such as 3:7 or -4:",
     )
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
@@ -145,11 +157,6 @@ class PatchingOptions(PairOptions):
         description="heads to patch one at a time, such as L18H6; all: every head. Named heads, or their KV groups, "
         "are also patched together, unless the method is estimate",
     )
-
-    @field_validator("positions", mode="before")
-    @classmethod
-    def _accept_one_name(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _refuse_the_whole_residual_stream(self) -> Self:
@@ -210,7 +217,9 @@ METHOD = key(
     "exact: the run was patched; estimate: first order in the head's output z, for kl and noising second order",
     None,
 )
-METRIC = key("metric", "label", "", "logit_diff, logprob, kl or nll", None)
+METRIC = key(
+    "metric", "label", "", "logit_diff, logprob, kl, nll, prob_diff or rank; own:NAME: a function of the user", None
+)
 VALUES = (
     Column("group", "label", "", "kind of pair within its set"),
     Column("metric_clean", "value", "logits, nats", "metric of the clean run"),
@@ -220,7 +229,8 @@ VALUES = (
         "is_normalised",
         "flag",
         "",
-        f"whether clean and corrupted metric differ by at least {MIN_DIFFERENCE}; means leave out others [ours]",
+        f"whether clean and corrupted metric differ by at least {MIN_DIFFERENCE} (prob_diff: {MIN_PROBABILITY}; a "
+        "metric of the user: at all); means leave out others [ours]",
     ),
     Column(
         "is_counted",
@@ -343,10 +353,17 @@ def subset_names(rows: pd.DataFrame) -> pd.Series:
     return rows["group"] if 1 < groups <= MAX_SUBSETS else pd.Series("", rows.index)
 
 
-def effect_columns(patched: Any, clean: float, corrupted: float, direction: str) -> dict[str, Any]:
+def min_difference(metric: str) -> float:
+    """The least difference of a metric between the prompts of a pair whose effects are normalised."""
+    return 0.0 if metric.startswith(OWN_METRIC) else MIN_PROBABILITY if metric == "prob_diff" else MIN_DIFFERENCE
+
+
+def effect_columns(
+    patched: Any, clean: float, corrupted: float, direction: str, metric: str = "logit_diff"
+) -> dict[str, Any]:
     """The value columns of patched metrics (a scalar or an array)."""
     unpatched, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
-    is_normalised = abs(clean - corrupted) >= MIN_DIFFERENCE
+    is_normalised = clean != corrupted and abs(clean - corrupted) >= min_difference(metric)
     effect = (patched - unpatched) / (source - unpatched) if is_normalised else 0 * patched
     return {
         "metric_clean": clean,

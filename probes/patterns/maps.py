@@ -16,9 +16,9 @@ from headscope.rendering.explorer_blocks import query_link
 from headscope.rendering.token_spans import to_display_line
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
+from headscope.runs.weight_bytes import decode_map
 from probes.patterns import PROBE
 from probes.patterns.analysis import document_text, have_same_tokens, mapped_models, stored_queries
-from probes.patterns.schema import decode_map
 
 LOWEST_DECADE = -4
 """The colour scale of weights ends at 10 to this power; smaller weights have its last colour."""

@@ -20,13 +20,14 @@ from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.prompts.token_text import token_texts
 from headscope.runs.arrow import Rows
+from headscope.runs.weight_bytes import encode_map
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from headscope.study.prompt import ProbeTexts
 from headscope.user_input import quote
 from probes.patterns.prompt_rows import find_token
-from probes.patterns.schema import PatternsOptions, encode_map
+from probes.patterns.schema import PatternsOptions
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
 

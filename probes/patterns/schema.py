@@ -1,20 +1,10 @@
 """Options and stored tables of the patterns probe."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from headscope.errors import OptionError, OptionName
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import MAX_PROMPT_TOKENS, Lengths, PromptOptions
-
-LEVELS_PER_OCTAVE = 12
-"""Stored levels of a map's weight between 1 and 1/2."""
-MIN_LEVEL = 96
-"""The level of weight 1e-4. Smaller weights, less than 0.5 % of a row, would double the size of a run of maps."""
 
 
 class PatternsOptions(PromptOptions):
@@ -152,20 +142,3 @@ ATTENTION_MAPS = Table(
 )
 
 TABLES = (PATTERN_TEXTS, TOKEN_TEXT, TOP_KEYS, FAR_KEYS, ATTENTION_MAPS)
-
-
-def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
-    """The rows of a map [blocks, blocks], each up to its diagonal, as `attention_maps` stores them."""
-    with np.errstate(divide="ignore"):
-        levels = np.round(255 + LEVELS_PER_OCTAVE * np.log2(pooled)).clip(0, 255).astype(np.uint8)
-    levels[levels < MIN_LEVEL] = 0
-    return [row[: block + 1].tobytes() for block, row in enumerate(levels)]
-
-
-def decode_map(rows: Sequence[bytes]) -> npt.NDArray[np.float64]:
-    """The map [blocks, blocks] from its stored rows."""
-    pooled = np.zeros((len(rows), len(rows)))
-    for block, row in enumerate(rows):
-        levels = np.frombuffer(row, np.uint8)
-        pooled[block, : block + 1] = np.where(levels, 2.0 ** ((levels - 255.0) / LEVELS_PER_OCTAVE), 0)
-    return pooled

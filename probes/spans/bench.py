@@ -29,7 +29,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     def measure() -> None:
         mass = SpanMass(model.geometry, SpanLayout(masks, masks))
         with attached(model), capturing(model) as layers, evaluating(model):
-            layers.listen(mass.update)
+            layers.listen(mass.update, key_columns=mass.key_columns)
             finite_hidden_states(model, ids.to(model.device)[None])
         mass.compute()
 

@@ -109,3 +109,31 @@ def plot_steps(rows: pd.DataFrame, title: str) -> go.Figure:
     )
     figure.update_yaxes(title_text="mass", rangemode="tozero")
     return style.fit_legend(figure)
+
+
+def plot_steering(rows: pd.DataFrame) -> go.Figure:
+    """Log-probability of the continuations with steering against without, by model; `rows` are of `span_steering`."""
+    rows = rows[rows["metric"] == "logprob"]
+    spans = ", ".join(style.escape_label(key) for key in dict.fromkeys(rows["key"].astype(str)))
+    figure = style.new_figure(f"Continuation without and with steering to {spans}")
+    ends = [
+        float(min(rows["plain"].min(), rows["steered"].min())),
+        float(max(rows["plain"].max(), rows["steered"].max())),
+    ]
+    figure.add_scatter(
+        x=ends, y=ends, mode="lines", line={"color": style.GRID_COLOUR}, showlegend=False, hoverinfo="skip"
+    )
+    for number, label in enumerate(dict.fromkeys(rows["model"].astype(str))):
+        of_model = rows[rows["model"] == label]
+        figure.add_scatter(
+            x=of_model["plain"],
+            y=of_model["steered"],
+            mode="markers",
+            marker={"color": style.PALETTE[number % len(style.PALETTE)]},
+            name=style.escape_label(label),
+            text=[style.escape_label(doc) for doc in of_model["doc"].astype(str)],
+            hovertemplate="%{text}: %{x:.2f} without, %{y:.2f} with<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title_text="without steering (nats/token)")
+    figure.update_yaxes(title_text="with steering (nats/token)")
+    return style.fit_legend(figure)

@@ -21,8 +21,7 @@ QUESTIONS = (
         sentence="From {query} to {key}, {unit} in {model} has the largest attention mass: {value}; that of uniform "
         "weights is {chance:percent1}, that of the median head {median:percent1}[. {key} is 1 of "
         "{spans} named spans; --key {other} shows another]",
-        headline="From {query} to {key}, {unit} has the largest mass: {value} (chance {chance:percent1})[; 1 of "
-        "{spans} named spans, --key {other} for another]",
+        headline="From {query} to {key}, {unit} has most mass: {value} (chance {chance:percent1})",
         number="percent",
         samples="texts",
         level="headline",
@@ -48,6 +47,24 @@ QUESTIONS = (
         "{n} prompts)",
         headline="Held out, chosen heads separate {second} from {first} with AUROC {number:.2f}",
         number=".2f",
+        level="headline",
+    ),
+    Question(
+        name="spans.steered",
+        sentence="Steered to {key}, {heads} of {model} change the mean log-probability of the continuation from "
+        "{plain:.2f} to {steered:.2f} nats per token: by {value} (factor {alpha:g})",
+        headline="Steered to {key}, the continuation's log-probability changes by {value} nats/token",
+        number="+.2f",
+        samples="texts",
+        level="headline",
+    ),
+    Question(
+        name="spans.steered_choice",
+        sentence="Steered to {key}, {model} prefers the continuation to the wrong one in {steered:percent} of the "
+        "prompts instead of {plain:percent}; its lead changes by {value} nats (factor {alpha:g})",
+        headline="Steered to {key}, the right continuation leads in {steered:percent}, not {plain:percent}",
+        number="+.2f",
+        samples="texts",
         level="headline",
     ),
     Question(

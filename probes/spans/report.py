@@ -41,6 +41,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "All pairs of spans", _pair_charts(context))
     yield ChartGroup(PROBE.title, "Two groups of prompts", _group_charts(context))
     yield ChartGroup(PROBE.title, "Generated text", _generated_charts(context))
+    yield ChartGroup(PROBE.title, "Steering", _steering_charts(context))
 
 
 def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
@@ -130,6 +131,17 @@ def _group_charts(context: RenderContext) -> Iterator[Chart]:
                 "the mean over splits.",
                 half_width=True,
             )
+
+
+def _steering_charts(context: RenderContext) -> Iterator[Chart]:
+    rows = context.table("span_steering")
+    if rows is not None and len(rows):
+        yield Chart(
+            plots.plot_steering(rows),
+            "One point per prompt: the mean log-probability of its continuation without and with heads steered to a "
+            "span. Above the line, steering makes the continuation more probable.",
+            half_width=True,
+        )
 
 
 def _generated_charts(context: RenderContext) -> Iterator[Chart]:

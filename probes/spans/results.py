@@ -10,7 +10,7 @@ from headscope.effects.groups import CHOSEN_UNITS, SPLITS, auroc_interval
 from headscope.results.head_results import top_head_result
 from headscope.results.result import Result
 from headscope.results.samples import extreme_head_result, mean_result
-from headscope.runs.aggregation import SIGNIFICANCE
+from headscope.runs.aggregation import SIGNIFICANCE, plain_types
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.spans.analysis import (
@@ -26,7 +26,8 @@ from probes.spans.analysis import (
 
 
 def results(run: Run) -> Iterator[Result]:
-    """For each model: the head with the largest mass, the comparison of two groups, the largest lookback ratio."""
+    """For each model: steering, the head with the largest mass, the comparison of two groups, the lookback ratio."""
+    yield from _steering_results(run)
     if not {"spans", "span_prompts"} <= {*run.tables}:
         return
     pairs = shown_pairs(run)
@@ -66,6 +67,25 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
             head=head,
             where=dict(zip(("query", "key"), shown_pairs(run)[model], strict=True)),
             details={"chance": float(rows["chance"].mean())},
+        )
+
+
+def _steering_results(run: Run) -> Iterator[Result]:
+    """For each model: how steering changes the continuation, and the choice between two."""
+    if "span_steering" not in run.tables:
+        return
+    heads = run.manifest.get("config", {}).get("spans", {}).get("heads") or []
+    for (model, metric, key), rows in plain_types(run.table("span_steering")).groupby(["model", "metric", "key"]):
+        values = rows.set_index("doc")[["plain", "steered"]].astype("float64")
+        is_choice = metric == "lead"
+        shown = (values > 0 if is_choice else values).mean()
+        details = {"alpha": float(rows["alpha"].iloc[0]), "heads": ", ".join(heads) or "all heads"}
+        yield mean_result(
+            "spans.steered_choice" if is_choice else "spans.steered",
+            values["steered"] - values["plain"],
+            model=str(model),
+            where={"key": str(key)},
+            details={**details, **{name: float(shown[name]) for name in ("plain", "steered")}},
         )
 
 

@@ -34,6 +34,7 @@ from headscope.study.context import StudyContext
 from headscope.study.prompt import read_prompt
 from probes.spans.layout import NamedSpans, choose_pair, named_spans
 from probes.spans.schema import SpansOptions
+from probes.spans.steering import steering_rows
 
 log = logging.getLogger("headscope")
 
@@ -41,6 +42,14 @@ log = logging.getLogger("headscope")
 @dataclass(frozen=True)
 class _Generation:
     """A prompt whose continuation the model generates."""
+
+    prompt: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Steering:
+    """A prompt whose continuation is scored without and with steering."""
 
     prompt: int
     length: int
@@ -82,7 +91,28 @@ class SpansRunner:
         prompts = [self._prompt_tokens(label, number) for number in range(len(self.prompts))]
         self._warn_about_cut_tokens(prompts)
         self._check_copies(prompts)
-        return [self._prompt_cell(label, number, tokens) for number, tokens in enumerate(prompts)]
+        cells = [self._prompt_cell(label, number, tokens) for number, tokens in enumerate(prompts)]
+        return cells if self.options.steer is None else [*cells, *self._steering_cells(label, prompts)]
+
+    def _steering_cells(self, label: str, prompts: Sequence[SpanTokens]) -> list[Cell]:
+        _, span = self._pair(label)
+        for prompt, tokens in zip(self.prompts, prompts, strict=True):
+            if not prompt.continuation:
+                raise BadInput(
+                    f"{prompt.location} has no 'continuation' that steering could change. Add one to every prompt"
+                )
+            spans = {**tokens.spans, **tokens.messages}
+            if span not in spans or not spans[span][: tokens.prompt_length].any():
+                raise BadInput(f"{prompt.location} has no span '{span}' to steer to. Name another one with 'key'")
+        return [
+            Cell(
+                f"{label}: {prompt.name}, steered",
+                label,
+                3 * pass_cost(len(tokens.ids)),
+                _Steering(number, len(tokens.ids)),
+            )
+            for number, (prompt, tokens) in enumerate(zip(self.prompts, prompts, strict=True))
+        ]
 
     def _prompt_cell(self, label: str, number: int, tokens: SpanTokens) -> Cell:
         prompt = self.prompts[number]
@@ -117,9 +147,11 @@ class SpansRunner:
         return SpansObserver(model, spans, keys, text | self._shown(cell.model))
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        """Generate greedily after a prompt, then observe the pass over prompt and answer."""
+        """Score a continuation under steering, or generate after a prompt and observe the pass over both."""
         assert cell.model is not None
         number = cell.work.prompt
+        if isinstance(cell.work, _Steering):
+            return {"span_steering": self._steering_rows(cell.model, number, model)}
         tokens = self._prompt_tokens(cell.model, number)
         generator = PrefixCachedGenerator(model)
         is_end, most = _end_tokens(model), self.prompts[number].generate
@@ -130,6 +162,17 @@ class SpansRunner:
         ids = torch.tensor(extended.ids)
         (tables,) = observe(model, ids, [lambda _: self._prompt_observer(str(cell.model), number, extended, model)])
         return tables
+
+    def _steering_rows(self, label: str, number: int, model: Model) -> Rows:
+        assert self.options.steer is not None
+        tokens, (_, span) = self._prompt_tokens(label, number), self._pair(label)
+        keys: dict[str, Any] = {
+            "model": label,
+            "context_length": len(tokens.ids),
+            "doc": self.prompts[number].name,
+        }
+        rows = steering_rows(model, tokens, span, self.options.heads, self.options.steer)
+        return {**keys, "key": span, "alpha": self.options.steer, **rows}
 
     def _prompt_observer(self, label: str, number: int, tokens: SpanTokens, model: Model) -> "SpansObserver":
         prompt = self.prompts[number]
@@ -207,9 +250,11 @@ class SpansObserver:
             self.weights = TokenWeights(model.geometry, spans.queries[text["query"]])
 
     def listen(self, layers: CapturedLayers) -> None:
-        for accumulator in (self.mass, self.lookback, self.weights):
-            if accumulator is not None:
-                layers.listen(accumulator.update)
+        layers.listen(self.mass.update, key_columns=self.mass.key_columns)
+        if self.lookback is not None:
+            layers.listen(self.lookback.update, key_columns=self.lookback.key_columns)
+        if self.weights is not None:
+            layers.listen(self.weights.update)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         tables: dict[str, Rows] = {
@@ -230,9 +275,9 @@ class SpansObserver:
 
     def _mass_tables(self) -> dict[str, Rows]:
         columns = self.mass.compute()
+        is_step = columns["query"] >= len(self.spans.queries)
         query = np.array([*self.spans.queries, *map(str, self.spans.steps)])[columns["query"]]
         columns = {**columns, "key": np.array(self.spans.key_names)[columns["key"]], "query": query}
-        is_step = self.mass.compute()["query"] >= len(self.spans.queries)
         tables: dict[str, Rows] = {
             "spans": {**self.keys, **{name: column[~is_step] for name, column in columns.items()}}
         }

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from headscope.errors import OptionError, OptionName
+from headscope.heads import format_head, parse_head
 from headscope.prompts.token_classes import RELATIONS, TOKEN_CLASSES, parse_classes
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.study.config import Lengths, PromptOptions
@@ -39,6 +40,15 @@ class SpansOptions(PromptOptions):
         None, min_length=1, description="key span of the per-head table; default: the first named span, or first class"
     )
 
+    steer: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="also score the continuations while heads are steered to the key span: their weights on all other "
+        "keys are multiplied by this factor, such as 0.01 (PASTA)",
+    )
+    heads: list[str] = Field(default=[], description="heads that are steered, such as L18H6; default: all")
+
     @classmethod
     def replacement_of_texts(cls, values: Mapping[str, Any]) -> str:
         return "prompts with spans" if values.get("prompts") else super().replacement_of_texts(values)
@@ -48,6 +58,19 @@ class SpansOptions(PromptOptions):
     def _check_classes(cls, value: list[str]) -> list[str]:
         parse_classes(value)
         return value
+
+    @field_validator("heads")
+    @classmethod
+    def _check_heads(cls, value: list[str]) -> list[str]:
+        return [*dict.fromkeys(format_head(*parse_head(head)) for head in value)]
+
+    @model_validator(mode="after")
+    def _check_steering(self) -> "SpansOptions":
+        if self.steer is None and self.heads:
+            raise OptionError("{heads} has no effect without {steer}. Add {steer}, or remove {heads}")
+        if self.steer is not None and self.prompts is None:
+            raise OptionError("{steer} needs prompts with a continuation. Give a file of them with {prompts}")
+        return self
 
     @model_validator(mode="after")
     def _check_sources(self) -> "SpansOptions":
@@ -175,4 +198,25 @@ SPAN_WEIGHTS = Table(
         Column("weight", "value", "", "mean attention weight", 0, 1),
     ),
 )
-TABLES = (SPAN_PROMPTS, SPANS, SPAN_STEPS, SPAN_LOOKBACK, SPAN_TOKENS, SPAN_WEIGHTS)
+SPAN_STEERING = Table(
+    "span_steering",
+    "the continuation of each prompt, without and with heads steered to a span",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        key("key", "label", "", "span that heads are steered to", None),
+        key(
+            "metric",
+            "label",
+            "",
+            "logprob: mean log-probability of the continuation's tokens, nats/token; lead: log-probability of the "
+            "continuation minus that of the wrong one, nats",
+            None,
+        ),
+        Column("alpha", "value", "", "factor of the weights on other keys", 0, 1),
+        Column("plain", "value", "nats", "the metric without steering"),
+        Column("steered", "value", "nats", "the metric with steering"),
+    ),
+)
+TABLES = (SPAN_PROMPTS, SPANS, SPAN_STEPS, SPAN_LOOKBACK, SPAN_TOKENS, SPAN_WEIGHTS, SPAN_STEERING)

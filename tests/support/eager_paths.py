@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.patching.activation_patching import PairTokens
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import Path
 from headscope.positions.model import Model
 from support import eager_patching

@@ -13,6 +13,7 @@ import pandas as pd
 from headscope.effects.sweep import Effects, Sweep, sweep_effects, with_mean_estimates
 from headscope.runs.run_tables import RunTables
 from probes.patching.paths.schema import PATH_ENDS, PATH_ESTIMATES, PATH_KEYS, PATHS, TOGETHER
+from probes.patching.schema import MAX_SUBSETS
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
 *LAYER_AND_HEAD_COLUMNS, _ = PATH_COLUMNS
@@ -29,6 +30,8 @@ SWEEP = Sweep(
     methods=("exact", "estimate"),
 )
 """Patches of one path; there may be millions of estimates, so a path is one number."""
+PAIR_SWEEP = replace(SWEEP, keys=(*SWEEP.keys, "pair_name"))
+"""Patches of one path in one pair of a set."""
 
 
 def sweeps(run: RunTables) -> list[Effects]:
@@ -43,6 +46,12 @@ def sweeps_of_model(run: RunTables, model: str) -> list[Effects]:
     return [_path_effects(key, exact.get(key), estimates.get(key)) for key in sorted({*exact, *estimates})]
 
 
+def pair_sweeps(run: RunTables) -> list[Effects]:
+    """The patched paths of every pair of a set with few pairs, in the order of the models, then of the set."""
+    effects = [one for model in run.models for one in _exact_effects(run, model, PAIR_SWEEP)]
+    return [_path_effects(tuple(one.key.values()), one, None) for one in effects]
+
+
 def strongest_paths(effects: Effects, paths: pd.DataFrame, count: int) -> pd.DataFrame:
     """The paths of largest |effect| among `paths`, rows of `effects.units`, strongest first, of the exact ones if there
     are any."""
@@ -51,14 +60,17 @@ def strongest_paths(effects: Effects, paths: pd.DataFrame, count: int) -> pd.Dat
     return candidates.loc[candidates["effect"].abs().sort_values(ascending=False, kind="stable").index[:count]]
 
 
-def _exact_effects(run: RunTables, model: str) -> list[Effects]:
+def _exact_effects(run: RunTables, model: str, sweep: Sweep = SWEEP) -> list[Effects]:
     if PATHS.name not in run.tables:
         return []
     rows = run.table(PATHS.name)
     rows = rows[(rows["model"] == model) & rows["is_counted"]]
-    columns = [*SWEEP.keys, SWEEP.sample, SWEEP.value]
-    rows = rows.assign(mlps=np.where(rows["mlps_recomputed"], "recomputed", "frozen"))
-    return sweep_effects(rows[columns].assign(path=_path_numbers(rows)), SWEEP, [model])
+    rows = rows.assign(mlps=np.where(rows["mlps_recomputed"], "recomputed", "frozen"), path=_path_numbers(rows))
+    if sweep is PAIR_SWEEP:
+        pairs = rows.groupby("prompts", observed=True)["pair"].transform("nunique")
+        rows = rows[pairs.between(2, MAX_SUBSETS)]
+        rows = rows.assign(pair_name=rows["pair"])
+    return sweep_effects(rows[[*sweep.keys, sweep.sample, sweep.value, "path"]], sweep, [model])
 
 
 def _estimates(run: RunTables, model: str) -> dict[tuple[Any, ...], pd.DataFrame]:

@@ -25,6 +25,13 @@ QUESTIONS = (
         "answer it, so there are no effects. Use other pairs, or --keep-failing",
         level="warning",
     ),
+    Question(
+        name="paths.pair",
+        sentence=f"{_SWEEP}, pair {{pair}}, in {{model}}: the strongest of the patched paths is {{path}}, {{value}}",
+        headline=f"{_SWEEP}, pair {{pair}}: {{path}} {{value}}",
+        level="row",
+        **_EFFECT,
+    ),
     *sweep_questions("paths", _SUBJECT, _SWEEP, unit="{path}", **_EFFECT),
     EFFECT,
     Question(

@@ -15,7 +15,7 @@ from headscope.runs.run import Run
 from probes.patching.labels import path_name
 from probes.patching.pairs import pair_results
 from probes.patching.paths import PROBE
-from probes.patching.paths.analysis import strongest_paths, sweeps, sweeps_of_model
+from probes.patching.paths.analysis import pair_sweeps, strongest_paths, sweeps, sweeps_of_model
 from probes.patching.paths.schema import LOGITS, PATH_ESTIMATES, PATHS
 
 
@@ -28,8 +28,20 @@ def results(run: Run) -> Iterator[Result]:
     all_sweeps = sweeps(run)
     if not all_sweeps:
         yield Result(question="paths.no_effects")
+    for effects in pair_sweeps(run):
+        yield _pair_result(effects)
     for effects in all_sweeps:
         yield from path_results(effects)
+
+
+def _pair_result(effects: Effects) -> Result:
+    """The path of largest absolute effect in one pair."""
+    path = chosen_unit(effects, strongest_paths(effects, effects.units, 1).iloc[0])
+    where = effects.where
+    where["pair"] = where.pop("pair_name")
+    fields = _path_fields(path)
+    fields["details"] |= _details(effects)
+    return unit_result(effects, path, "paths.pair", **fields, where=where, n=None)  # one pair is no sample of pairs
 
 
 def path_results(effects: Effects) -> Iterator[Result]:

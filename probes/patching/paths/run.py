@@ -11,7 +11,8 @@ from headscope.effects.ranking import select_units
 from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.heads import format_head
-from headscope.patching.activation_patching import Direction, PairTokens, PatchingReplay
+from headscope.patching.activation_patching import Direction, PatchingReplay
+from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import LayerIndexHead, Path, PathModel, PathPatching, inspect_paths
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet, check_set_names
@@ -125,7 +126,7 @@ class PathsRunner:
         """Estimates of all chosen paths as rows; none if the metric of the two prompts differs too little."""
         paths, unpatched = self._paths(model), replay.unpatched_value(direction)
         patched = unpatched + _estimates_of(paths, *patching.estimate())
-        columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction)
+        columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
         rows = _path_columns(model, paths).assign(effect=columns["effect"], pairs=1)
         return rows if columns["is_normalised"] else rows.iloc[:0]
 
@@ -241,7 +242,7 @@ def _exact_rows(
     """Rows of exact patches."""
     results = dict(patching.patch(paths))
     patched = np.array([*results.values()])
-    columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction)
+    columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
     return _path_columns(model, [*results], is_together).assign(**columns)
 
 

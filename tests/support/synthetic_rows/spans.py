@@ -35,6 +35,9 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         rows["span_steps"] = steps.merge(pd.DataFrame({"step": [1, 2, 4]}), how="cross").assign(rows=1)
         ratio = rng.random(len(heads))
         rows["span_lookback"] = heads.assign(**keys, key="prompt", ratio=ratio, rows=4)
+        metrics = {"metric": ["logprob", "lead"], "plain": [-2.0 - rng.random(), rng.normal()]}
+        steered = [metrics["plain"][0] + 0.5, metrics["plain"][1] + 1]
+        rows["span_steering"] = {**keys, "key": "context", "alpha": 0.01, **metrics, "steered": steered}
         if doc == 0:
             rows |= _synthetic_text(sizes, model, name)
         yield name, rows

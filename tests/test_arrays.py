@@ -1,0 +1,66 @@
+"""`run.array`: tables as arrays with named axes, cell by cell as in the rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.synthetic_runs import synthetic_run
+
+from headscope.errors import BadInput
+from headscope.runs.columns import all_tables
+from headscope.runs.run import Run
+from headscope.runs.weight_bytes import decode_map
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"), pairs=3, lengths=(256,))
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("patching", "effect"),
+        ("patching_layers", "metric_patched"),
+        ("ablation", "metric_after"),
+    ],
+)
+def test_every_row_is_the_cell_of_its_labels(run: Run, name: str, column: str) -> None:
+    table, keys = run.table(name), all_tables()[name].keys
+    array = run.array(name, column, axes=keys, model="base")
+    rows = table[table["model"] == "base"]
+    assert array.axes == keys
+    assert np.isfinite(array.values).sum() == len(rows)
+    for _, row in rows.iloc[:: max(1, len(rows) // 20)].iterrows():
+        place = tuple(int(np.flatnonzero(labels == row[axis])[0]) for axis, labels in array.labels.items())
+        assert array.values[place] == pytest.approx(row[column])
+
+
+def test_the_default_axes_are_the_keys_that_vary(run: Run) -> None:
+    array = run.array("patching", model="base", activation="z", method="exact", position=-1, prompts="ioi")
+    assert {"layer", "head"} <= {*array.axes} <= {"pair", "layer", "head", "direction"}
+
+
+def test_maps_are_decoded(run: Run) -> None:
+    rows = run.rows("attention_maps", model="base", layer=0, head=0)
+    place = {name: rows[name].iloc[0] for name in ("doc", "context_length")}
+    rows = rows[(rows["doc"] == place["doc"]) & (rows["context_length"] == place["context_length"])]
+    array = run.array("attention_maps", model="base", layer=0, head=0, **place)
+    assert array.axes == ["query_block", "key_block"]
+    np.testing.assert_array_equal(array.values, decode_map(rows.sort_values("query_block")["weights"].tolist()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"table": "patch"}, "patch"),
+        ({"table": "patching", "column": "efect"}, "efect.*effect"),
+        ({"table": "patching", "laier": 1}, "laier.*layer"),
+        ({"table": "patching", "layer": 99}, "99"),
+        ({"table": "patching", "axes": ["layer", "hed"]}, "hed.*head"),
+        ({"table": "patching", "axes": ["layer"]}, "head.* vary"),
+    ],
+)
+def test_bad_input_is_named(run: Run, arguments: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
+        run.array(**arguments)  # type: ignore[arg-type]

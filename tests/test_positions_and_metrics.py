@@ -1,0 +1,160 @@
+"""Positions by number and metrics of the user in `hs.patch`, `hs.ablate` and `hs.ablated`, against hooks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support import families
+from support.tiny_studies import tokenizer
+from torch import Tensor
+
+import headscope as hs
+from headscope.errors import BadInput
+from headscope.patching.metrics import PairTokens
+from headscope.positions.model import Model
+from headscope.runs.run import Run
+
+PAIR = {"name": "p", "clean": "w1 w2 w3 w4 w5 w6", "corrupted": "w1 w9 w3 w8 w5 w6", "answer": " w7", "wrong": " w10"}
+IDS = torch.randint(3, families.VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=tokenizer())
+
+
+@pytest.fixture(scope="module")
+def pair_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    file.write_text(json.dumps(PAIR))
+    return str(file)
+
+
+@pytest.fixture
+def patch(model: Model, pair_file: str, tmp_path: Path) -> Callable[..., Run]:
+    def run(**options: Any) -> Run:
+        settings = {"method": "exact", "keep_failing": True, "quiet": True, "out": tmp_path}
+        return hs.patch(model, pairs=[pair_file], **(settings | options))
+
+    return run
+
+
+def answer_logit(logits: Tensor, pair: PairTokens) -> Tensor:
+    return logits[0, pair.answer[0]]
+
+
+def effects(rows: pd.DataFrame) -> pd.Series:
+    return rows.sort_values(["layer", "head"])["metric_patched"].reset_index(drop=True)
+
+
+# Positions ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("positions", "expected"), [(3, [3]), (-1, [11]), ("last", [11]), (range(2, 5), [2, 3, 4]), ("-4:", [8, 9, 10, 11])]
+)
+def test_ablated_changes_head_outputs_of_these_tokens_only(model: Model, positions: Any, expected: list[int]) -> None:
+    with hs.ablated(model, "L1H2", positions=positions):
+        actual = model.module(IDS, use_cache=False).logits
+
+    def zero(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        z = args[0].clone()
+        z[:, expected, 32:48] = 0
+        return (z,)
+
+    remove = model.module.model.layers[1].self_attn.o_proj.register_forward_pre_hook(zero).remove
+    torch.testing.assert_close(actual, model.module(IDS, use_cache=False).logits, atol=1e-5, rtol=1e-5)
+    remove()
+
+
+@torch.no_grad()
+def test_ablated_counts_tokens_from_the_start_in_passes_with_a_cache(model: Model) -> None:
+    with hs.ablated(model, "L1H2", positions=range(3, 11)):
+        whole = model.module(IDS, use_cache=False).logits[:, -1]
+        first = model.module(IDS[:, :9], use_cache=True)
+        cached = model.module(IDS[:, 9:], past_key_values=first.past_key_values).logits[:, -1]
+    torch.testing.assert_close(cached, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_patches_of_numbered_positions_equal_those_of_each_position(patch: Callable[..., Run]) -> None:
+    run = patch(positions=["each", 1, "3:4", -1, "last"])
+    by_position = run.patching.groupby("position")
+    for name, position in {"1": 1, "3:4": 3, "-1": 5, "last": 5}.items():
+        spans = run.patching_spans[run.patching_spans["span"] == name]
+        assert (spans["first"] == position).all()
+        pd.testing.assert_series_equal(effects(spans), effects(by_position.get_group(position)))
+
+
+def test_ablation_at_positions_equals_ablated_there(model: Model, pair_file: str, tmp_path: Path) -> None:
+    run = hs.ablate(model, pairs=[pair_file], heads=["L1H2"], positions=["1:3", "last"], quiet=True, out=tmp_path)
+    assert set(run.ablation["kind"]) == {"zero at 1:3,last"}
+    assert run.heads["ablation_zero"].notna().sum() == 1
+    ids = torch.tensor(tokenizer()(PAIR["clean"])["input_ids"])[None]
+    with torch.no_grad(), hs.ablated(model, "L1H2", positions="1:3"), hs.ablated(model, "L1H2", positions=5):
+        log_p = model.module(ids).logits[0, -1].log_softmax(-1)
+    answer = tokenizer()(PAIR["answer"])["input_ids"][-1]
+    assert run.ablation["metric_after"].tolist() == pytest.approx([float(log_p[answer])], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["6", "-7", "2:9", "4:4", "nowhere"])
+def test_positions_beyond_the_prompt_are_refused_with_the_pair(patch: Callable[..., Run], name: str) -> None:
+    with pytest.raises(BadInput, match=rf"line 1.*'{name}'"):
+        patch(positions=[name])
+
+
+def test_ablated_refuses_positions_that_no_pass_had(model: Model) -> None:
+    with pytest.raises(BadInput, match="'40:50'"), hs.ablated(model, "L1H2", positions=range(40, 50)):
+        model.module(IDS)
+    with pytest.raises(BadInput, match="'subject'"), hs.ablated(model, "L1H2", positions="subject"):
+        pass
+
+
+# Metrics -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_of_the_user_has_the_effects_of_its_definition(patch: Callable[..., Run]) -> None:
+    def difference(logits: Tensor, pair: PairTokens) -> Tensor:
+        return answer_logit(logits, pair) - logits[0, pair.wrong[0]]
+
+    for method in ("exact", "estimate"):
+        own, named = patch(metric=difference, method=method), patch(metric="logit_diff", method=method)
+        assert set(own.patching["metric"]) == {"own:difference"}
+        pd.testing.assert_series_equal(effects(own.patching), effects(named.patching))
+        assert "metric difference" in " ".join(own.findings()["text"])
+
+
+def test_a_metric_without_a_gradient_has_exact_effects_only(patch: Callable[..., Run]) -> None:
+    def rank(logits: Tensor, pair: PairTokens) -> float:
+        return float((logits[0] > answer_logit(logits, pair)).sum())
+
+    pd.testing.assert_series_equal(effects(patch(metric=rank).patching), effects(patch(metric="rank").patching))
+    with pytest.raises(BadInput, match="'own:rank' has no gradient"):
+        patch(metric=rank, method="estimate")
+    with pytest.raises(BadInput, match="rank"):
+        patch(metric="rank", method="estimate")
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda logits, pair: logits[0, 0] * float("nan"), "is nan"),
+        (lambda logits, pair: logits[0], r"shape \[\d+\]"),
+        (lambda logits, pair: "high", "str"),
+    ],
+)
+def test_a_metric_that_is_no_finite_number_is_refused_by_name(
+    patch: Callable[..., Run], metric: Any, message: str
+) -> None:
+    metric.__name__ = "mine"
+    with pytest.raises(BadInput, match=rf"'own:mine'.*{message}"):
+        patch(metric=metric)
+
+
+def test_an_unknown_metric_is_refused(patch: Callable[..., Run]) -> None:
+    with pytest.raises(BadInput, match=r"metric.*'probdiff'"):
+        patch(metric="probdiff")
