@@ -120,6 +120,7 @@ def test_merging_in_small_blocks_gives_the_same_numbers(tmp_path, monkeypatch, l
 
 def test_memory_of_merging_means_does_not_grow_with_the_number_of_models(tmp_path, monkeypatch):
     monkeypatch.setattr(merging, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(merging, "ROW_GROUP_ROWS", 16)
 
     def peak(models):
         peaks = []

@@ -69,13 +69,27 @@ def _blocks(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The rows of the tables in order, in tables of BLOCK_ROWS rows; only the last is shorter, or empty."""
     pending: list[pa.Table] = []
     room = BLOCK_ROWS
-    for rows in tables:
+    for rows in _joined(tables):
         while rows.num_rows > room:
             yield _concatenate([*pending, rows.slice(0, room)])
             pending, rows, room = [], rows.slice(room), BLOCK_ROWS
         pending.append(rows)
         room -= rows.num_rows
     yield _concatenate(pending)
+
+
+def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Consecutive tables joined to ROW_GROUP_ROWS rows or more: each of many small tables takes memory of its own."""
+    small: list[pa.Table] = []
+    row_count = 0
+    for rows in tables:
+        small.append(rows)
+        row_count += rows.num_rows
+        if row_count >= ROW_GROUP_ROWS:
+            yield _concatenate(small)
+            small, row_count = [], 0
+    if small:
+        yield _concatenate(small)
 
 
 def _means_over_jobs(table: Table, jobs: Sequence[ReadTable]) -> Iterator[pa.Table]:

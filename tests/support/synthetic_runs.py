@@ -15,8 +15,8 @@ from headscope.runs.writer import RunWriter
 from support.declared_rows import declared_rows
 from support.synthetic_rows import ROWS
 
-ON_REQUEST = {"circuit", "spans"}
-"""Probes of prompts that have their own documents and lengths: they are in a run only if a test names them."""
+ON_REQUEST = {"circuit", "sparsity", "spans"}
+"""Probes that are in a run only if a test names them: two have prompts of their own, one many charts."""
 
 
 def synthetic_run(

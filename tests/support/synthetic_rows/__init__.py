@@ -20,6 +20,7 @@ from . import (
     paths,
     patterns,
     spans,
+    sparsity,
 )
 
 Cells = Iterator[tuple[str, Mapping[str, Rows]]]
@@ -40,6 +41,7 @@ ROWS: Mapping[str, Callable[[Sizes, str, int], Cells]] = {
         patching,
         paths,
         patterns,
+        sparsity,
         spans,
     )
 }
