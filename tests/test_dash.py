@@ -363,7 +363,7 @@ def test_a_page_sends_the_blocks_of_a_window_first_and_the_rest_on_request(clien
         first = [item.figure.layout.title.text for item in initial if isinstance(item, dcc.Graph)]
         shown = [blocks for heading, blocks in rendered.content.sections.items() if not heading]
         shown += [blocks for heading, blocks in rendered.content.sections.items() if heading][:1]  # the first tab
-        charts = [block for blocks in shown for block in flat_blocks(blocks) if isinstance(block, Chart)]
+        charts = [block for blocks in shown for block in blocks if isinstance(block, Chart)]
     assert request_id == {"deferred": f"/compare{search}", "part": "request"}
     blocks_id = {**request_id, "part": "blocks"}
     body = {
