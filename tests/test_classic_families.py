@@ -27,7 +27,7 @@ from transformers import (
 from zoo.build import tiny
 
 import headscope as hs
-from headscope.attention import backend
+from headscope.attention import backend, listeners
 from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.logit_attribution import attribute_logits
@@ -383,12 +383,12 @@ def test_a_model_is_refused_if_its_alibi_is_lost(family: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_is_refused_if_its_scaling_is_wrong(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = backend.attend
+    original = listeners.attend
 
     def wrong(q: Tensor, k: Tensor, v: Tensor, module: nn.Module, variant: AttentionVariant, *rest: Any) -> Any:
         return original(q, k, v, module, replace(variant, scaling=0.11), *rest)
 
-    monkeypatch.setattr(backend, "attend", wrong)
+    monkeypatch.setattr(listeners, "attend", wrong)
     with pytest.raises(UnsupportedModel, match="attention in layer 0 differs from its own eager attention"):
         hs.load(untouched(family))
 

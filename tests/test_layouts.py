@@ -17,7 +17,7 @@ from zoo import checkpoint_page, checks, layout_checks, layouts
 from zoo.eager import eager, tokens
 
 import headscope as hs
-from headscope.attention import backend
+from headscope.attention import backend, listeners
 from headscope.attention.kernel import AttentionVariant
 from headscope.errors import UnsupportedModel
 from headscope.positions.model import Model
@@ -197,14 +197,14 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "sink": lambda value: None,
         "scaling": lambda value: 1.05 * value,
     }[fault]
-    original = backend.attend
+    original = listeners.attend
 
     def attend(q: Tensor, k: Tensor, v: Tensor, module: nn.Module, variant: AttentionVariant, *rest: Any) -> Any:
         value = getattr(variant, fault)
         wrong = variant if value is None else replace(variant, **{fault: changed(value)})
         return original(q, k, v, module, wrong, *rest)
 
-    monkeypatch.setattr(backend, "attend", attend)
+    monkeypatch.setattr(listeners, "attend", attend)
 
 
 @pytest.mark.slow
