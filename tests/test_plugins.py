@@ -40,9 +40,12 @@ OTHER_MEANINGS = {
     "needle": [
         *("headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py", "headscope/prompts/pair_sets.py"),
         *("headscope/prompts/needles.py", "probes/ablation/schema.py", "probes/patching/run.py"),
-        "probes/attribution/schema.py",
+        *("probes/attribution/schema.py", "probes/sparsity/questions.py", "probes/sparsity/run.py"),
     ],
-    "patterns": ["headscope/measures/key_patterns.py", "headscope/measures/top_keys.py"],
+    "patterns": [
+        *("headscope/measures/key_patterns.py", "headscope/measures/top_keys.py", "headscope/scores/minference.py"),
+        "probes/sparsity/run.py",
+    ],
     "circuits": ["probes/circuit/__init__.py"],  # says how the two probes differ
     "spans": [
         *(f"headscope/measures/{name}.py" for name in ("copying", "logit_attribution")),

@@ -47,9 +47,9 @@ class Run(RunTables):
         return summary.head_table(self)
 
     def array(self, table: str, column: str = "", axes: Sequence[str] = (), **where: Any) -> arrays.LabelledArray:
-        """A table as an array with named axes, such as `run.array("patching", activation="z", position=-1)`.
+        """A table as an array with named axes, such as `run.array("attention", "ess2", model="base")`.
 
-        `values` holds the `column`, by default the effect; weights of `attention_maps` are decoded, with a last axis
+        `values` holds the `column`, by default the effect; stored maps of attention are decoded, with a last axis
         `key_block`. `where` chooses rows by the values of columns. `axes` are key columns in order, by default those
         with more than one value, without the KV group of a head. `labels` maps each axis to its labels. Cells without
         a row are nan. Raises BadInput if several rows fall into one cell.

@@ -13,7 +13,7 @@ MIN_LEVEL = 96
 
 
 def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
-    """The rows of a map [blocks, blocks], each up to its diagonal, as `attention_maps` stores them."""
+    """The rows of a map [blocks, blocks], each up to its diagonal, as they are stored."""
     with np.errstate(divide="ignore"):
         levels = np.round(255 + LEVELS_PER_OCTAVE * np.log2(pooled)).clip(0, 255).astype(np.uint8)
     levels[levels < MIN_LEVEL] = 0
