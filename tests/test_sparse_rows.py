@@ -54,6 +54,7 @@ def dense_sets(rule: str, alpha: Tensor, q: Tensor, k: Tensor) -> Tensor:
                 scores = {
                     b: block_score(name, q[h, i], *(t[b * first : (b + 1) * first] for t in (k[h], alpha[h, i])))
                     for b in range(i // first)
+                    if alpha[h, i, b * first : (b + 1) * first].any()
                 }
                 best = [i // first, *sorted(scores, key=scores.__getitem__, reverse=True)][:size]
                 keys = [j for j in seen if j // first in best]
@@ -202,6 +203,16 @@ def test_a_text_in_chunks_has_the_statistics_of_one_pass() -> None:
     ]  # fmt: skip
     rows = np.arange(48)
     pd.testing.assert_frame_equal(measured(chunks, rules, rows), measured([record], rules, rows), rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [{"window": 9}, {"chunk_size": 12}])
+def test_hidden_blocks_do_not_compete_so_statistics_do_not_depend_on_the_tiles(
+    layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, rules = random_record(1, 48, **layout), ["block:4:2", "block-mean:4:2", "block-bounds:4:2", "top:3"]
+    one_tile = measured([record], rules)
+    monkeypatch.setattr("headscope.measures.sparse_rows.LOGITS_PER_TILE", 1)
+    pd.testing.assert_frame_equal(measured([record], rules), one_tile, rtol=1e-6)
 
 
 def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_95_percent_of_them() -> None:

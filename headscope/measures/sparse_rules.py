@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord
-from headscope.measures.row_sampling import IntArray, query_range, to_device
+from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device
 from headscope.measures.span_mass import row_weights
 
 GROUP = "headscope.sparse_rules"
@@ -166,7 +166,10 @@ class LayerTop(Top):
 
 @dataclass(frozen=True)
 class Blocks(Rule):
-    """Blocks are aligned to the document. The query's own block is always chosen, unless a block is a single key."""
+    """Blocks are aligned to the document. The query's own block is always chosen, unless a block is a single key.
+
+    Blocks compete only if the row sees a key of theirs.
+    """
 
     block: int
     blocks: int
@@ -184,6 +187,8 @@ class Blocks(Rule):
         own = to_device(scores.device, tile.rows // self.block)[:, None]
         numbers = torch.arange(first_block, first_block + scores.shape[-1], device=scores.device)
         scores.masked_fill_(numbers > own, -torch.inf)
+        low = to_device(scores.device, tile.rows + 1 - count_visible_keys(tile.record, tile.rows))[:, None]
+        scores.masked_fill_((numbers + 1) * self.block <= low, -torch.inf)
         if self.block > 1:
             scores.masked_fill_(numbers == own, torch.inf)
         chosen = torch.zeros_like(scores, dtype=torch.bool)
