@@ -227,6 +227,7 @@ def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_9
     np.testing.assert_allclose(by_head["keys_95"], [1, np.mean([19, 57, 95])])
     np.testing.assert_allclose(by_head["keys_99"], [1, np.mean([20, 60, 99])])
     np.testing.assert_allclose(by_rule["recall"], [1, np.mean(1 / (rows + 1))], atol=1e-6)
+    np.testing.assert_allclose(by_rule["top1"], 1)  # all keys of a uniform row are its heaviest
 
 
 @pytest.mark.parametrize("text", ["tops:3", "top", "top:0", "top:-1", "top:3:4", "block:64", "top:x", "top:99999999"])
