@@ -24,6 +24,8 @@ from headscope.scores.minference import read_patterns
 from probes.sparsity import results
 from probes.sparsity.analysis import best_families, recall_at_equal_cost, recall_curves, rule_family
 from probes.sparsity.report import charts, head_charts
+from probes.sparsity.run import SparsityRunner
+from probes.sparsity.schema import SparsityOptions
 
 LENGTH, DOCS, ROWS = 40, 3, 8
 FAMILIES = ("top", "group-top", "layer-top", "block-mean:4", "streaming:1", "vertical-slash")
@@ -88,6 +90,11 @@ def test_the_head_table_has_means_with_intervals_over_documents(run: Run) -> Non
     means = recall.groupby(["rule", "layer", "head"])["recall"].mean()
     np.testing.assert_allclose(heads["sparse_recall"], means["top:8"], rtol=1e-6)
     np.testing.assert_allclose(heads["sparse_shared_loss"], means["top:8"] - means["layer-top:8"], atol=1e-6)
+
+
+def test_a_rule_that_is_given_twice_is_measured_once() -> None:
+    options = SparsityOptions(rules=["top:4", "block:4:2", "top:04", "group-top:4"])
+    assert [*map(str, SparsityRunner(options, None).rules)] == ["top:4", "block:4:2", "group-top:4"]
 
 
 def test_the_best_rule_has_the_largest_recall_at_the_cost_of_the_shown_rule(run: Run) -> None:

@@ -31,7 +31,7 @@ class SparsityRunner:
     def __init__(self, options: SparsityOptions, context: StudyContext):
         self.options, self.context = options, context
         try:
-            self.rules = [*map(parse_rule, options.rules)]
+            self.rules = [*dict.fromkeys(map(parse_rule, options.rules))]
         except ValueError as error:
             raise BadInput(f"'rules': {error}") from error
         self.patterns = None if options.patterns is None else read_patterns(options.patterns)
