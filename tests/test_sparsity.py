@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.scores.minference import read_patterns
 from probes.sparsity import results
-from probes.sparsity.analysis import best_families, recall_at_equal_cost, recall_curves, rule_family
+from probes.sparsity.analysis import (
+    best_families,
+    recall_at_equal_cost,
+    recall_curves,
+    rule_family,
+    shared_pair,
+    shown_rules,
+)
 from probes.sparsity.report import charts, head_charts
 from probes.sparsity.run import SparsityRunner
 from probes.sparsity.schema import SparsityOptions
@@ -95,6 +103,13 @@ def test_the_head_table_has_means_with_intervals_over_documents(run: Run) -> Non
 def test_a_rule_that_is_given_twice_is_measured_once() -> None:
     options = SparsityOptions(rules=["top:4", "block:4:2", "top:04", "group-top:4"])
     assert [*map(str, SparsityRunner(options, None).rules)] == ["top:4", "block:4:2", "group-top:4"]
+
+
+def test_the_shown_size_is_the_middle_one_in_any_order() -> None:
+    rules = [f"{name}:{size}" for size in (1024, 64, 256) for name in ("top", "layer-top", "block:64")]
+    run = SimpleNamespace(table=lambda name: pd.DataFrame({"rule": [*rules, "minference"]}))
+    assert shown_rules(run) == ["top:256", "layer-top:256", "block:64:256", "minference"]
+    assert shared_pair(run) == ("top:256", "layer-top:256")
 
 
 def test_the_best_rule_has_the_largest_recall_at_the_cost_of_the_shown_rule(run: Run) -> None:

@@ -70,7 +70,11 @@ def shown_rules(run: RunTables) -> list[str]:
     sizes: dict[str, list[str]] = {}
     for rule in rules_of(run):
         sizes.setdefault(rule_family(rule), []).append(rule)
-    return [rules[len(rules) // 2] for rules in sizes.values()]
+    return [sorted(rules, key=_sizes)[len(rules) // 2] for rules in sizes.values()]
+
+
+def _sizes(rule: str) -> list[int]:
+    return [int(size) for size in rule.split(":")[1:]]
 
 
 def shown_rule(run: RunTables) -> str:
@@ -81,8 +85,8 @@ def shown_rule(run: RunTables) -> str:
 def shared_pair(run: RunTables) -> tuple[str, str] | None:
     """The rules `top` and `layer-top` of one size, the middle one of those that have both."""
     rules = rules_of(run)
-    sizes = [rule[4:] for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules]
-    return (f"top:{sizes[len(sizes) // 2]}", f"layer-top:{sizes[len(sizes) // 2]}") if sizes else None
+    tops = sorted((rule for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules), key=_sizes)
+    return (tops[len(tops) // 2], f"layer-{tops[len(tops) // 2]}") if tops else None
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
