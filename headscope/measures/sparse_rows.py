@@ -1,7 +1,7 @@
 """What each head loses if it attends to the keys of a rule only, streamed: mass, output, and overlap of the sets.
 
 recall_i is the share of row i's weight that lies on the chosen keys, so that -ln recall_i is the KL divergence of the
-dense row from the renormalised sparse one. A learned sink has no key: it is always kept, and recall is the share of the
+renormalised sparse row from the dense one. A learned sink has no key: it is always kept, and recall is the share of the
 weight of all keys. Rows are visited in cache-sized tiles; memory is O(L).
 """
 
