@@ -1,6 +1,7 @@
 """The sparsity probe: tables against the measure, statistics, results, checks, charts, needles and pattern files."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from headscope.scores.minference import read_patterns
 from probes.sparsity import results
 from probes.sparsity.analysis import (
     best_families,
+    costs_by_head,
     recall_at_equal_cost,
     recall_curves,
     rule_family,
@@ -33,7 +35,7 @@ from probes.sparsity.analysis import (
 )
 from probes.sparsity.report import charts, head_charts
 from probes.sparsity.run import SparsityRunner
-from probes.sparsity.schema import SparsityOptions
+from probes.sparsity.schema import TEXT, SparsityOptions
 
 LENGTH, DOCS, ROWS = 40, 3, 8
 FAMILIES = ("top", "group-top", "layer-top", "block-mean:4", "streaming:1", "vertical-slash")
@@ -123,6 +125,21 @@ def test_the_best_rule_has_the_largest_recall_at_the_cost_of_the_shown_rule(run:
     assert recall.loc[(0, 0), "streaming:1"] == pytest.approx(between, abs=1e-6)
     assert [rule_family(rule) for rule in ("top:4", "block:64:2", "vertical-slash:3:4", "minference")] == [
         "top", "block:64", "vertical-slash", "minference"]  # fmt: skip
+
+
+def test_windowed_heads_are_compared_at_their_own_cost() -> None:
+    """The second head sees 6 keys, fewer than the mean cost of both."""
+    recall = {"top": 0.9, "streaming:1": 0.5, "vertical-slash": 0.6}
+    rules = [f"top:{size}" for size in (4, 8, 16)] + ["streaming:1:3", "streaming:1:15", "vertical-slash:9:9"]
+    rows = [
+        {"model": "base", "context_length": 32, "doc": "a", "rows_of": TEXT, "layer": 0, "head": head, "rule": rule,
+         "recall": recall[rule_family(rule)], "kept": float(min(sum(map(int, re.findall("[0-9]+", rule))), keys))}
+        for head, keys in ((0, 32), (1, 6)) for rule in rules
+    ]  # fmt: skip
+    run = SimpleNamespace(table=lambda name: pd.DataFrame(rows))
+    assert costs_by_head(run, "base").to_list() == [8, 6]
+    assert best_families(run, "base").to_list() == ["streaming:1", "vertical-slash"]  # the first keeps 18 keys with it
+    assert recall_at_equal_cost(run, "base", 7)["top"].isna().to_list() == [False, True]
 
 
 def test_results_name_the_worst_head_and_checks_bound_it_by_layer(run: Run) -> None:

@@ -123,27 +123,29 @@ def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) 
     """Recall of every head (layer, head) by family of rules, if each keeps `cost` keys on average.
 
     Between measured sizes recall is interpolated over the log of the kept keys; a family whose sizes do not reach the
-    cost is missing (NaN). The default cost is the mean number of keys that the shown rule keeps.
+    cost is missing (NaN). The default cost is that of the shown rule in each head: a window limits it.
     """
     rows = longest_rows(run, "sparse_rows")
     rows = rows[rows["model"] == model]
-    cost = mean_cost(run, model) if cost is None else cost
     means = rows.groupby(["layer", "head", "rule"])[["recall", "kept"]].mean().reset_index()
     means["family"] = means["rule"].map(rule_family)
+    own = costs_by_head(run, model).rename("cost")
+    means = means.join(own, on=["layer", "head"]) if cost is None else means.assign(cost=cost)
 
     def at_cost(points: pd.DataFrame) -> float:
         points = points.sort_values("kept")
-        kept = np.log(points["kept"].clip(lower=1e-9))
-        return float(np.interp(np.log(cost), kept, points["recall"], left=np.nan, right=np.nan))
+        kept, at = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
+        return float(np.interp(at, kept, points["recall"], left=np.nan, right=np.nan))
 
-    recall = means.groupby(["layer", "head", "family"])[["recall", "kept"]].apply(at_cost)
+    recall = means.groupby(["layer", "head", "family"])[["recall", "kept", "cost"]].apply(at_cost)
     return recall.unstack("family")
 
 
-def mean_cost(run: RunTables, model: str) -> float:
-    """Mean number of keys that the shown rule keeps."""
+def costs_by_head(run: RunTables, model: str) -> pd.Series:
+    """Mean number of keys that the shown rule keeps in every head (layer, head)."""
     rows = longest_rows(run, "sparse_rows")
-    return float(rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]["kept"].mean())
+    shown = rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]
+    return shown.groupby(["layer", "head"])["kept"].mean()
 
 
 def best_families(run: RunTables, model: str) -> pd.Series:
