@@ -1,7 +1,9 @@
 """Sparse selections: rules and their statistics against sorted rows of eager attention, laws, planted heads."""
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,9 +18,10 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
+from headscope.measures import sparse_rules
 from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
-from headscope.measures.sparse_rules import RowTile, parse_rule
+from headscope.measures.sparse_rules import RowTile, Rule, parse_rule
 
 LENGTH = 45
 TINY = torch.finfo(torch.float32).tiny
@@ -234,3 +237,41 @@ def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_9
 def test_other_rules_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse_rule(text)
+
+
+@dataclass(frozen=True)
+class EveryNth(Rule):
+    step: int
+    name: ClassVar[str] = "every"
+    meaning: ClassVar[str] = "the own key and every n-th before it"
+
+    def select(self, tile: RowTile) -> Tensor:
+        return (tile.distance % self.step == 0)[None]
+
+
+@dataclass(frozen=True)
+class OtherTop(EveryNth):
+    name: ClassVar[str] = "top"
+
+
+@pytest.fixture
+def third_party_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rule of another package, one that cannot be imported, and others with the name of a rule or no rule."""
+    values = {"broken": "no_such_module:RULE", "top": f"{__name__}:OtherTop", "every": f"{__name__}:EveryNth",
+              "number": f"{__name__}:LENGTH"}  # fmt: skip
+    entries = [EntryPoint(name, value, sparse_rules.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(sparse_rules, "entry_points", lambda group: entries)
+    sparse_rules.known_rules.cache_clear()
+    yield
+    sparse_rules.known_rules.cache_clear()
+
+
+@pytest.mark.usefixtures("third_party_rules")
+def test_a_broken_rule_of_another_package_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_rule("every:3") == EveryNth(3)
+    assert type(parse_rule("top:3")) is sparse_rules.Top
+    with pytest.raises(ValueError, match="unknown rule 'broken:3'"):
+        parse_rule("broken:3")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split("'")[1] for line in lines] == ["broken", "top", "number"]
+    assert not any("\n" in line for line in lines)

@@ -4,9 +4,10 @@ A rule is a frozen dataclass whose fields are its sizes, written NAME:SIZE:SIZE.
 a subclass of `Rule` and an entry point of the group `headscope.sparse_rules` that names it.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import ClassVar
@@ -24,6 +25,8 @@ GROUP = "headscope.sparse_rules"
 LAST_QUERIES = 64
 """Queries whose mean weights choose the columns and diagonals of `vertical-slash`, as in MInference."""
 MAX_SIZE = 2**24
+
+log = logging.getLogger("headscope")
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,9 +312,20 @@ BUILT_IN: tuple[type[Rule], ...] = (Top, GroupTop, LayerTop, Blocks, BlockMean, 
 
 @cache
 def known_rules() -> Mapping[str, type[Rule]]:
-    """The rules by name: headscope's own, and those of other packages."""
-    loaded = [entry.load() for entry in entry_points(group=GROUP)]
-    return {rule.name: rule for rule in (*BUILT_IN, *loaded)}
+    """The rules by name: headscope's own and those of other packages. A broken one is reported and left out."""
+    rules = {rule.name: rule for rule in BUILT_IN}
+    for entry in entry_points(group=GROUP):
+        try:
+            rule = entry.load()
+            if not (isinstance(rule, type) and issubclass(rule, Rule) and is_dataclass(rule)):
+                raise TypeError(f"{entry.value} is no dataclass of Rule")
+            if rule.name != entry.name or rule.name in rules:
+                raise ValueError(f"its name is '{rule.name}', which must be that of its entry point and a new one")
+            rules[rule.name] = rule
+        except Exception as error:  # third-party code can fail in any way
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            log.warning("rule '%s' is left out: %s. Fix or uninstall its package", entry.name, reason[:300])
+    return rules
 
 
 def parse_rule(text: str) -> Rule:
