@@ -269,6 +269,7 @@ def third_party_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("third_party_rules")
 def test_a_broken_rule_of_another_package_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     assert parse_rule("every:3") == EveryNth(3)
+    assert EveryNth.needs_dense_weights
     assert type(parse_rule("top:3")) is sparse_rules.Top
     with pytest.raises(ValueError, match="unknown rule 'broken:3'"):
         parse_rule("broken:3")

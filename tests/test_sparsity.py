@@ -119,6 +119,8 @@ def test_the_best_rule_has_the_largest_recall_at_the_cost_of_the_shown_rule(run:
     assert {*recall} >= {*FAMILIES}
     allowed = recall[[*FAMILIES[3:]]]
     np.testing.assert_allclose([recall.loc[head, best[head]] for head in best.index], allowed.max(axis=1)[best.index])
+    usable = run.rows("sparse_rows", model="base", needs_dense=False)["rule"].unique()
+    assert {*map(rule_family, usable)} == {*FAMILIES[3:], "minference"}
     curve = recall_curves(run, "base", 0, 0).query("family == 'streaming:1'")
     assert [*curve["kept"]] == [4, 16]
     between = np.interp(np.log(8), np.log([4, 16]), curve["recall"])
@@ -133,7 +135,8 @@ def test_windowed_heads_are_compared_at_their_own_cost() -> None:
     rules = [f"top:{size}" for size in (4, 8, 16)] + ["streaming:1:3", "streaming:1:15", "vertical-slash:9:9"]
     rows = [
         {"model": "base", "context_length": 32, "doc": "a", "rows_of": TEXT, "layer": 0, "head": head, "rule": rule,
-         "recall": recall[rule_family(rule)], "kept": float(min(sum(map(int, re.findall("[0-9]+", rule))), keys))}
+         "needs_dense": rule.startswith("top"), "recall": recall[rule_family(rule)],
+         "kept": float(min(sum(map(int, re.findall("[0-9]+", rule))), keys))}
         for head, keys in ((0, 32), (1, 6)) for rule in rules
     ]  # fmt: skip
     run = SimpleNamespace(table=lambda name: pd.DataFrame(rows))

@@ -129,6 +129,8 @@ class Rule(ABC):
     meaning: ClassVar[str]
     needs_whole_text: ClassVar[bool] = False
     """Whether its choice for a row may depend on later queries or on keys that the row does not see."""
+    needs_dense_weights: ClassVar[bool] = True
+    """Whether it needs the weights of all keys: it bounds other rules, but saves nothing."""
 
     @abstractmethod
     def select(self, tile: RowTile) -> Tensor:
@@ -227,6 +229,7 @@ class BlockMean(Blocks):
     name: ClassVar[str] = "block-mean"
     meaning: ClassVar[str] = "K blocks of B keys by q . mean of the block's keys (as MoBA), with the own block"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
         return _scores(tile.queries, self._of_blocks(tile, "mean"))
@@ -237,6 +240,7 @@ class BlockBounds(Blocks):
     name: ClassVar[str] = "block-bounds"
     meaning: ClassVar[str] = "K blocks of B keys by an upper bound of q . k (as Quest), with the own block"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
         q, low, high = tile.queries, self._of_blocks(tile, "min"), self._of_blocks(tile, "max")
@@ -254,6 +258,7 @@ class Streaming(Rule):
     recent: int
     name: ClassVar[str] = "streaming"
     meaning: ClassVar[str] = "the first SINK and last RECENT keys"
+    needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         is_sink = tile.distance > to_device(tile.weights.device, tile.rows - self.sink)[:, None]
@@ -267,6 +272,7 @@ class VerticalSlash(Rule):
     name: ClassVar[str] = "vertical-slash"
     meaning: ClassVar[str] = "V columns and S diagonals of largest weight in the last 64 queries (as MInference)"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         by_column, by_distance = vertical_slash_sums(tile)

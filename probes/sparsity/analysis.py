@@ -15,8 +15,6 @@ from headscope.runs.run_tables import RunTables
 from probes.sparsity.schema import ANSWER, PUBLISHED, TEXT
 
 OVERVIEW_HEADS = 5
-ORACLES = ("top", "group-top", "layer-top", "block")
-"""Rules that need the dense weights: bounds for others, which no server can follow."""
 _LONGEST = "at the longest context length, over rows of text"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -150,8 +148,9 @@ def costs_by_head(run: RunTables, model: str) -> pd.Series:
 
 def best_families(run: RunTables, model: str) -> pd.Series:
     """The family of rules of largest recall at equal cost, by head, among those that need no dense weights."""
-    recall = recall_at_equal_cost(run, model)
-    families = [family for family in recall if str(family).partition(":")[0] not in (*ORACLES, PUBLISHED)]
+    recall, rows = recall_at_equal_cost(run, model), run.table("sparse_rows")
+    usable = {rule_family(str(rule)) for rule in rows["rule"][~rows["needs_dense"]].unique()} - {PUBLISHED}
+    families = [family for family in recall if family in usable]
     measured = recall[families].dropna(how="all")
     return measured.idxmax(axis=1) if len(families) else pd.Series(dtype=str)
 

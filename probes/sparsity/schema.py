@@ -80,6 +80,7 @@ SPARSE_ROWS = Table(
         Column("top1", "value", "", "share of rows whose heaviest key is chosen", 0, 1),
         Column("error", "value", "", "mean of |z' - z| / |z| of the head's output z after renormalisation", 0),
         Column("kept", "value", "keys", "mean number of chosen keys that the row sees", 0),
+        Column("needs_dense", "flag", "", "whether the rule needs the weights of all keys: it bounds others"),
     ),
 )
 SPARSE_OVERLAP = Table(
