@@ -1,7 +1,9 @@
 """Sparse selections: rules and their statistics against sorted rows of eager attention, laws, planted heads."""
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,9 +18,10 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
+from headscope.measures import sparse_rules
 from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
-from headscope.measures.sparse_rules import RowTile, parse_rule
+from headscope.measures.sparse_rules import RowTile, Rule, parse_rule
 
 LENGTH = 45
 TINY = torch.finfo(torch.float32).tiny
@@ -54,6 +57,7 @@ def dense_sets(rule: str, alpha: Tensor, q: Tensor, k: Tensor) -> Tensor:
                 scores = {
                     b: block_score(name, q[h, i], *(t[b * first : (b + 1) * first] for t in (k[h], alpha[h, i])))
                     for b in range(i // first)
+                    if alpha[h, i, b * first : (b + 1) * first].any()
                 }
                 best = [i // first, *sorted(scores, key=scores.__getitem__, reverse=True)][:size]
                 keys = [j for j in seen if j // first in best]
@@ -204,6 +208,16 @@ def test_a_text_in_chunks_has_the_statistics_of_one_pass() -> None:
     pd.testing.assert_frame_equal(measured(chunks, rules, rows), measured([record], rules, rows), rtol=1e-6)
 
 
+@pytest.mark.parametrize("layout", [{"window": 9}, {"chunk_size": 12}])
+def test_hidden_blocks_do_not_compete_so_statistics_do_not_depend_on_the_tiles(
+    layout: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, rules = random_record(1, 48, **layout), ["block:4:2", "block-mean:4:2", "block-bounds:4:2", "top:3"]
+    one_tile = measured([record], rules)
+    monkeypatch.setattr("headscope.measures.sparse_rows.LOGITS_PER_TILE", 1)
+    pd.testing.assert_frame_equal(measured([record], rules), one_tile, rtol=1e-6)
+
+
 def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_95_percent_of_them() -> None:
     length = 100
     q, k = torch.zeros(2, length, 8), torch.zeros(2, length, 8)
@@ -216,9 +230,49 @@ def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_9
     np.testing.assert_allclose(by_head["keys_95"], [1, np.mean([19, 57, 95])])
     np.testing.assert_allclose(by_head["keys_99"], [1, np.mean([20, 60, 99])])
     np.testing.assert_allclose(by_rule["recall"], [1, np.mean(1 / (rows + 1))], atol=1e-6)
+    np.testing.assert_allclose(by_rule["top1"], 1)  # all keys of a uniform row are its heaviest
 
 
 @pytest.mark.parametrize("text", ["tops:3", "top", "top:0", "top:-1", "top:3:4", "block:64", "top:x", "top:99999999"])
 def test_other_rules_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse_rule(text)
+
+
+@dataclass(frozen=True)
+class EveryNth(Rule):
+    step: int
+    name: ClassVar[str] = "every"
+    meaning: ClassVar[str] = "the own key and every n-th before it"
+
+    def select(self, tile: RowTile) -> Tensor:
+        return (tile.distance % self.step == 0)[None]
+
+
+@dataclass(frozen=True)
+class OtherTop(EveryNth):
+    name: ClassVar[str] = "top"
+
+
+@pytest.fixture
+def third_party_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rule of another package, one that cannot be imported, and others with the name of a rule or no rule."""
+    values = {"broken": "no_such_module:RULE", "top": f"{__name__}:OtherTop", "every": f"{__name__}:EveryNth",
+              "number": f"{__name__}:LENGTH"}  # fmt: skip
+    entries = [EntryPoint(name, value, sparse_rules.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(sparse_rules, "entry_points", lambda group: entries)
+    sparse_rules.known_rules.cache_clear()
+    yield
+    sparse_rules.known_rules.cache_clear()
+
+
+@pytest.mark.usefixtures("third_party_rules")
+def test_a_broken_rule_of_another_package_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_rule("every:3") == EveryNth(3)
+    assert EveryNth.needs_dense_weights
+    assert type(parse_rule("top:3")) is sparse_rules.Top
+    with pytest.raises(ValueError, match="unknown rule 'broken:3'"):
+        parse_rule("broken:3")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split("'")[1] for line in lines] == ["broken", "top", "number"]
+    assert not any("\n" in line for line in lines)

@@ -1,7 +1,9 @@
 """The sparsity probe: tables against the measure, statistics, results, checks, charts, needles and pattern files."""
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,18 @@ from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.scores.minference import read_patterns
 from probes.sparsity import results
-from probes.sparsity.analysis import best_families, recall_at_equal_cost, recall_curves, rule_family
+from probes.sparsity.analysis import (
+    best_families,
+    costs_by_head,
+    recall_at_equal_cost,
+    recall_curves,
+    rule_family,
+    shared_pair,
+    shown_rules,
+)
 from probes.sparsity.report import charts, head_charts
+from probes.sparsity.run import SparsityRunner
+from probes.sparsity.schema import TEXT, SparsityOptions
 
 LENGTH, DOCS, ROWS = 40, 3, 8
 FAMILIES = ("top", "group-top", "layer-top", "block-mean:4", "streaming:1", "vertical-slash")
@@ -90,17 +102,47 @@ def test_the_head_table_has_means_with_intervals_over_documents(run: Run) -> Non
     np.testing.assert_allclose(heads["sparse_shared_loss"], means["top:8"] - means["layer-top:8"], atol=1e-6)
 
 
+def test_a_rule_that_is_given_twice_is_measured_once() -> None:
+    options = SparsityOptions(rules=["top:4", "block:4:2", "top:04", "group-top:4"])
+    assert [*map(str, SparsityRunner(options, None).rules)] == ["top:4", "block:4:2", "group-top:4"]
+
+
+def test_the_shown_size_is_the_middle_one_in_any_order() -> None:
+    rules = [f"{name}:{size}" for size in (1024, 64, 256) for name in ("top", "layer-top", "block:64")]
+    run = SimpleNamespace(table=lambda name: pd.DataFrame({"rule": [*rules, "minference"]}))
+    assert shown_rules(run) == ["top:256", "layer-top:256", "block:64:256", "minference"]
+    assert shared_pair(run) == ("top:256", "layer-top:256")
+
+
 def test_the_best_rule_has_the_largest_recall_at_the_cost_of_the_shown_rule(run: Run) -> None:
     recall, best = recall_at_equal_cost(run, "base"), best_families(run, "base")
     assert {*recall} >= {*FAMILIES}
     allowed = recall[[*FAMILIES[3:]]]
     np.testing.assert_allclose([recall.loc[head, best[head]] for head in best.index], allowed.max(axis=1)[best.index])
+    usable = run.rows("sparse_rows", model="base", needs_dense=False)["rule"].unique()
+    assert {*map(rule_family, usable)} == {*FAMILIES[3:], "minference"}
     curve = recall_curves(run, "base", 0, 0).query("family == 'streaming:1'")
     assert [*curve["kept"]] == [4, 16]
     between = np.interp(np.log(8), np.log([4, 16]), curve["recall"])
     assert recall.loc[(0, 0), "streaming:1"] == pytest.approx(between, abs=1e-6)
     assert [rule_family(rule) for rule in ("top:4", "block:64:2", "vertical-slash:3:4", "minference")] == [
         "top", "block:64", "vertical-slash", "minference"]  # fmt: skip
+
+
+def test_windowed_heads_are_compared_at_their_own_cost() -> None:
+    """The second head sees 6 keys, fewer than the mean cost of both."""
+    recall = {"top": 0.9, "streaming:1": 0.5, "vertical-slash": 0.6}
+    rules = [f"top:{size}" for size in (4, 8, 16)] + ["streaming:1:3", "streaming:1:15", "vertical-slash:9:9"]
+    rows = [
+        {"model": "base", "context_length": 32, "doc": "a", "rows_of": TEXT, "layer": 0, "head": head, "rule": rule,
+         "needs_dense": rule.startswith("top"), "recall": recall[rule_family(rule)],
+         "kept": float(min(sum(map(int, re.findall("[0-9]+", rule))), keys))}
+        for head, keys in ((0, 32), (1, 6)) for rule in rules
+    ]  # fmt: skip
+    run = SimpleNamespace(table=lambda name: pd.DataFrame(rows))
+    assert costs_by_head(run, "base").to_list() == [8, 6]
+    assert best_families(run, "base").to_list() == ["streaming:1", "vertical-slash"]  # the first keeps 18 keys with it
+    assert recall_at_equal_cost(run, "base", 7)["top"].isna().to_list() == [False, True]
 
 
 def test_results_name_the_worst_head_and_checks_bound_it_by_layer(run: Run) -> None:
@@ -111,14 +153,16 @@ def test_results_name_the_worst_head_and_checks_bound_it_by_layer(run: Run) -> N
     assert (worst.layer, worst.head) == means.idxmin()
     assert worst.value == pytest.approx(means.min())
     assert worst.low < worst.value < worst.high
-    of_layer = means[2].min()
-    for bound, outcome in ((of_layer - 0.4, "passes"), (of_layer + 0.4, "fails")):
+    of_layer = means[0].min()
+    low, high = next((part.low, part.high) for part in worst.parts if part.where["in_layer"] == 0)
+    assert 0 < low < of_layer < high < 1
+    for bound, outcome in ((low - 0.01, "passes"), (of_layer, "undecided"), (high + 0.01, "fails")):
         entry = {"result": "sparsity.worst_in_layer", "model": "base", "at_least": bound}
-        entry |= {"where": {"rule": "streaming:1:15", "in_layer": 2}}
+        entry |= {"where": {"rule": "streaming:1:15", "in_layer": 0}}
         checks = parse_checks([entry], "checks.yaml")
         (checked,) = run_checks(run, checks)
         assert checked.value == pytest.approx(of_layer)
-        assert checked.outcome in (outcome, "undecided")
+        assert checked.outcome == outcome
     assert {r.question for r in answers} == {f"sparsity.{name}" for name in
             ("keys", "shared_set", "best_rule", "worst_head", "patterns")}  # fmt: skip
     for result in (*answers, *results.head_results(run, "base", 1, 2)):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward import chunked_pass
+from headscope.forward.observe import observe
 from headscope.heads import HeadSet
 from headscope.model_identity import WeightDigests
 from headscope.positions.model import Model
@@ -169,3 +171,45 @@ def test_a_text_read_in_chunks_may_reach_the_span_in_a_later_chunk(model: Model)
         cache = model.module(IDS[:1, :4], use_cache=True).past_key_values
         last = model.module(IDS[:1, 4:], past_key_values=cache).logits[:, -1]
         torch.testing.assert_close(last, logits(model, IDS[:1])[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_prompt_read_token_by_token_may_reach_the_span(model: Model) -> None:
+    with torch.no_grad(), hs.steered(model, "L1H2", range(9, 11), ALPHA):
+        cache = None
+        for token in IDS[:1].T[..., None]:
+            output = model.module(token, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+        torch.testing.assert_close(output.logits[:, -1], logits(model, IDS[:1])[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_refused_text_does_not_refuse_the_next_one(model: Model) -> None:
+    with hs.steered(model, "L1H2", range(11, 14), ALPHA):
+        logits(model, IDS[:1, :5])
+        with pytest.raises(BadInput, match="5 tokens"):
+            logits(model, IDS.view(1, -1))
+        logits(model, IDS.view(1, -1))
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [16, 79])
+def test_a_long_text_is_measured_in_chunks_though_its_first_tokens_end_before_the_span(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tokens_per_chunk: int
+) -> None:
+    """The last of 80 tokens ends the span; the trial of reading in chunks has 48 tokens."""
+    ids, sizes = torch.randint(3, families.VOCAB, (80,), generator=torch.Generator().manual_seed(1)), []
+
+    class Observer:
+        needs_whole_text = False
+
+        def listen(self, layers: Any) -> None:
+            layers.listen(lambda record: sizes.append(record.q.shape[1]), [1])
+
+        def tables(self, finished_pass: Any) -> dict[str, Any]:
+            return {"hidden": finished_pass.hidden}
+
+    monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": tokens_per_chunk})
+    with torch.no_grad(), hs.steered(model, "L1H2", range(70, 80), ALPHA):
+        (whole,) = observe(model, ids, [lambda _: Observer()])
+        monkeypatch.setattr(chunked_pass, "fits_one_pass", lambda *_: False)
+        (chunked,) = observe(model, ids, [lambda _: Observer()])
+    assert sizes == [80, *(len(chunk) for chunk in ids.split(tokens_per_chunk))]
+    torch.testing.assert_close(chunked["hidden"], whole["hidden"], atol=1e-5, rtol=1e-5)

@@ -7,6 +7,7 @@ their input, so masks and positions are the family's own.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,6 +30,13 @@ TRIAL_TOKENS = 48
 """Tokens that are read in one pass and in chunks, to check that both agree."""
 RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest difference between the two, as a share of the norm: the rounding of many layers."""
+
+_is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
+
+
+def is_trial_pass() -> bool:
+    """Whether the running pass is a trial of `choose_chunk_size`, which reads only the first tokens of a text."""
+    return _is_trial.get()
 
 
 def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
@@ -53,11 +61,15 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
 
 def _chunks_match_single_pass(model: Model, ids: Tensor) -> bool:
     """Whether the model computes the same hidden states for ids [1, L] in chunks as in one pass."""
-    expected = last_hidden_states(model, ids)
+    token = _is_trial.set(True)
     try:
-        hidden = chunked_hidden_states(model, ids, ids.shape[1] // 3)
-    except Exception:  # a family's code may fail if its layers run one at a time
-        return False
+        expected = last_hidden_states(model, ids)
+        try:
+            hidden = chunked_hidden_states(model, ids, ids.shape[1] // 3)
+        except Exception:  # a family's code may fail if its layers run one at a time
+            return False
+    finally:
+        _is_trial.reset(token)
     return float((hidden - expected).norm()) <= RELATIVE_TOLERANCE.get(expected.dtype, 5e-2) * float(expected.norm())
 
 

@@ -21,6 +21,7 @@ from headscope.attention.kernel import append_key_bias
 from headscope.errors import BadInput, UnsupportedModel, did_you_mean
 from headscope.forward.ablation import Heads, describe_heads, heads_by_layer, refuse_other_head_set
 from headscope.forward.capture import capturing
+from headscope.forward.chunked_pass import is_trial_pass
 from headscope.forward.interventions import Unit, head_unit, layer_output_edit
 from headscope.model_identity import AcceptedWeights
 from headscope.positions.model import Model
@@ -49,27 +50,31 @@ class _PromptCheck:
     """Refuses passes over texts that end before the last token of the span; an output edit that changes nothing.
 
     A text may be read in chunks, so it has ended when the next one starts, the first token is decoded or `finish` is
-    called.
+    called. A single token after a longer part of a text is a decoded one, unless it ends the span.
     """
 
     def __init__(self, name: str, last: int):
         self.name, self.last = name, last
-        self._unreached = 0
+        self._unreached = self._queries = 0
 
     def __call__(self, z: Tensor, call: backend.AttentionCall) -> Tensor:
+        if is_trial_pass():
+            return z
         queries, keys = call.q.shape[2], call.first_key + call.k.shape[2]
         is_start = queries == keys
-        if self._unreached and (is_start or queries == 1):
+        if is_start or (queries == 1 < self._queries and keys <= self.last):
             self.finish()
         if is_start or self._unreached:
             self._unreached = keys if keys <= self.last else 0
+        self._queries = queries
         return z
 
     def finish(self) -> None:
         """Raise BadInput if the text that was read last ended before the span."""
-        if self._unreached:
+        tokens, self._unreached = self._unreached, 0
+        if tokens:
             raise BadInput(
-                f"the span {self.name} ends at token {self.last}, beyond the text of {self._unreached} tokens that the "
+                f"the span {self.name} ends at token {self.last}, beyond the text of {tokens} tokens that the "
                 "model reads. Use positions within the prompt, counted from 0"
             )
 

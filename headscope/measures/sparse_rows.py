@@ -1,7 +1,7 @@
 """What each head loses if it attends to the keys of a rule only, streamed: mass, output, and overlap of the sets.
 
 recall_i is the share of row i's weight that lies on the chosen keys, so that -ln recall_i is the KL divergence of the
-dense row from the renormalised sparse one. A learned sink has no key: it is always kept, and recall is the share of the
+renormalised sparse row from the dense one. A learned sink has no key: it is always kept, and recall is the share of the
 weight of all keys. Rows are visited in cache-sized tiles; memory is O(L).
 """
 
@@ -88,12 +88,12 @@ class SparseRows:
         dense = _Sums.of(tile.weights, values)
         queries = to_device(device, tile.rows - query_range(record).start)
         sink = torch.zeros_like(dense.mass) if record.sink_weight is None else record.sink_weight[:, queries]
-        top = tile.weights.argmax(-1, keepdim=True)
+        heaviest = tile.weights.amax(-1)
         statistics, pairs = [], []
         for rule in self.rules:
             chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
             kept = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
-            is_hit = chosen.gather(-1, top)[..., 0].float()
+            is_hit = (masked.amax(-1) >= heaviest).float()  # of equally heavy keys any one
             size = chosen.sum(-1, dtype=torch.int32).float()
             statistics.append(_row_statistics(dense, kept, is_hit, size, sink)[..., index])
             pairs.append(chosen[:, np.concatenate([compared - 1, compared])])

@@ -4,9 +4,10 @@ A rule is a frozen dataclass whose fields are its sizes, written NAME:SIZE:SIZE.
 a subclass of `Rule` and an entry point of the group `headscope.sparse_rules` that names it.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import ClassVar
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord
-from headscope.measures.row_sampling import IntArray, query_range, to_device
+from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device
 from headscope.measures.span_mass import row_weights
 
 GROUP = "headscope.sparse_rules"
@@ -24,6 +25,8 @@ GROUP = "headscope.sparse_rules"
 LAST_QUERIES = 64
 """Queries whose mean weights choose the columns and diagonals of `vertical-slash`, as in MInference."""
 MAX_SIZE = 2**24
+
+log = logging.getLogger("headscope")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +129,8 @@ class Rule(ABC):
     meaning: ClassVar[str]
     needs_whole_text: ClassVar[bool] = False
     """Whether its choice for a row may depend on later queries or on keys that the row does not see."""
+    needs_dense_weights: ClassVar[bool] = True
+    """Whether it needs the weights of all keys: it bounds other rules, but saves nothing."""
 
     @abstractmethod
     def select(self, tile: RowTile) -> Tensor:
@@ -166,7 +171,10 @@ class LayerTop(Top):
 
 @dataclass(frozen=True)
 class Blocks(Rule):
-    """Blocks are aligned to the document. The query's own block is always chosen, unless a block is a single key."""
+    """Blocks are aligned to the document. The query's own block is always chosen, unless a block is a single key.
+
+    Blocks compete only if the row sees a key of theirs.
+    """
 
     block: int
     blocks: int
@@ -184,6 +192,8 @@ class Blocks(Rule):
         own = to_device(scores.device, tile.rows // self.block)[:, None]
         numbers = torch.arange(first_block, first_block + scores.shape[-1], device=scores.device)
         scores.masked_fill_(numbers > own, -torch.inf)
+        low = to_device(scores.device, tile.rows + 1 - count_visible_keys(tile.record, tile.rows))[:, None]
+        scores.masked_fill_((numbers + 1) * self.block <= low, -torch.inf)
         if self.block > 1:
             scores.masked_fill_(numbers == own, torch.inf)
         chosen = torch.zeros_like(scores, dtype=torch.bool)
@@ -219,6 +229,7 @@ class BlockMean(Blocks):
     name: ClassVar[str] = "block-mean"
     meaning: ClassVar[str] = "K blocks of B keys by q . mean of the block's keys (as MoBA), with the own block"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
         return _scores(tile.queries, self._of_blocks(tile, "mean"))
@@ -229,6 +240,7 @@ class BlockBounds(Blocks):
     name: ClassVar[str] = "block-bounds"
     meaning: ClassVar[str] = "K blocks of B keys by an upper bound of q . k (as Quest), with the own block"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
         q, low, high = tile.queries, self._of_blocks(tile, "min"), self._of_blocks(tile, "max")
@@ -246,6 +258,7 @@ class Streaming(Rule):
     recent: int
     name: ClassVar[str] = "streaming"
     meaning: ClassVar[str] = "the first SINK and last RECENT keys"
+    needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         is_sink = tile.distance > to_device(tile.weights.device, tile.rows - self.sink)[:, None]
@@ -259,6 +272,7 @@ class VerticalSlash(Rule):
     name: ClassVar[str] = "vertical-slash"
     meaning: ClassVar[str] = "V columns and S diagonals of largest weight in the last 64 queries (as MInference)"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
         by_column, by_distance = vertical_slash_sums(tile)
@@ -304,9 +318,20 @@ BUILT_IN: tuple[type[Rule], ...] = (Top, GroupTop, LayerTop, Blocks, BlockMean, 
 
 @cache
 def known_rules() -> Mapping[str, type[Rule]]:
-    """The rules by name: headscope's own, and those of other packages."""
-    loaded = [entry.load() for entry in entry_points(group=GROUP)]
-    return {rule.name: rule for rule in (*BUILT_IN, *loaded)}
+    """The rules by name: headscope's own and those of other packages. A broken one is reported and left out."""
+    rules = {rule.name: rule for rule in BUILT_IN}
+    for entry in entry_points(group=GROUP):
+        try:
+            rule = entry.load()
+            if not (isinstance(rule, type) and issubclass(rule, Rule) and is_dataclass(rule)):
+                raise TypeError(f"{entry.value} is no dataclass of Rule")
+            if rule.name != entry.name or rule.name in rules:
+                raise ValueError(f"its name is '{rule.name}', which must be that of its entry point and a new one")
+            rules[rule.name] = rule
+        except Exception as error:  # third-party code can fail in any way
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            log.warning("rule '%s' is left out: %s. Fix or uninstall its package", entry.name, reason[:300])
+    return rules
 
 
 def parse_rule(text: str) -> Rule:

@@ -15,8 +15,6 @@ from headscope.runs.run_tables import RunTables
 from probes.sparsity.schema import ANSWER, PUBLISHED, TEXT
 
 OVERVIEW_HEADS = 5
-ORACLES = ("top", "group-top", "layer-top", "block")
-"""Rules that need the dense weights: bounds for others, which no server can follow."""
 _LONGEST = "at the longest context length, over rows of text"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -70,7 +68,11 @@ def shown_rules(run: RunTables) -> list[str]:
     sizes: dict[str, list[str]] = {}
     for rule in rules_of(run):
         sizes.setdefault(rule_family(rule), []).append(rule)
-    return [rules[len(rules) // 2] for rules in sizes.values()]
+    return [sorted(rules, key=_sizes)[len(rules) // 2] for rules in sizes.values()]
+
+
+def _sizes(rule: str) -> list[int]:
+    return [int(size) for size in rule.split(":")[1:]]
 
 
 def shown_rule(run: RunTables) -> str:
@@ -81,8 +83,8 @@ def shown_rule(run: RunTables) -> str:
 def shared_pair(run: RunTables) -> tuple[str, str] | None:
     """The rules `top` and `layer-top` of one size, the middle one of those that have both."""
     rules = rules_of(run)
-    sizes = [rule[4:] for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules]
-    return (f"top:{sizes[len(sizes) // 2]}", f"layer-top:{sizes[len(sizes) // 2]}") if sizes else None
+    tops = sorted((rule for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules), key=_sizes)
+    return (tops[len(tops) // 2], f"layer-{tops[len(tops) // 2]}") if tops else None
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
@@ -119,33 +121,36 @@ def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) 
     """Recall of every head (layer, head) by family of rules, if each keeps `cost` keys on average.
 
     Between measured sizes recall is interpolated over the log of the kept keys; a family whose sizes do not reach the
-    cost is missing (NaN). The default cost is the mean number of keys that the shown rule keeps.
+    cost is missing (NaN). The default cost is that of the shown rule in each head: a window limits it.
     """
     rows = longest_rows(run, "sparse_rows")
     rows = rows[rows["model"] == model]
-    cost = mean_cost(run, model) if cost is None else cost
     means = rows.groupby(["layer", "head", "rule"])[["recall", "kept"]].mean().reset_index()
     means["family"] = means["rule"].map(rule_family)
+    own = costs_by_head(run, model).rename("cost")
+    means = means.join(own, on=["layer", "head"]) if cost is None else means.assign(cost=cost)
 
     def at_cost(points: pd.DataFrame) -> float:
         points = points.sort_values("kept")
-        kept = np.log(points["kept"].clip(lower=1e-9))
-        return float(np.interp(np.log(cost), kept, points["recall"], left=np.nan, right=np.nan))
+        kept, at = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
+        return float(np.interp(at, kept, points["recall"], left=np.nan, right=np.nan))
 
-    recall = means.groupby(["layer", "head", "family"])[["recall", "kept"]].apply(at_cost)
+    recall = means.groupby(["layer", "head", "family"])[["recall", "kept", "cost"]].apply(at_cost)
     return recall.unstack("family")
 
 
-def mean_cost(run: RunTables, model: str) -> float:
-    """Mean number of keys that the shown rule keeps."""
+def costs_by_head(run: RunTables, model: str) -> pd.Series:
+    """Mean number of keys that the shown rule keeps in every head (layer, head)."""
     rows = longest_rows(run, "sparse_rows")
-    return float(rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]["kept"].mean())
+    shown = rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]
+    return shown.groupby(["layer", "head"])["kept"].mean()
 
 
 def best_families(run: RunTables, model: str) -> pd.Series:
     """The family of rules of largest recall at equal cost, by head, among those that need no dense weights."""
-    recall = recall_at_equal_cost(run, model)
-    families = [family for family in recall if str(family).partition(":")[0] not in (*ORACLES, PUBLISHED)]
+    recall, rows = recall_at_equal_cost(run, model), run.table("sparse_rows")
+    usable = {rule_family(str(rule)) for rule in rows["rule"][~rows["needs_dense"]].unique()} - {PUBLISHED}
+    families = [family for family in recall if family in usable]
     measured = recall[families].dropna(how="all")
     return measured.idxmax(axis=1) if len(families) else pd.Series(dtype=str)
 

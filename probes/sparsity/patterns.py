@@ -20,6 +20,7 @@ class HeadPatterns(Rule):
     name: ClassVar[str] = "minference"
     meaning: ClassVar[str] = "columns and diagonals of largest weight in the last 64 queries, as many as the file says"
     needs_whole_text: ClassVar[bool] = True
+    needs_dense_weights: ClassVar[bool] = False
 
     @classmethod
     def for_model(cls, patterns: Patterns, geometry: Geometry, label: str) -> "HeadPatterns":

@@ -26,9 +26,10 @@ QUESTIONS = (
     ),
     Question(
         name="sparsity.best_rule",
-        sentence="At {cost:.0f} keys per row, {family} keeps most of the mass for {number:.0f} of {n:n heads} of "
-        "{model}, among rules that need no dense weights[; next: {second} ({second_heads})]",
-        headline="At {cost:.0f} keys, {family} keeps most for {number:.0f} of {n:n heads}",
+        sentence="At equal cost in each head, {cost:.0f} keys per row on average, {family} keeps most of the mass for "
+        "{number:.0f} of {n:n heads} of {model}, among rules that need no dense weights[; next: {second} "
+        "({second_heads})][; {missing:n heads} not compared: no such rule was measured at their cost]",
+        headline="At {cost:.0f} keys on average, {family} keeps most for {number:.0f} of {n:n heads}",
         number=".0f",
         level="headline",
     ),
@@ -60,7 +61,7 @@ QUESTIONS = (
     Question(
         name="sparsity.patterns",
         sentence="With the given pattern file, the heads of {model} keep {value} of their mass at {kept:.0f} keys per "
-        "row[; vertical-slash with one size for all heads keeps {own:percent1} at equal cost]",
+        "row[; vertical-slash keeps {own:percent1} at this number of keys in every head, interpolated between sizes]",
         number="percent",
         samples="documents",
         limits=(0, 1),

@@ -16,7 +16,7 @@ GLOSSARY = (
     Term(
         "Sparse selection, recall",
         "A rule chooses some of the keys that a query row sees. Its recall is the share of the row's attention weight "
-        "on these keys; -ln recall is the KL divergence of the dense row from the renormalised sparse one.",
+        "on these keys; -ln recall is the KL divergence of the renormalised sparse row from the dense one.",
         "recallᵢ = Σ αᵢⱼ over j in Sᵢ",
         ("sparse_rows",),
     ),

@@ -13,8 +13,8 @@ from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.sparsity.analysis import (
     best_families,
+    costs_by_head,
     longest_rows,
-    mean_cost,
     recall_at_equal_cost,
     shared_pair,
     shown_rules,
@@ -68,7 +68,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     if (layer, head) in (best := run.derived(best_families, model)).index:
         family = best[layer, head]
         recall = float(run.derived(recall_at_equal_cost, model).loc[(layer, head), family])
-        details |= {"family": family, "recall": recall, "cost": mean_cost(run, model)}
+        details |= {"family": family, "recall": recall, "cost": float(costs_by_head(run, model)[layer, head])}
     yield mean_result("sparsity.head", needed, (1, float("inf")), model=model, layer=layer, head=head, details=details)
 
 
@@ -98,9 +98,11 @@ def _shared_results(run: Run, model: str, rows: pd.DataFrame) -> Iterator[Result
 
 
 def _best_rule(run: Run, model: str) -> Iterator[Result]:
-    counts = run.derived(best_families, model).value_counts()
+    counts, costs = run.derived(best_families, model).value_counts(), costs_by_head(run, model)
     if len(counts):
-        details: dict[str, Any] = {"family": str(counts.index[0]), "cost": mean_cost(run, model)}
+        details: dict[str, Any] = {"family": str(counts.index[0]), "cost": float(costs.mean())}
+        if (missing := len(costs) - int(counts.sum())) > 0:
+            details["missing"] = missing
         if len(counts) > 1:
             details |= {"second": str(counts.index[1]), "second_heads": int(counts.iloc[1])}
         yield Result(

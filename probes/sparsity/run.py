@@ -31,7 +31,7 @@ class SparsityRunner:
     def __init__(self, options: SparsityOptions, context: StudyContext):
         self.options, self.context = options, context
         try:
-            self.rules = [*map(parse_rule, options.rules)]
+            self.rules = [*dict.fromkeys(map(parse_rule, options.rules))]
         except ValueError as error:
             raise BadInput(f"'rules': {error}") from error
         self.patterns = None if options.patterns is None else read_patterns(options.patterns)
@@ -128,12 +128,14 @@ class SparsityObserver:
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         by_rule, by_head = self.rows.compute()
-        columns: dict[str, Any] = {**by_rule, "rule": _rule_names(self.rows.rules)[by_rule["rule"]]}
+        rules, number = self.rows.rules, by_rule["rule"]
+        needs_dense = np.array([rule.needs_dense_weights for rule in rules])[number]
+        columns: dict[str, Any] = {**by_rule, "rule": _rule_names(rules)[number]}
         overlaps = {QUERY_BEFORE: columns.pop("overlap"), LAYER_BELOW: columns.pop("layer_overlap")}
         place = pd.DataFrame({name: columns[name] for name in ("layer", "head", "kv_group", "rule")})
         blocks = [place.assign(other=other, overlap=values) for other, values in overlaps.items()]
         return {
-            "sparse_rows": {**self.keys, **columns},
+            "sparse_rows": {**self.keys, **columns, "needs_dense": needs_dense},
             "sparse_overlap": pd.concat(blocks).dropna().assign(**self.keys),
             "sparse_keys": {**self.keys, **by_head},
         }

@@ -75,11 +75,12 @@ SPARSE_ROWS = Table(
         Column("recall", "value", "", "mean share of a row's weight that is on the chosen keys", 0, 1),
         Column("recall_q05", "value", "", "5 % quantile of the recall over rows", 0, 1),
         Column(
-            "kl", "value", "nats", "mean of -ln recall, at most 87.3: KL divergence of the dense from the sparse row", 0
+            "kl", "value", "nats", "mean of -ln recall, at most 87.3: KL divergence of the sparse from the dense row", 0
         ),
         Column("top1", "value", "", "share of rows whose heaviest key is chosen", 0, 1),
         Column("error", "value", "", "mean of |z' - z| / |z| of the head's output z after renormalisation", 0),
         Column("kept", "value", "keys", "mean number of chosen keys that the row sees", 0),
+        Column("needs_dense", "flag", "", "whether the rule needs the weights of all keys: it bounds others"),
     ),
 )
 SPARSE_OVERLAP = Table(

@@ -35,6 +35,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             needed = 1 + 200 * growth * rng.uniform(0.9, 1.1, len(units))
             table = units.merge(rules, how="cross")
             lost = np.clip(table["loss"] * scale * table["growth"] * rng.uniform(0.9, 1.1, len(table)), 0, 1)
+            table["needs_dense"] = table["rule"].str.contains("top")
             table = table.assign(recall=1 - lost, recall_q05=(1 - lost) ** 2, kl=-np.log(1 - lost), top1=1 - lost / 2)
             overlap = units.merge(rules, how="cross").merge(pd.DataFrame({"other": ["query", "layer"]}), how="cross")
             yield (
