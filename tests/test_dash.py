@@ -363,7 +363,7 @@ def test_a_page_sends_the_blocks_of_a_window_first_and_the_rest_on_request(clien
         first = [item.figure.layout.title.text for item in initial if isinstance(item, dcc.Graph)]
         shown = [blocks for heading, blocks in rendered.content.sections.items() if not heading]
         shown += [blocks for heading, blocks in rendered.content.sections.items() if heading][:1]  # the first tab
-        charts = [block for blocks in shown for block in flat_blocks(blocks) if isinstance(block, Chart)]
+        charts = [block for blocks in shown for block in blocks if isinstance(block, Chart)]
     assert request_id == {"deferred": f"/compare{search}", "part": "request"}
     blocks_id = {**request_id, "part": "blocks"}
     body = {
@@ -661,7 +661,10 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     ]
     (chart,) = content.sections["At home"]
     assert chart.figure.layout.title.text == "At home with yarn"
-    assert sum(isinstance(item, dcc.Graph) for item in walk(all_components(page, run, content, view))) == 2
+    for tab, title in (("at-home", "At home with yarn"), ("abroad", "Abroad")):
+        page, run, view, content = resolve_url("/foreign", {"models": ["yarn"], "tab": tab})
+        graphs = [item for item in walk(all_components(page, run, content, view)) if isinstance(item, dcc.Graph)]
+        assert [graph.figure.layout.title.text for graph in graphs] == [title]
     compared = resolve_url("/compare", {})[3].sections
     assert [block.figure.layout.title.text for block in compared["Abroad"]] == ["Abroad"]
     assert "At home" not in compared
