@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -452,6 +453,14 @@ def test_a_page_without_its_tables_names_the_command_that_makes_them(client, pat
         assert control_names(build_controls(page, run, view)) == ["run"]
     assert isinstance(text, TextBlock)
     assert text.command == f"headscope {path[1:]}"
+
+
+def test_the_command_of_the_comparison_quotes_the_checkpoint_and_labels_another_model(tmp_path: Path):
+    run = synthetic_run(tmp_path, models=("yarn",), **TINY)
+    run.manifest["models"][0]["checkpoint"] = "my models/a; b"
+    words = shlex.split(compare.missing_command(run))
+    assert words[-2:] == ["--model", "other=my models/a; b@yarn:factor=8"]
+    assert sum(word.startswith("yarn=") for word in words) == 1
 
 
 def test_the_table_of_heads_shows_changes_from_the_baseline(client):
