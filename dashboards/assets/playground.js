@@ -178,7 +178,7 @@
       },
       // A link to the page keeps what is shown: inputs of the last run, and the choices.
       keepView(data, model, layer, chosenHead, quantity, scale, nextToken, pair, corrupted, answer, wrong) {
-        if (!data) return;
+        if (!data || location.pathname !== "/playground") return;  // the reader may have left the page
         const { prompt, heads, kind } = data.request;
         const view = { prompt, heads: heads.map(([l, h]) => `L${l}H${h}`).join(", "), kind, count: data.count, model, layer, head: chosenHead, quantity, scale,
           next_token: nextToken, ...(pair ? { pair } : {}), ...(quantity === "patching" ? { corrupted, answer, wrong } : {}) };
