@@ -116,6 +116,11 @@ def test_links_keep_the_state_without_the_parameters_to_drop(run: Run):
     assert view.link("", *FILTER_PARAMETERS) == "?model=yarn&heads=1.2_0.3"
 
 
+def test_selected_heads_have_one_spelling_in_the_url(run: Run):
+    for text, query in (("L1H2,L0H3", {"heads": "1.2_0.3"}), ("1.2_x", {}), ("", {})):
+        assert ViewState.from_query({"heads": text}, run).query == query
+
+
 def test_a_query_is_read_and_written_back(run: Run):
     query = "?baseline=base&heads=1.2&min=0.2&max=0.9&stat=growth"
     view = ViewState.from_query(parse_query(query), run)
