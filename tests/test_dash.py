@@ -637,6 +637,26 @@ def test_selected_heads_are_listed_and_named_sets_compared(client, run: Run):
     assert statistic("growth").format_number(float(yarn.loc[[(1, 2), (2, 0)]].median())) in text
 
 
+@pytest.mark.parametrize(("search", "is_saved"), [("?heads=1.2", True), ("?heads=x", False), ("?run=gone", False)])
+def test_selected_heads_are_saved_only_if_there_are_some(folder: Path, run: Run, search: str, is_saved: bool):
+    app = create_app(folder)
+    output = next(name for name in app.callback_map if name.startswith("page-download.data@"))
+    body = {
+        "output": output,
+        "outputs": {"id": "page-download", "property": output.removeprefix("page-download.")},
+        "inputs": [{"id": "head-set-csv", "property": "n_clicks", "value": 1}],
+        "state": [
+            {"id": "url", "property": "pathname", "value": "/heads"},
+            {"id": "url", "property": "search", "value": search},
+        ],
+        "changedPropIds": ["head-set-csv.n_clicks"],
+    }
+    reply = app.server.test_client().post("/_dash-update-component", json=body)
+    assert reply.status_code == 200
+    saved = [data["data"]["content"] for data in reply.get_json()["response"].values()]
+    assert [len(content.splitlines()) for content in saved] == ([1 + len(run.models)] if is_saved else [])
+
+
 # Probes of other packages
 
 
