@@ -20,7 +20,7 @@ from dashboards.layout import all_pages, browser_state, page_shell, resolve_url
 from dashboards.lazy_loading import RenderedPage, rendered_page
 from dashboards.pages import checkpoints, compare, probe
 from dashboards.run_store import current_store
-from dashboards.tabs import visible_sections
+from dashboards.tabs import tab_bar, visible_sections
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
 from headscope.bench.synthetic_run import synthetic_manifest
@@ -119,6 +119,14 @@ def test_links_keep_the_state_without_the_parameters_to_drop(run: Run):
 def test_selected_heads_have_one_spelling_in_the_url(run: Run):
     for text, query in (("L1H2,L0H3", {"heads": "1.2_0.3"}), ("1.2_x", {}), ("", {})):
         assert ViewState.from_query({"heads": text}, run).query == query
+
+
+def test_every_tab_can_be_chosen_whatever_its_script(run: Run):
+    headings = ("Attention", "注意", "頭")
+    content = PageContent("Title", "", {heading: [TextBlock(["text"])] for heading in headings}, tabs=True)
+    for link, heading in zip(tab_bar(content, ViewState.from_query({}, run))[0].children, headings, strict=True):
+        view = ViewState.from_query(parse_query(link.href), run)
+        assert [*visible_sections(content, view)] == [heading]
 
 
 def test_a_query_is_read_and_written_back(run: Run):
