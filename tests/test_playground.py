@@ -556,7 +556,7 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
     np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-5)
     box = page.locator("#attention-canvas").bounding_box()
     assert box
-    page.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 0.7 * box["height"])  # below it is a row of another query
+    page.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 0.7 * box["height"])  # in a row of another query
     framed = re.search("Weight on (“.*” \\(\\d\\)): ", page.locator("#attention-readout").inner_text())
     assert framed
     assert "(3)" not in framed[1], "another pair than before"
