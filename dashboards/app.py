@@ -199,7 +199,12 @@ def _register_page_callbacks(app: Dash) -> None:
     def save_selected_heads(clicks: int | None, path: str, search: str) -> Any:
         if not clicks:
             return no_update
-        _, run, view, _ = layout.resolve_url(path, parse_query(search))
+        try:
+            _, run, view, _ = layout.resolve_url(path, parse_query(search))
+        except HeadscopeError:  # the page that is shown says why there is nothing to save
+            return no_update
+        if not view.selected_heads:
+            return no_update
         return dcc.send_string(view.select_rows(run.heads).to_csv(index=False), "selected-heads.csv")
 
 

@@ -49,7 +49,7 @@ HEAD_COLUMN_OPTIONS = {
     "filter": "agNumberColumnFilter",
     "resizable": True,
     "minWidth": 64,
-    "sortingOrder": ["desc", "asc", None],
+    "sortingOrder": ["desc", "asc"],
 }
 NARROW = {"suppressHeaderFilterButton": True, "minWidth": 56, "width": 72}
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}

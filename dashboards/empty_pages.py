@@ -26,9 +26,9 @@ def missing_data_page(page: Page, run: Run) -> PageContent:
     if links:
         reason = "This run has no data for this page. Other runs of this folder have:"
         blocks.append(TextBlock([reason], links=Links(links)))
-        blocks.append(TextBlock(["This command fills it for the models of this run:"], command=command))
+        blocks.append(TextBlock(["This command stores its data:"], command=command))
     else:
-        blocks.append(TextBlock(["This run has no data for this page. This command fills it:"], command=command))
+        blocks.append(TextBlock(["This run has no data for this page. This command stores its data:"], command=command))
     return PageContent(page.NAME, "", {"": blocks})
 
 

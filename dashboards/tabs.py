@@ -43,8 +43,8 @@ def tab_bar(content: PageContent, view: ViewState) -> list[Any]:
 
 
 def tab_name(heading: str) -> str:
-    """The value of the URL's parameter for a heading."""
-    return export.to_slug(heading, 60)
+    """The value of the URL's parameter for a heading; the heading itself if it has no Latin letter or digit."""
+    return export.to_slug(heading, 60) or heading
 
 
 def _tab_headings(content: PageContent) -> list[str]:

@@ -96,6 +96,10 @@ class ViewState:
         head_sets = dict(_parse_head_sets(query.get("sets", [])))
         set_name = choice("set", [*head_sets], None)
         rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
+        if selected_heads := parse_heads(values.get("heads", "")):  # the browser compares names such as 18.6
+            values["heads"] = "_".join(f"{layer}.{head}" for layer, head in selected_heads)
+        else:
+            values.pop("heads", None)
         return cls(
             query={name: query[name] if name in ("run", "models", "sets") else values[name] for name in values},
             model=model,
@@ -107,7 +111,7 @@ class ViewState:
             role=role,
             min_value=_parse_number(values.get("min")),
             max_value=_parse_number(values.get("max")),
-            selected_heads=parse_heads(values.get("heads", "")),
+            selected_heads=selected_heads,
             head_sets=head_sets,
             set_name=set_name,
             rank_lines=rank_lines,

@@ -107,6 +107,7 @@ def test_a_long_page_shows_one_part_and_a_deep_link_keeps_it(app: str, run: Run,
     page.goto(page.url)
     expect(page.locator("nav.tabs [aria-current]")).to_have_text(name)
     wait_until_drawn(page)
+    expect(page.locator("nav.tabs ~ section:not(.continued) > h2")).to_have_text([name])
     assert charts > 0
     assert page.locator("#content .dash-graph").count() > 0
     page.get_by_role("link", name="Heads", exact=True).click()

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -19,7 +20,7 @@ from dashboards.layout import all_pages, browser_state, page_shell, resolve_url
 from dashboards.lazy_loading import RenderedPage, rendered_page
 from dashboards.pages import checkpoints, compare, probe
 from dashboards.run_store import current_store
-from dashboards.tabs import visible_sections
+from dashboards.tabs import tab_bar, visible_sections
 from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, parse_query
 from headscope import plugins
 from headscope.bench.synthetic_run import synthetic_manifest
@@ -113,6 +114,19 @@ def test_links_keep_the_state_without_the_parameters_to_drop(run: Run):
     assert {*view.selected_heads} == {(1, 2), (0, 3)}
     assert view.head_link(3, 2) == "/head/3.2?model=yarn&heads=1.2_0.3"
     assert view.link("", *FILTER_PARAMETERS) == "?model=yarn&heads=1.2_0.3"
+
+
+def test_selected_heads_have_one_spelling_in_the_url(run: Run):
+    for text, query in (("L1H2,L0H3", {"heads": "1.2_0.3"}), ("1.2_x", {}), ("", {})):
+        assert ViewState.from_query({"heads": text}, run).query == query
+
+
+def test_every_tab_can_be_chosen_whatever_its_script(run: Run):
+    headings = ("Attention", "注意", "頭")
+    content = PageContent("Title", "", {heading: [TextBlock(["text"])] for heading in headings}, tabs=True)
+    for link, heading in zip(tab_bar(content, ViewState.from_query({}, run))[0].children, headings, strict=True):
+        view = ViewState.from_query(parse_query(link.href), run)
+        assert [*visible_sections(content, view)] == [heading]
 
 
 def test_a_query_is_read_and_written_back(run: Run):
@@ -454,6 +468,14 @@ def test_a_page_without_its_tables_names_the_command_that_makes_them(client, pat
     assert text.command == f"headscope {path[1:]}"
 
 
+def test_the_command_of_the_comparison_quotes_the_checkpoint_and_labels_another_model(tmp_path: Path):
+    run = synthetic_run(tmp_path, models=("yarn",), **TINY)
+    run.manifest["models"][0]["checkpoint"] = "my models/a; b"
+    words = shlex.split(compare.missing_command(run))
+    assert words[-2:] == ["--model", "other=my models/a; b@yarn:factor=8"]
+    assert sum(word.startswith("yarn=") for word in words) == 1
+
+
 def test_the_table_of_heads_shows_changes_from_the_baseline(client):
     with client.application.app_context():
         _, run, _, content = resolve_url("/heads", {"model": ["yarn"], "baseline": ["base"], "stat": ["ess2_1024"]})
@@ -623,6 +645,26 @@ def test_selected_heads_are_listed_and_named_sets_compared(client, run: Run):
     assert statistic("growth").format_number(float(yarn.loc[[(1, 2), (2, 0)]].median())) in text
 
 
+@pytest.mark.parametrize(("search", "is_saved"), [("?heads=1.2", True), ("?heads=x", False), ("?run=gone", False)])
+def test_selected_heads_are_saved_only_if_there_are_some(folder: Path, run: Run, search: str, is_saved: bool):
+    app = create_app(folder)
+    output = next(name for name in app.callback_map if name.startswith("page-download.data@"))
+    body = {
+        "output": output,
+        "outputs": {"id": "page-download", "property": output.removeprefix("page-download.")},
+        "inputs": [{"id": "head-set-csv", "property": "n_clicks", "value": 1}],
+        "state": [
+            {"id": "url", "property": "pathname", "value": "/heads"},
+            {"id": "url", "property": "search", "value": search},
+        ],
+        "changedPropIds": ["head-set-csv.n_clicks"],
+    }
+    reply = app.server.test_client().post("/_dash-update-component", json=body)
+    assert reply.status_code == 200
+    saved = [data["data"]["content"] for data in reply.get_json()["response"].values()]
+    assert [len(content.splitlines()) for content in saved] == ([1 + len(run.models)] if is_saved else [])
+
+
 # Probes of other packages
 
 
@@ -661,7 +703,10 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     ]
     (chart,) = content.sections["At home"]
     assert chart.figure.layout.title.text == "At home with yarn"
-    assert sum(isinstance(item, dcc.Graph) for item in walk(all_components(page, run, content, view))) == 2
+    for tab, title in (("at-home", "At home with yarn"), ("abroad", "Abroad")):
+        page, run, view, content = resolve_url("/foreign", {"models": ["yarn"], "tab": tab})
+        graphs = [item for item in walk(all_components(page, run, content, view)) if isinstance(item, dcc.Graph)]
+        assert [graph.figure.layout.title.text for graph in graphs] == [title]
     compared = resolve_url("/compare", {})[3].sections
     assert [block.figure.layout.title.text for block in compared["Abroad"]] == ["Abroad"]
     assert "At home" not in compared

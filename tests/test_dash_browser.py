@@ -539,7 +539,7 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
     page = browse(url)
     expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
     page.get_by_role("link", name="Runs", exact=True).click()
-    expect(page.locator("li", has_text=first)).to_contain_text("cannot be read")
+    expect(page.get_by_text(f"{first}: cannot be read")).to_be_visible()
     expect(page.locator("#run-progress")).to_contain_text("waiting-0a1b2c3d")
     expect(page.locator("#run-progress")).to_contain_text("work item stored")
     expect(page.locator("#content")).to_contain_text("with --resume")

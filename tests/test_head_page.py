@@ -1,6 +1,8 @@
 """The page of a head: its roles, its attention map, and the heads like it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,10 @@ from support.synthetic_runs import synthetic_run
 from dashboards.app import create_app
 from dashboards.layout import resolve_url
 from dashboards.lazy_loading import RenderedPage
+from headscope.cli.flags import EXAMPLES
 from headscope.rendering import assembly, similar_heads
-from headscope.rendering.blocks import Chart, PageContent, TextTable
-from headscope.rendering.explorer_blocks import Badges, Passage
+from headscope.rendering.blocks import Chart, PageContent, TextBlock, TextTable
+from headscope.rendering.explorer_blocks import Badges, KeyLinks, LinkChoice, Passage
 from headscope.runs.column_metadata import heads_with_role, roles
 from headscope.runs.head_profiles import (
     NO_ROLE,
@@ -24,6 +27,7 @@ from headscope.runs.head_profiles import (
 )
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import default_models_with
+from probes.needle.head_trials import trial_blocks
 from probes.patterns import maps, similarity
 from probes.patterns.analysis import stored_queries, top_keys
 
@@ -85,6 +89,42 @@ def test_badges_lead_to_the_heads_of_the_role_in_the_state_of_the_page(run: Run)
     links = [item for item in str(header).split("'") if item.startswith("/heads?") and "role=" in item]
     assert links
     assert all("model=yarn" in link and f"run={run.name}" in link for link in links)
+
+
+def test_the_neighbours_of_a_head_keep_the_tab_and_the_trial(run: Run) -> None:
+    _, neighbours = head_page(run, tab="at-the-needle-s-answer", trial="2", step="3").sections[""]
+    assert isinstance(neighbours, KeyLinks)
+    assert {link.href.split("?")[1] for link in neighbours.links} == {"tab=at-the-needle-s-answer&trial=2&step=3"}
+
+
+def test_another_trial_starts_at_the_answer_token_that_is_shown_by_default() -> None:
+    run = next(run for run in map(Run.open, EXAMPLES.glob("*-needle-*")) if "needle_keys" in run.tables)
+
+    def choices(query: Mapping[str, str]) -> tuple[LinkChoice, LinkChoice]:
+        blocks = trial_blocks(run, run.models[0], 18, 6, query)
+        trials, steps = (block for block in blocks if isinstance(block, LinkChoice))
+        return trials, steps
+
+    copied = False
+    for number, link in enumerate(choices({"step": "2"})[0].links[:4]):
+        copied |= "copies" in link.text
+        trials, steps = choices(dict(parse_qsl(link.href.removeprefix("?"))))
+        default = choices({"trial": str(number + 1)})[1]
+        assert (trials.selected_index, steps.selected_index) == (number, default.selected_index)
+    assert copied
+
+
+def test_only_runs_that_have_the_head_are_offered_for_what_this_run_lacks(tmp_path: Path) -> None:
+    sizes = {"models": ("base",), "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
+    smaller, larger = (synthetic_run(tmp_path, layers=layers, **sizes) for layers in (1, 2))
+    bare = synthetic_run(tmp_path, layers=2, probes=("measure",), **sizes)
+    assert "needle_keys" not in bare.tables
+    with create_app(bare.path).server.app_context():
+        (offer,) = resolve_url(f"/head/{LAYER}.{HEAD}", {})[3].sections["At the needle's answer"]
+    assert isinstance(offer, TextBlock)
+    assert offer.links is not None
+    shown = [dict(parse_qsl(urlsplit(link.href).query))["run"] for link in offer.links.links]
+    assert shown == [larger.name] != [smaller.name]
 
 
 # The map ------------------------------------------------------------------------------------------------------------

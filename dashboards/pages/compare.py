@@ -1,5 +1,6 @@
 """Models against a baseline: every head's statistic, and the comparisons of the probes."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -27,8 +28,12 @@ def missing_command(run: Run) -> str:
     """The command that measures the models of the run and another one; "" if the run can be compared."""
     if controls(run):
         return ""
-    another = f" --model yarn={run.manifest['models'][0]['checkpoint']}@yarn:factor=8" if len(run.models) == 1 else ""
-    return command_for_run("headscope run", run) + another
+    command = command_for_run("headscope run", run)
+    if len(run.models) != 1:
+        return command
+    label = "yarn" if run.models != ["yarn"] else "other"
+    checkpoint = run.manifest["models"][0]["checkpoint"]
+    return f"{command} {shlex.join(['--model', f'{label}={checkpoint}@yarn:factor=8'])}"
 
 
 def content(run: Run, view: ViewState) -> PageContent:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 import pandas as pd
 
+from dashboards.empty_pages import MAX_OFFERED_RUNS
 from dashboards.pages.heads import PATH as HEADS_PATH
 from dashboards.run_command import command_for_run
 from dashboards.run_store import current_store, run_label
@@ -17,6 +18,7 @@ from headscope.rendering.blocks import Block, Chart, LazySequence, Link, Links, 
 from headscope.rendering.explorer_blocks import Badges, KeyLinks, query_link
 from headscope.rendering.text import column_heading, format_cell, head_mask
 from headscope.results.words import count_nouns
+from headscope.runs.aggregation import group_members
 from headscope.runs.column_metadata import capitalise, measured_roles, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
@@ -53,7 +55,7 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     group = int(rows["kv_group"].iloc[0]) if len(rows) else 0
     sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
-        "": LazySequence(_card(run, view.model, layer, head, str(view.query.get("tab", "")))),
+        "": LazySequence(_card(run, view, layer, head)),
         "Behaviour": LazySequence(_behaviour(run, view.model, layer, head)),
         **_explorers(run, view, layer, head),
         "During training": LazySequence(_training_charts(run, layer, head)),
@@ -80,9 +82,9 @@ def _shorten_reasons(reasons: str) -> str:
     return "; ".join(first) + (f"; and in {count_nouns(len(others), 'other ways')}" if others else "")
 
 
-def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Block]:
+def _card(run: Run, view: ViewState, layer: int, head: int) -> Iterator[Block]:
     """The roles as badges, and links to the neighbours."""
-    if assigned_roles := head_roles(run, model, layer, head):
+    if assigned_roles := head_roles(run, view.model, layer, head):
         yield Badges(
             [
                 Link(
@@ -97,7 +99,7 @@ def _card(run: Run, model: str, layer: int, head: int, tab: str) -> Iterator[Blo
                 for role in assigned_roles
             ],
         )
-    yield _neighbour_links(run, layer, head, tab)
+    yield _neighbour_links(run, view, layer, head)
 
 
 def _behaviour(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
@@ -115,16 +117,22 @@ def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Se
         heading = probe.head_explorer_heading
         if probe.head_explorer_table in run.tables:
             sections[heading] = LazySequence(blocks)
-        elif links := [*_runs_with_table(probe.head_explorer_table, f"/head/{layer}.{head}", tab_name(heading))]:
+        elif links := [*islice(_runs_with_table(probe.head_explorer_table, layer, head, heading), MAX_OFFERED_RUNS)]:
             reason = "This run does not store it. Other runs of this folder do:"
             sections[heading] = [TextBlock([reason], links=Links(links))]
     return sections
 
 
-def _runs_with_table(table_name: str, path: str, tab: str) -> Iterator[Link]:
+def _runs_with_table(table_name: str, layer: int, head: int, heading: str) -> Iterator[Link]:
     for name, run in current_store().list_runs().items():
-        if isinstance(run, Run) and table_name in run.tables:
-            yield Link(f"Open {run_label(name)}", query_link(path, run=name, tab=tab))
+        if isinstance(run, Run) and table_name in run.tables and _has_head(run, layer, head):
+            yield Link(f"Open {run_label(name)}", query_link(f"/head/{layer}.{head}", run=name, tab=tab_name(heading)))
+
+
+def _has_head(run: Run, layer: int, head: int) -> bool:
+    """Whether a model of the run has this head; reads run.json only."""
+    heads = group_members(run.manifest["models"])
+    return bool(((heads["layer"] == layer) & (heads["member"] == head)).any())
 
 
 def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
@@ -178,10 +186,12 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
     yield TextTable(f"The heads of this KV group under {view.model}", columns, rows, collapsed=True)
 
 
-def _neighbour_links(run: Run, layer: int, head: int, tab: str) -> KeyLinks:
+def _neighbour_links(run: Run, view: ViewState, layer: int, head: int) -> KeyLinks:
+    """Links that keep the tab, and what is chosen in it, such as a trial."""
+    kept = {name: value for name, value in view.query.items() if name in ("tab", "trial", "step")}
     heads = set(run.heads[["layer", "head"]].itertuples(index=False, name=None))
     neighbours = {
-        key: Link(name, query_link(f"/head/{layer + layer_step}.{head + head_step}", **({"tab": tab} if tab else {})))
+        key: Link(name, query_link(f"/head/{layer + layer_step}.{head + head_step}", **kept))
         for name, (key, layer_step, head_step) in NEIGHBOURS.items()
         if (layer + layer_step, head + head_step) in heads
     }

@@ -126,7 +126,7 @@ def _streaming_tables(context: RenderContext) -> Iterator[TextTable]:
                 "largest share",
                 "change of the loss (nats/token)",
                 "KV groups",
-                "in one half",
+                "KV groups in one half only",
             ],
             body,
         )

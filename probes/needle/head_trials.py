@@ -3,7 +3,7 @@
 The URL query selects the trial (`trial`, from 1, in the order of the table) and the answer token (`step`, from 1).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -11,6 +11,7 @@ from headscope.prompts.needle_grid import CONTROL
 from headscope.rendering.blocks import Block, Link, TextBlock
 from headscope.rendering.explorer_blocks import LinkChoice, choice_or_default, query_link
 from headscope.rendering.text import format_percent
+from headscope.results.words import count_nouns
 from headscope.runs.run import Run
 from probes.needle.analysis import MODE_LABELS, present_modes
 from probes.needle.schema import NEEDLES
@@ -32,16 +33,18 @@ def trial_blocks(run: Run, model: str, layer: int, head: int, url_query: Mapping
     number = int(choice_or_default("trial", names, url_query, notes, first_copied + 1)) - 1
     trial = trials.iloc[number]
     labels = [_describe_trial(trials.iloc[index], len(copied[index])) for index in range(len(trials))]
-    links = [Link(label, query_link(trial=name)) for label, name in zip(labels, names, strict=True)]
+    first_steps = _first_steps(run, trials, copied)
+    links = [
+        Link(label, query_link(trial=name, step=step))
+        for label, name, step in zip(labels, names, first_steps, strict=True)
+    ]
     yield LinkChoice(links, "Trial", number)
     steps = steps_of_trial(run, trial)
     if steps.empty:
         yield TextBlock(["The answer of this trial is empty or not stored. Choose another trial."])
         return
     numbers = [int(step) + 1 for step in steps["step"]]
-    visible = [int(row["step"]) for _, row in steps.iterrows() if str(row["text"]).strip()]
-    default = next((step + 1 for step in copied[number] if step in visible), numbers[0])
-    step = int(choice_or_default("step", numbers, url_query, notes, default)) - 1
+    step = int(choice_or_default("step", numbers, url_query, notes, first_steps[number])) - 1
     yield answer_token_choice(steps, step)
     if notes:
         yield TextBlock(notes)
@@ -68,9 +71,19 @@ def _copied_steps(run: Run, trials: pd.DataFrame, layer: int, head: int) -> dict
     return {number: sorted(found.loc[found["number"] == number, "step"]) for number in trials.index}
 
 
+def _first_steps(run: Run, trials: pd.DataFrame, copied: Mapping[int, Sequence[int]]) -> list[int]:
+    """The answer token of each trial that is shown by default, from 1: the first visible one that the head copied."""
+    if "needle_steps" not in run.tables:
+        return [1] * len(trials)
+    steps = trials[[*NEEDLES.keys]].reset_index(names="number").merge(run.table("needle_steps"))
+    steps = steps[steps["text"].astype(str).str.strip() != ""]
+    visible = {*steps[["number", "step"]].itertuples(index=False, name=None)}
+    return [next((step + 1 for step in copied[number] if (number, step) in visible), 1) for number in trials.index]
+
+
 def _describe_trial(trial: pd.Series, copied: int) -> str:
     outcome = "success" if trial["success"] else "failure"
-    copies = f", copies {copied}" if copied else ""
+    copies = f", copies {count_nouns(copied, 'answer tokens')}" if copied else ""
     return (
         f"{trial['needle']}, {int(trial['context_length']):,} tokens, depth {format_percent(float(trial['depth']))}, "
         f"{MODE_LABELS[trial['mode']]}: {outcome}{copies}"
