@@ -128,6 +128,17 @@ def test_a_metric_of_the_user_has_the_effects_of_its_definition(patch: Callable[
         assert "metric difference" in " ".join(own.findings()["text"])
 
 
+@pytest.mark.parametrize(
+    ("option", "why"), [({"resume": True}, "cannot be resumed"), ({"engine": "ray"}, "runs in this process only")]
+)
+def test_a_metric_of_the_user_is_neither_resumed_nor_sent_to_workers(
+    patch: Callable[..., Run], tmp_path: Path, option: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BadInput, match=f"a metric of your own {why}"):
+        patch(metric=answer_logit, **option)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_metric_without_a_gradient_has_exact_effects_only(patch: Callable[..., Run]) -> None:
     def rank(logits: Tensor, pair: PairTokens) -> float:
         return float((logits[0] > answer_logit(logits, pair)).sum())
