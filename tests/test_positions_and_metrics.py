@@ -81,6 +81,37 @@ def test_ablated_counts_tokens_from_the_start_in_passes_with_a_cache(model: Mode
     torch.testing.assert_close(cached, whole, atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("positions", [3, range(2, 5), "last", -2])
+def test_ablated_does_not_count_padding(model: Model, positions: Any) -> None:
+    ids = torch.cat([torch.zeros(2, 4, dtype=IDS.dtype), IDS[:, :8]], 1)
+    ids[1] = IDS[1]
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    with hs.ablated(model, "L1H2", positions=positions):
+        padded = model.module(ids, attention_mask=mask, use_cache=False).logits
+        alone = [model.module(row[None], use_cache=False).logits[0] for row in (ids[0, 4:], ids[1])]
+    torch.testing.assert_close(padded[0, 4:], alone[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(padded[1], alone[1], atol=1e-5, rtol=1e-5)
+
+
+def test_the_last_token_around_a_probe_is_that_of_the_prompt(model: Model, pair_file: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"pairs": [pair_file], "heads": ["L2H1"], "quiet": True, "out": tmp_path}
+    with hs.ablated(model, "L1H2", positions="last"):
+        run = hs.ablate(model, **options)
+    with hs.ablated(model, "L1H2", positions=5):
+        by_number = hs.ablate(model, **options)
+        patched = hs.patch(model, method="exact", keep_failing=True, **options)
+    with hs.ablated(model, "L1H2", positions=-1):
+        patched_last = hs.patch(model, method="exact", keep_failing=True, **options)
+    unchanged = hs.ablate(model, **options).ablation
+    for column in ("metric_before", "metric_after"):
+        assert run.ablation[column].tolist() == pytest.approx(by_number.ablation[column].tolist(), abs=1e-5)
+        assert abs(run.ablation[column] - unchanged[column]).min() > 1e-4
+    for column in ("metric_clean", "metric_corrupted", "metric_patched"):
+        assert patched_last.patching[column].tolist() == pytest.approx(patched.patching[column].tolist(), abs=1e-5)
+
+
 def test_patches_of_numbered_positions_equal_those_of_each_position(patch: Callable[..., Run]) -> None:
     run = patch(positions=["each", 1, "3:4", -1, "last"])
     by_position = run.patching.groupby("position")
