@@ -138,6 +138,19 @@ def test_positions_beyond_the_prompt_are_refused_with_the_pair(patch: Callable[.
         patch(positions=[name])
 
 
+def test_a_slice_without_ends_is_all_positions(patch: Callable[..., Run], model: Model, pair_file: str) -> None:
+    for positions in (":", "0:", slice(None)):
+        with pytest.raises(BadInput, match="'resid_pre' at all positions"):
+            patch(activations=["resid_pre"], positions=[positions])
+        with pytest.raises(BadInput, match=r"all beside 'last'\. Use one of them"):
+            hs.ablate(model, pairs=[pair_file], positions=[positions, "last"])
+
+
+def test_ablate_does_not_advise_each_position(model: Model, pair_file: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no span 'each'.* a range such as 3:7, all$"):
+        hs.ablate(model, pairs=[pair_file], heads=["L1H2"], positions=["each"], quiet=True, out=tmp_path)
+
+
 def test_ablated_refuses_positions_that_no_pass_had(model: Model) -> None:
     with pytest.raises(BadInput, match="'40:50'"), hs.ablated(model, "L1H2", positions=range(40, 50)):
         model.module(IDS)
