@@ -124,7 +124,7 @@ def test_patches_of_numbered_positions_equal_those_of_each_position(patch: Calla
 def test_ablation_at_positions_equals_ablated_there(model: Model, pair_file: str, tmp_path: Path) -> None:
     run = hs.ablate(model, pairs=[pair_file], heads=["L1H2"], positions=["1:3", "last"], quiet=True, out=tmp_path)
     assert set(run.ablation["kind"]) == {"zero at 1:3,last"}
-    assert run.heads["ablation_zero"].notna().sum() == 1
+    assert "ablation_zero" not in run.heads, "the column is of ablations at all positions"
     ids = torch.tensor(tokenizer()(PAIR["clean"])["input_ids"])[None]
     with torch.no_grad(), hs.ablated(model, "L1H2", positions="1:3"), hs.ablated(model, "L1H2", positions=5):
         log_p = model.module(ids).logits[0, -1].log_softmax(-1)
@@ -156,6 +156,16 @@ def test_ablated_refuses_positions_that_no_pass_had(model: Model) -> None:
         model.module(IDS)
     with pytest.raises(BadInput, match="'subject'"), hs.ablated(model, "L1H2", positions="subject"):
         pass
+
+
+def test_an_ablation_checked_against_itself_is_paired_by_prompt(model: Model, tmp_path: Path) -> None:
+    prompts = [PAIR | {"name": f"p{number}", "clean": f"w{number} w2 w3 w4 w5 w6"} for number in range(10, 14)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    options = {"pairs": [str(tmp_path / "prompts.jsonl")], "heads": ["L1H2"], "quiet": True, "out": tmp_path}
+    run = hs.ablate(model, **options)
+    check = {"statistic": "ablation_zero", "head": "L1H2", "rises_at_most": 0}
+    (outcome,) = hs.check(run, [check], run).to_dict("records")
+    assert (outcome["outcome"], outcome["value"], outcome["low"], outcome["high"]) == ("passes", 0, 0, 0)
 
 
 # Metrics -----------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from headscope.runs.arrow import Rows
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.ablation.schema import ABLATION, ABLATION_SETS, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
 
 log = logging.getLogger("headscope")
 
@@ -128,7 +128,7 @@ class AblationRunner:
 
     def _stored_kind(self, kind: str) -> str:
         """The kind of ablation with its positions, unless these are all."""
-        return kind if "all" in self.options.positions else f"{kind} at {','.join(self.options.positions)}"
+        return kind if "all" in self.options.positions else f"{kind}{POSITIONS_MARK}{','.join(self.options.positions)}"
 
     def _at_positions(self, edits: EditOfHeads, pair: TokenPair) -> EditOfHeads:
         """The ablations at the chosen positions of the prompt of a pair."""

@@ -14,6 +14,8 @@ from headscope.study.config import MultilineOptions, refuse_unused
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 KINDS = ("zero", "mean", "resample", "streaming")
+POSITIONS_MARK = " at "
+"""What separates the stored kind of an ablation at some positions from their names."""
 
 _Metric = Annotated[Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME]
 
