@@ -39,6 +39,9 @@ def test_the_question_is_asked_if_most_corrupted_prompts_favour_the_answer() -> 
     assert ask_about_exchange("logit_diff", corrupted, clean) == ""
     assert ask_about_exchange("nll", corrupted, clean).startswith("Are clean")
     assert ask_about_exchange("kl", clean, corrupted) == ""
+    assert ask_about_exchange("prob_diff", np.array([-0.1, -0.1, 0.1]), np.array([0.1, 0.0, 0.08])).startswith(
+        "Are clean"
+    )
 
 
 @pytest.mark.parametrize("command", ["patch", "paths"])

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.synthetic_runs import synthetic_run
 
 from headscope.errors import BadInput
+from headscope.runs.arrays import _default_axes
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.weight_bytes import decode_map
@@ -39,6 +41,22 @@ def test_every_row_is_the_cell_of_its_labels(run: Run, name: str, column: str) -
 def test_the_default_axes_are_the_keys_that_vary(run: Run) -> None:
     array = run.array("patching", model="base", activation="z", method="exact", position=-1, prompts="ioi")
     assert {"layer", "head"} <= {*array.axes} <= {"pair", "layer", "head", "direction"}
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "axes"),
+    [([0, 1, 2, 3], [0, 0, 1, 1], ["head"]), ([-1, -1, 0, 1], [0, 1, 0, 1], ["head", "kv_group"])],
+)
+def test_a_default_axis_of_kv_groups_is_left_out_only_if_the_heads_identify_the_rows(
+    heads: list[int], groups: list[int], axes: list[str]
+) -> None:
+    assert _default_axes(pd.DataFrame({"head": heads, "kv_group": groups}), ["head", "kv_group"]) == axes
+
+
+def test_rows_are_chosen_by_one_number_of_a_float_column(run: Run) -> None:
+    effects = run.table("patching")["effect"]
+    for value in (float(effects.iloc[0]), effects.iloc[0], float(str(effects.iloc[0]))):
+        assert len(run.rows("patching", effect=value)) == (effects == np.float32(value)).sum() > 0
 
 
 def test_maps_are_decoded(run: Run) -> None:

@@ -132,6 +132,12 @@ def test_effects_are_0_for_the_unpatched_and_1_for_the_other_metric_in_both_dire
     assert (below["effect"], below["is_normalised"]) == (0, False)
 
 
+@pytest.mark.parametrize(("corrupted", "is_normalised"), [(100.005, False), (100.02, True), (100.0, False)])
+def test_a_difference_of_an_own_metric_within_rounding_has_no_effect(corrupted: float, is_normalised: bool) -> None:
+    columns = effect_columns(50.0, 100.0, corrupted, "noising", "own:loss")
+    assert (columns["is_normalised"], columns["effect"] != 0) == (is_normalised, is_normalised)
+
+
 def test_pairs_below_the_bound_are_counted_and_left_out_of_means(exact: Run) -> None:
     metrics = pair_metrics(exact)
     left_out = metrics[~metrics["is_normalised"]]
@@ -292,11 +298,11 @@ def test_named_heads_are_patched_alone_and_together(folder: Path, tmp_path: Path
         ("line 1: answer and wrong answer are both ' w5'", {"answer": " w5", "wrong": " w5"}, ()),
         ("line 1: the clean prompt is empty", {"clean": ""}, ()),
         ("line 1: unknown key 'subject'", {"subject": "w1"}, ()),
-        ("line 1: it has no wrong answer, which logit_diff needs", {"wrong": ""}, ()),
+        ("line 1: it has no wrong answer, which the metric needs", {"wrong": ""}, ()),
         ("so q cannot be patched", {"clean": "w1 w1 w1 w1 w1 w4"}, ("--align", "end", "--activation", "q")),
         ("--metric must be", {}, ("--metric", "accuracy")),
         ("--activations", {}, ("--activation", "mlp")),
-        ("line 1: it has no span 'subjekt' (did you mean 'subject'?). Use subject, last, all or each", SPANS, SUBJEKT),
+        ("line 1: it has no span 'subjekt' (did you mean 'subject'?). Use subject, last, a token", SPANS, SUBJEKT),
         (
             "line 1: span 'subject' starts at token 1, but the prompts correspond only from token 4 on",
             SPANS,

@@ -81,6 +81,37 @@ def test_ablated_counts_tokens_from_the_start_in_passes_with_a_cache(model: Mode
     torch.testing.assert_close(cached, whole, atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("positions", [3, range(2, 5), "last", -2])
+def test_ablated_does_not_count_padding(model: Model, positions: Any) -> None:
+    ids = torch.cat([torch.zeros(2, 4, dtype=IDS.dtype), IDS[:, :8]], 1)
+    ids[1] = IDS[1]
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    with hs.ablated(model, "L1H2", positions=positions):
+        padded = model.module(ids, attention_mask=mask, use_cache=False).logits
+        alone = [model.module(row[None], use_cache=False).logits[0] for row in (ids[0, 4:], ids[1])]
+    torch.testing.assert_close(padded[0, 4:], alone[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(padded[1], alone[1], atol=1e-5, rtol=1e-5)
+
+
+def test_the_last_token_around_a_probe_is_that_of_the_prompt(model: Model, pair_file: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"pairs": [pair_file], "heads": ["L2H1"], "quiet": True, "out": tmp_path}
+    with hs.ablated(model, "L1H2", positions="last"):
+        run = hs.ablate(model, **options)
+    with hs.ablated(model, "L1H2", positions=5):
+        by_number = hs.ablate(model, **options)
+        patched = hs.patch(model, method="exact", keep_failing=True, **options)
+    with hs.ablated(model, "L1H2", positions=-1):
+        patched_last = hs.patch(model, method="exact", keep_failing=True, **options)
+    unchanged = hs.ablate(model, **options).ablation
+    for column in ("metric_before", "metric_after"):
+        assert run.ablation[column].tolist() == pytest.approx(by_number.ablation[column].tolist(), abs=1e-5)
+        assert abs(run.ablation[column] - unchanged[column]).min() > 1e-4
+    for column in ("metric_clean", "metric_corrupted", "metric_patched"):
+        assert patched_last.patching[column].tolist() == pytest.approx(patched.patching[column].tolist(), abs=1e-5)
+
+
 def test_patches_of_numbered_positions_equal_those_of_each_position(patch: Callable[..., Run]) -> None:
     run = patch(positions=["each", 1, "3:4", -1, "last"])
     by_position = run.patching.groupby("position")
@@ -93,7 +124,7 @@ def test_patches_of_numbered_positions_equal_those_of_each_position(patch: Calla
 def test_ablation_at_positions_equals_ablated_there(model: Model, pair_file: str, tmp_path: Path) -> None:
     run = hs.ablate(model, pairs=[pair_file], heads=["L1H2"], positions=["1:3", "last"], quiet=True, out=tmp_path)
     assert set(run.ablation["kind"]) == {"zero at 1:3,last"}
-    assert run.heads["ablation_zero"].notna().sum() == 1
+    assert "ablation_zero" not in run.heads, "the column is of ablations at all positions"
     ids = torch.tensor(tokenizer()(PAIR["clean"])["input_ids"])[None]
     with torch.no_grad(), hs.ablated(model, "L1H2", positions="1:3"), hs.ablated(model, "L1H2", positions=5):
         log_p = model.module(ids).logits[0, -1].log_softmax(-1)
@@ -107,11 +138,34 @@ def test_positions_beyond_the_prompt_are_refused_with_the_pair(patch: Callable[.
         patch(positions=[name])
 
 
+def test_a_slice_without_ends_is_all_positions(patch: Callable[..., Run], model: Model, pair_file: str) -> None:
+    for positions in (":", "0:", slice(None)):
+        with pytest.raises(BadInput, match="'resid_pre' at all positions"):
+            patch(activations=["resid_pre"], positions=[positions])
+        with pytest.raises(BadInput, match=r"all beside 'last'\. Use one of them"):
+            hs.ablate(model, pairs=[pair_file], positions=[positions, "last"])
+
+
+def test_ablate_does_not_advise_each_position(model: Model, pair_file: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no span 'each'.* a range such as 3:7, all$"):
+        hs.ablate(model, pairs=[pair_file], heads=["L1H2"], positions=["each"], quiet=True, out=tmp_path)
+
+
 def test_ablated_refuses_positions_that_no_pass_had(model: Model) -> None:
     with pytest.raises(BadInput, match="'40:50'"), hs.ablated(model, "L1H2", positions=range(40, 50)):
         model.module(IDS)
     with pytest.raises(BadInput, match="'subject'"), hs.ablated(model, "L1H2", positions="subject"):
         pass
+
+
+def test_an_ablation_checked_against_itself_is_paired_by_prompt(model: Model, tmp_path: Path) -> None:
+    prompts = [PAIR | {"name": f"p{number}", "clean": f"w{number} w2 w3 w4 w5 w6"} for number in range(10, 14)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    options = {"pairs": [str(tmp_path / "prompts.jsonl")], "heads": ["L1H2"], "quiet": True, "out": tmp_path}
+    run = hs.ablate(model, **options)
+    check = {"statistic": "ablation_zero", "head": "L1H2", "rises_at_most": 0}
+    (outcome,) = hs.check(run, [check], run).to_dict("records")
+    assert (outcome["outcome"], outcome["value"], outcome["low"], outcome["high"]) == ("passes", 0, 0, 0)
 
 
 # Metrics -----------------------------------------------------------------------------------------------------------
@@ -126,6 +180,17 @@ def test_a_metric_of_the_user_has_the_effects_of_its_definition(patch: Callable[
         assert set(own.patching["metric"]) == {"own:difference"}
         pd.testing.assert_series_equal(effects(own.patching), effects(named.patching))
         assert "metric difference" in " ".join(own.findings()["text"])
+
+
+@pytest.mark.parametrize(
+    ("option", "why"), [({"resume": True}, "cannot be resumed"), ({"engine": "ray"}, "runs in this process only")]
+)
+def test_a_metric_of_the_user_is_neither_resumed_nor_sent_to_workers(
+    patch: Callable[..., Run], tmp_path: Path, option: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BadInput, match=f"a metric of your own {why}"):
+        patch(metric=answer_logit, **option)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_metric_without_a_gradient_has_exact_effects_only(patch: Callable[..., Run]) -> None:

@@ -33,9 +33,22 @@ def test_long_work_is_announced_once_its_time_can_be_estimated(
         lines.advance(1.0)
     lines.stop()
     printed = capsys.readouterr().err.splitlines()
-    assert printed[1] == "This takes about 7 min. Ctrl-C keeps what is finished."
+    assert printed[1] == "This takes about 6 min. Ctrl-C keeps what is finished."
     assert [line for line in printed if line.startswith("This takes")] == printed[1:2]
     assert printed[-1] == "  3 %  base: prompt 0  (about 6 min left)", "a line after ten seconds within one job"
+
+
+def test_opening_the_model_does_not_count_in_the_expected_time(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ProgressLines()
+    lines.start(50.0, 0.0)
+    clock.seconds = 120.0
+    for _ in range(8):
+        lines.advance(1.0)
+        clock.seconds += 1.0
+    lines.stop()
+    assert "This takes" not in capsys.readouterr().err
 
 
 def test_short_work_is_not_announced(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +82,8 @@ def test_the_expected_time_appears_within_seconds_of_the_first_progress(
 ) -> None:
     lines = ProgressLines()
     lines.start(10_000.0, 0.0)
-    clock.seconds = 6.0
-    lines.advance(10.0)
+    for seconds in (6.0, 12.0):
+        clock.seconds = seconds
+        lines.advance(10.0)
     lines.stop()
-    assert capsys.readouterr().err.splitlines() == ["This takes about 100 min. Ctrl-C keeps what is finished."]
+    assert capsys.readouterr().err.splitlines()[0] == "This takes about 100 min. Ctrl-C keeps what is finished."

@@ -80,6 +80,13 @@ def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_pat
                 assert code == 0, f"{line}: {err}"
         else:
             assert language == "text", f"{name}.md has a block in {language}, which no test runs"
+    if name == "from-transformer-lens":
+        logits = (
+            namespace["dla"].attribution_answer_parts.query("part == 'logit'").set_index("position")["contribution"]
+        )
+        sums = namespace["parts"].groupby("position")["contribution"].sum()
+        assert sums.to_numpy() == pytest.approx(logits.loc[sums.index].to_numpy(), abs=1e-3)
+        assert namespace["lens"][-1] == pytest.approx(logits[sums.index[-1]], abs=1e-3)
 
 
 def test_bertviz_and_circuitsvis_take_the_patterns_of_the_page():

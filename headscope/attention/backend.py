@@ -10,7 +10,7 @@ Axes: B batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -84,7 +84,11 @@ def all_finite(values: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The inputs of one layer's kernel, after edits. `attend` runs the kernel again on other q, k and v."""
+    """The inputs of one layer's kernel, after edits. `attend` runs the kernel again on other q, k and v.
+
+    `positions` [1|B, Lq] are those of the queries for the model, which may count padding; `unpadded_positions` do not,
+    and are None without padding.
+    """
 
     q: Tensor
     k: Tensor
@@ -92,6 +96,7 @@ class AttentionCall:
     positions: Tensor
     variant: AttentionVariant
     first_key: int = 0
+    unpadded_positions: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Head outputs z [B, H, Lq, dv] for q, k and v of the call's shapes."""
@@ -104,7 +109,7 @@ class AttentionCall:
     def for_heads(self, heads: slice, kv_groups: slice) -> "AttentionCall":
         """The call restricted to some of the layer's heads and their KV groups."""
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
-        return AttentionCall(q, k, v, self.positions, self.variant.for_heads(heads), self.first_key)
+        return replace(self, q=q, k=k, v=v, variant=self.variant.for_heads(heads))
 
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
@@ -349,8 +354,8 @@ def attention_forward(
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
         result = run_kernel(q, k, v, first)
-        row_positions = positions.expand(len(query), -1)[sequence, None, rows]
-        z = apply_output_edits(result.out, AttentionCall(q, k, v, row_positions, variant, first))
+        own, unpadded = (p.expand(len(query), -1)[sequence, None, rows] for p in (positions, edit_positions))
+        z = apply_output_edits(result.out, AttentionCall(q, k, v, own, variant, first, unpadded))
         out[sequence, :, rows] = z[0]
         notify(sequence, q[0], k[0], v[0], z[0], result, 0, first)
     return out.transpose(1, 2).contiguous(), None

@@ -23,7 +23,7 @@ from headscope import user_input
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, did_you_mean
-from headscope.forward.capture import capturing
+from headscope.forward.capture import answer_tokens, capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
 from headscope.heads import Head, HeadSet, format_head, parse_head
@@ -59,7 +59,8 @@ def ablated(
 
     `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. `positions`
     are the tokens whose head outputs change: "all", a token (3, -1, "last") or a range (range(3, 7), "-4:"), counted
-    in the sequence up to the end of each pass; leaving raises BadInput if no pass had such a token. The reference text
+    in the sequence up to the end of each pass, without padding, or of the prompt where a probe's pass also reads the
+    answer; leaving raises BadInput if no pass had such a token. The reference text
     of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
     model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
     resample draws. `weights` "any" accepts a HeadSet that was measured on other weights. Raises BadInput for such a
@@ -141,12 +142,14 @@ class PositionFilter:
         if self.positions is None:
             return edit
         chosen = self.positions
+        counts_from_end = any(end is not None and end < 0 for end in (chosen.start, chosen.stop))
 
         def limited(z: Tensor, call: backend.AttentionCall) -> Tensor:
-            numbers = call.positions.cpu()
+            numbers = (call.positions if call.unpadded_positions is None else call.unpadded_positions).cpu()
             selected = torch.zeros_like(numbers, dtype=torch.bool)
             for row, own in zip(selected, numbers, strict=True):
-                inside = range(int(own[-1]) + 1)[chosen]
+                length = int(own[-1]) + 1 - (answer_tokens.get() if counts_from_end else 0)
+                inside = range(length)[chosen]
                 row[:] = (own >= inside.start) & (own < inside.stop)
             self._is_used |= bool(selected.any())
             return torch.where(selected[:, None, :, None].to(z.device), edit(z, call), z)

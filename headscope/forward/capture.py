@@ -13,6 +13,7 @@ its L x L pattern and computes its output from it. So give `run_with_cache` a `n
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from headscope.models.checkpoint import LoadedModel
 from headscope.models.open_contexts import OpenContext
 from headscope.models.padding_check import refusing_wrong_positions
 from headscope.streaming import StreamingWindow
+
+answer_tokens: ContextVar[int] = ContextVar("answer_tokens", default=0)
+"""The number of last tokens of the passes that are an answer, so not of the prompt, in the replay that is open."""
 
 
 class CapturedLayers:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.forward.backbone import backbone, check_input_ids, refuse_non_finite
-from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.capture import CapturedLayers, answer_tokens, capturing
 from headscope.forward.carried_state import (
     CarriedGradients,
     CarriedState,
@@ -69,8 +69,12 @@ class Replay:
     @contextmanager
     def capturing(self) -> Iterator[CapturedLayers]:
         """Attach the schedule, capture the layers and put the model into evaluation mode."""
-        with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
-            yield layers
+        token = answer_tokens.set(self.target_count if self.first_target > 1 else 0)
+        try:
+            with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
+                yield layers
+        finally:
+            answer_tokens.reset(token)
 
     def record_streams(self) -> Tensor:
         """Run the full pass and store the input of every layer and the output of the last.

@@ -10,8 +10,9 @@ from headscope.prompts.pairs import METRICS_WITH_WRONG, metric_label, metric_uni
 
 LEAST_PROBABILITY = 0.01
 """Least probability per token at which a model counts as giving an answer [ours]."""
-MIN_EXCHANGE = 0.5
-"""Least lead of the corrupted prompt, in logits or nats, at which a pair counts as exchanged [ours]."""
+MIN_EXCHANGE, MIN_EXCHANGED_PROBABILITY = 0.5, 0.05
+"""Least lead of the corrupted prompt, in logits or nats and as a probability, at which a pair counts as exchanged
+[ours]."""
 
 ANSWER_CRITERIA: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(METRICS_WITH_WRONG, "its logit is above that of the wrong answer")
@@ -73,7 +74,7 @@ def count_exchanged(metric: str, clean: Values, corrupted: Values) -> int:
     if metric not in ANSWER_CRITERIA:
         return 0
     lead = (corrupted - clean) * (-1 if metric == "nll" else 1)
-    return int((lead >= MIN_EXCHANGE).sum())
+    return int((lead >= (MIN_EXCHANGED_PROBABILITY if metric == "prob_diff" else MIN_EXCHANGE)).sum())
 
 
 def ask_about_exchange(metric: str, clean: Values, corrupted: Values) -> str:

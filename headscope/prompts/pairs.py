@@ -115,10 +115,11 @@ class TokenPair:
             )
         return range(span.start - first, span.stop - first)
 
-    def span(self, name: str) -> range:
+    def span(self, name: str, reserved: Sequence[str] = RESERVED_SPAN_NAMES) -> range:
         """The positions of a named span of the clean prompt, or those that are named by number, such as -1 or 3:7.
 
-        Raises BadInput if the pair lacks the span, or if the prompt lacks these tokens.
+        Raises BadInput if the pair lacks the span, or if the prompt lacks these tokens. `reserved` are the other names
+        of positions that the probe takes, for the message.
         """
         if name in self.spans:
             return self.spans[name]
@@ -126,7 +127,7 @@ class TokenPair:
             names = [*self.spans, LAST_SPAN]
             raise BadInput(
                 f"{self._place}: it has no span '{name}'{did_you_mean(name, names)}. Use {', '.join(names)}, a token "
-                "such as 3 or -1, a range such as 3:7, all or each"
+                f"such as 3 or -1, a range such as 3:7, {' or '.join(reserved)}"
             )
         return resolve_positions(name, numbers, len(self.clean), self._place)
 

@@ -7,6 +7,8 @@ from headscope.errors import BadInput
 
 LAST_SPAN = "last"
 """The last token of the prompt."""
+ALL_TOKENS = "all"
+"""Every token of the prompt."""
 
 
 def parse_positions(name: str) -> slice | None:
@@ -34,14 +36,16 @@ def resolve_positions(name: str, positions: slice, length: int, place: str) -> r
 
 
 def position_name(value: Any) -> Any:
-    """A token index, a range or a slice as text, such as 3:7; any other value unchanged."""
+    """A token index, a range or a slice as text, such as 3:7, or all if it has no ends; any other value unchanged."""
+    if value in (":", "0:"):
+        return ALL_TOKENS
     if isinstance(value, bool) or not isinstance(value, int | range | slice):
         return value
     if isinstance(value, int):
         return str(value)
     if value.step not in (None, 1):
         raise ValueError(f"positions {value} have a step. Use a range of neighbouring tokens")
-    return ":".join("" if end is None else str(end) for end in (value.start, value.stop))
+    return position_name(":".join("" if end is None else str(end) for end in (value.start, value.stop)))
 
 
 def position_names(value: Any) -> Any:

@@ -28,7 +28,7 @@ from headscope.runs.run import Run
 FloatArray = npt.NDArray[np.float64]
 Direction = Literal["better", "worse", "higher", "lower", "no clear change", "unknown"]
 
-_TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt pairs", "the questions")
+_TEXT_INPUTS = ("the texts", "the haystacks", "the needles", "the prompt", "the questions")
 """Beginnings of the names of inputs that are texts or prompts, in run.json."""
 
 

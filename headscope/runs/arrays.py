@@ -81,10 +81,11 @@ def _column(table: Table, column: str) -> str:
 
 
 def _default_axes(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The keys with more than one value, without the KV group of a query head; at least one."""
+    """The keys with more than one value, at least one; without the KV group if the others identify the rows."""
     names = [name for name in keys if rows[name].nunique() > 1]
-    if {"head", "kv_group"} <= {*names}:
-        names.remove("kv_group")
+    without_group = [name for name in names if name != "kv_group"]
+    if "head" in names and not rows.duplicated(without_group).any():
+        names = without_group
     return names or [*keys[:1]]
 
 

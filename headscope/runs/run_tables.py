@@ -67,7 +67,7 @@ class RunTables:
         Of a large table only the parts with such rows are read, and only these columns. Raises BadRun like `table`.
         """
         self._require(name)
-        wanted = {key: [value] if isinstance(value, str | int) else [*value] for key, value in values.items()}
+        wanted = {key: _stored_values(name, key, value) for key, value in values.items()}
         if self.manifest["tables"][name]["rows"] > MAX_WHOLE_ROWS and name not in self._frames:
             return self._read(name, wanted, columns)
         frame = self.table(name)
@@ -162,6 +162,14 @@ class RunTables:
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {', '.join(self.models)}>"
+
+
+def _stored_values(name: str, column: str, value: Any) -> list[Any]:
+    """One value or several, as a column of a table stores them: floats have 32 bits."""
+    allowed: list[Any] = [value] if np.isscalar(value) else [*value]
+    columns = all_tables()[name].columns if name in all_tables() else ()
+    is_value = any(item.name == column and item.kind == "value" for item in columns)
+    return [np.float32(item) for item in allowed] if is_value else allowed
 
 
 def _head_indices(run: RunTables, name: str) -> dict[tuple[int, int], npt.NDArray[np.intp]]:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 MIN_SECONDS = 5
-"""The time left is estimated once something is completed and this time has passed."""
+"""The time left is estimated once this time has passed since the first completed work, and more is completed."""
 SECONDS_BETWEEN_LINES = 10
 """Within a long job, a line is printed after this time, whether the job reports progress or not."""
 LONG_SECONDS = 60
@@ -82,8 +82,10 @@ class ProgressLines:
     """
 
     def start(self, total: float, completed: float) -> None:
-        self._total, self._completed, self._completed_at_start = max(total, 1e-9), completed, completed
+        self._total, self._completed = max(total, 1e-9), completed
         self._start_time = self._line_time = time.monotonic()
+        self._origin: tuple[float, float] | None = None
+        """Time and completed work at the first progress: opening the model, before it, says nothing about the rest."""
         self._activity, self._is_announced = "opening the model", False
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -94,6 +96,7 @@ class ProgressLines:
 
     def advance(self, cost: float) -> None:
         self._completed += cost
+        self._origin = self._origin or (time.monotonic(), self._completed)
         if not self._is_announced and (seconds := self._seconds_left()) is not None:
             self._is_announced = True
             if seconds > LONG_SECONDS:
@@ -124,8 +127,9 @@ class ProgressLines:
 
     def _seconds_left(self) -> float | None:
         """The estimated time left; None if it is too early to estimate it."""
-        newly_completed = self._completed - self._completed_at_start
-        elapsed = time.monotonic() - self._start_time
+        if self._origin is None:
+            return None
+        elapsed, newly_completed = time.monotonic() - self._origin[0], self._completed - self._origin[1]
         if newly_completed <= 0 or elapsed < MIN_SECONDS:
             return None
         return elapsed * (self._total - self._completed) / newly_completed

@@ -77,6 +77,7 @@ def run_study(
     done; Interrupted on Ctrl-C, with every finished job kept for `resume`.
     """
     refuse_autocast()
+    _check_own_metrics(study, resume)
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")
     if not study.probe_options:
@@ -149,6 +150,20 @@ def run_study(
             },
         }
         return writer.commit([job.id for job in plan], manifest)
+
+
+def _check_own_metrics(study: Study, resume: bool) -> None:
+    """Raise BadInput for a metric that is a function, of which a run stores only the name, if the study is resumed or
+    other processes run it."""
+    if not any(callable(getattr(options, "metric", None)) for options in study.probe_options.values()):
+        return
+    if resume:
+        raise BadInput(
+            "a metric of your own cannot be resumed: the stored run knows its name, not what it computes. Leave out "
+            "resume"
+        )
+    if study.engine.name != "plain":
+        raise BadInput('a metric of your own runs in this process only. Use engine="plain"')
 
 
 def _execution_order(jobs: list[Job], context: StudyContext) -> list[Job]:

@@ -12,14 +12,15 @@ from headscope.effects.units import head_columns
 from headscope.runs.aggregation import plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
-from probes.ablation.schema import ABLATION, ABLATION_SETS, KINDS
+from probes.ablation.schema import ABLATION, ABLATION_SETS, KINDS, POSITIONS_MARK
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
         f"ablation_{kind}": Statistic(
             f"{kind} ablation on prompts",
             "logits or nats",
-            f"change of the answer's metric under {kind} ablation of the head, mean over the prompts of all sets",
+            f"change of the answer's metric under {kind} ablation of the head at all positions, mean over the prompts "
+            "of all sets",
             number_format="+.3g",
         )
         for kind in KINDS
@@ -32,10 +33,16 @@ SET_SWEEP = replace(SWEEP, units=("size",))
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """Columns `ablation_<kind>` by (model, layer, head, kv_group), each with its confidence interval over prompts."""
+    """Columns `ablation_<kind>` by (model, layer, head, kv_group), each with its confidence interval over prompts.
+
+    Ablations at some positions have none.
+    """
     if ABLATION.name not in run.tables:
         return None
     rows = with_change(run.table(ABLATION.name))
+    rows = rows[~rows["intervention"].str.contains(POSITIONS_MARK, regex=False)]
+    if rows.empty:
+        return None
     rows = rows.assign(
         doc=rows["prompts"] + "/" + rows["pair"], column="ablation_" + rows["intervention"].str.split(n=1).str[0]
     )

@@ -43,11 +43,12 @@ from headscope.prompts.pair_sets import (
     single_pair_set,
 )
 from headscope.prompts.pairs import METRICS_OF_ONE_TOKEN, METRICS_WITH_WRONG, TokenPair, stored_metric_name
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
 from headscope.streaming import StreamingWindow
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.ablation.schema import ABLATION, ABLATION_SETS, AblationOptions
+from probes.ablation.schema import ABLATION, ABLATION_SETS, POSITIONS_MARK, AblationOptions
 
 log = logging.getLogger("headscope")
 
@@ -127,13 +128,13 @@ class AblationRunner:
 
     def _stored_kind(self, kind: str) -> str:
         """The kind of ablation with its positions, unless these are all."""
-        return kind if "all" in self.options.positions else f"{kind} at {','.join(self.options.positions)}"
+        return kind if "all" in self.options.positions else f"{kind}{POSITIONS_MARK}{','.join(self.options.positions)}"
 
     def _at_positions(self, edits: EditOfHeads, pair: TokenPair) -> EditOfHeads:
         """The ablations at the chosen positions of the prompt of a pair."""
         if "all" in self.options.positions:
             return edits
-        tokens = sorted({token for name in self.options.positions for token in pair.span(name)})
+        tokens = sorted({token for name in self.options.positions for token in pair.span(name, [ALL_TOKENS])})
         return lambda layer, heads: edit_at(edits(layer, heads), tokens)
 
     def _head_sets(self, heads: Mapping[int, list[int]], model: Model, index: int) -> list[Mapping[int, list[int]]]:
@@ -292,7 +293,7 @@ class AblationRunner:
             if "all" not in options.positions:
                 for number in range(len(pairs) if source not in GENERATED_SETS else 1):
                     for name in options.positions:
-                        pairs.build(number).span(name)  # refuses a pair without these tokens
+                        pairs.build(number).span(name, [ALL_TOKENS])  # refuses a pair without these tokens
             self.context.record_input(f"prompts '{source}'", [pairs.digest.encode()])
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]

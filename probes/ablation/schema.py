@@ -8,11 +8,14 @@ from headscope.errors import OptionError, OptionName
 from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import MultilineOptions, refuse_unused
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
 KINDS = ("zero", "mean", "resample", "streaming")
+POSITIONS_MARK = " at "
+"""What separates the stored kind of an ablation at some positions from their names."""
 
 _Metric = Annotated[Literal["logprob", "logit_diff", "nll", "prob_diff", "rank"], ACCEPTS_FUNCTION, STORES_NAME]
 
@@ -106,6 +109,12 @@ class AblationOptions(MultilineOptions):
     def _check_control(self) -> "AblationOptions":
         if self.heads == ["all"] and "random_sets" in self.model_fields_set:
             raise OptionError("{random_sets} is a control for named heads. Remove {random_sets}, or name {heads}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> "AblationOptions":
+        if ALL_TOKENS in self.positions and (others := [name for name in self.positions if name != ALL_TOKENS]):
+            raise OptionError("{positions} has all beside '{other}'. Use one of them", other=others[0])
         return self
 
     @model_validator(mode="after")

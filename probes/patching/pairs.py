@@ -15,7 +15,7 @@ from headscope.results.result import Result
 from headscope.results.samples import mean_result
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.patching.schema import PATCHING, PATCHING_LAYERS, min_difference
+from probes.patching.schema import PATCHING, PATCHING_LAYERS, describe_min_difference
 
 DOUBT = "Answer and wrong answer, or clean and corrupted prompts, may be exchanged"
 MAX_NAMES = 8
@@ -50,7 +50,7 @@ def pair_questions(area: str) -> tuple[Question, ...]:
         Question(
             name=f"{area}.metric",
             sentence="{model}, {prompts}: the mean {label} ({label_unit}) over all pairs is {value} for clean and "
-            "{corrupted:.2f} for corrupted prompts[. {excluded:n pairs} with a difference below {limit} {label_unit} "
+            "{corrupted:.2f} for corrupted prompts[. {excluded:n pairs} with a difference below {limit} "
             "are left out of means of effects][. Means are over the {shared:n pairs} that count in every model]",
             number=".2f",
             samples="pairs",
@@ -106,7 +106,7 @@ def pair_results(run: RunTables, area: str, table: str = "") -> Iterator[Result]
             "corrupted": corrupted.mean(),
             "label": metric_label(metric),
             "label_unit": metric_unit(metric),
-            "limit": min_difference(metric),
+            "limit": describe_min_difference(metric),
             "excluded": int((~pairs["is_normalised"]).sum()) or None,
             "shared": _shared_count(run, table, prompts, metric, pairs),
         }
