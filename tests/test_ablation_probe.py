@@ -362,7 +362,10 @@ def test_a_run_whose_reference_text_changed_is_not_resumed(folder: Path, tmp_pat
         ("--count cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--count", "2")),
         ("--length cannot be combined with a prompt", ("--prompt", PROMPT, "--answer", ANSWER, "--length", "9")),
         ("--answer cannot be combined with --pairs", ("--pairs", "induction", "--answer", ANSWER)),
-        ("--wrong is for the metric logit_diff", ("--prompt", PROMPT, "--answer", ANSWER, "--wrong", WRONG)),
+        (
+            "--wrong is for the metrics logit_diff and prob_diff",
+            ("--prompt", PROMPT, "--answer", ANSWER, "--wrong", WRONG),
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -33,7 +33,7 @@ def page(run: Run, chromium: Browser) -> Iterator[Page]:
     server = make_server("127.0.0.1", 0, create_app(run.path.parent).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     context = chromium.new_context(viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(60_000)
     tab, problems = context.new_page(), list[str]()
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.goto(f"http://127.0.0.1:{server.server_port}/")
