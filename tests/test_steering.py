@@ -213,3 +213,13 @@ def test_a_long_text_is_measured_in_chunks_though_its_first_tokens_end_before_th
         (chunked,) = observe(model, ids, [lambda _: Observer()])
     assert sizes == [80, *(len(chunk) for chunk in ids.split(tokens_per_chunk))]
     torch.testing.assert_close(chunked["hidden"], whole["hidden"], atol=1e-5, rtol=1e-5)
+
+
+def test_checks_of_the_model_on_a_few_tokens_are_not_refused(tmp_path: Path) -> None:
+    """A replay checks each model once, on 4 tokens, and an analysis of the residual stream reads 16."""
+    named = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=tokenizer())
+    prompt = " ".join(f"w{number}" for number in range(40))
+    with hs.steered(named, "L1H2", range(30, 35), ALPHA):
+        run = hs.attribution(named, prompt=prompt, answer=" w1", wrong=" w2", out=tmp_path, quiet=True)
+        hs.ablate(named, prompt=prompt, answer=" w1", kinds=["zero"], out=tmp_path, quiet=True)
+    assert not run.table("attribution_answer_parts").empty

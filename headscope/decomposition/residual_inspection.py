@@ -35,6 +35,7 @@ from headscope.forward.module_calls import (
     recording_calls,
 )
 from headscope.forward.single_layers import attention_layer_indices
+from headscope.forward.trial_pass import trial_pass
 from headscope.positions.model import Model
 
 MAX_INSPECTED_TOKENS = 16
@@ -56,7 +57,8 @@ def decompose_residual_stream(
     """
     check_input_ids(model, ids)
     try:
-        decomposition = _decompose(model, captured_layers, ids[:, :MAX_INSPECTED_TOKENS])
+        with trial_pass():
+            decomposition = _decompose(model, captured_layers, ids[:, :MAX_INSPECTED_TOKENS])
         if not allow_scaled_layers and any(layer.stream_factor != 1 for layer in decomposition.layers):
             raise DecompositionError("its layers multiply the residual stream by a factor")
         return decomposition

@@ -7,7 +7,6 @@ their input, so masks and positions are the family's own.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from headscope.forward.layer_parts import residual_stream
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.single_layers import attention_layer_indices, separately_runnable_layers
+from headscope.forward.trial_pass import trial_pass
 from headscope.positions.model import Model
 
 TOKENS_PER_CHUNK = {"cpu": 2**10, "cuda": 2**14}
@@ -30,13 +30,6 @@ TRIAL_TOKENS = 48
 """Tokens that are read in one pass and in chunks, to check that both agree."""
 RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest difference between the two, as a share of the norm: the rounding of many layers."""
-
-_is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
-
-
-def is_trial_pass() -> bool:
-    """Whether the running pass is a trial of `choose_chunk_size`, which reads only the first tokens of a text."""
-    return _is_trial.get()
 
 
 def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
@@ -61,15 +54,12 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
 
 def _chunks_match_single_pass(model: Model, ids: Tensor) -> bool:
     """Whether the model computes the same hidden states for ids [1, L] in chunks as in one pass."""
-    token = _is_trial.set(True)
-    try:
+    with trial_pass():
         expected = last_hidden_states(model, ids)
         try:
             hidden = chunked_hidden_states(model, ids, ids.shape[1] // 3)
         except Exception:  # a family's code may fail if its layers run one at a time
             return False
-    finally:
-        _is_trial.reset(token)
     return float((hidden - expected).norm()) <= RELATIVE_TOLERANCE.get(expected.dtype, 5e-2) * float(expected.norm())
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.forward.backbone import backbone
+from headscope.forward.trial_pass import trial_pass
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.quantization import quantization_method
 
@@ -45,7 +46,8 @@ def check_once(model: LoadedModel, make_replay: Callable[[Tensor], ResumablePass
     if model.module not in _reasons:
         _reasons[model.module] = None  # the replay inside the check calls this function again
         try:
-            _reasons[model.module] = _difference(model, make_replay)
+            with trial_pass():
+                _reasons[model.module] = _difference(model, make_replay)
         except HeadscopeError:
             del _reasons[model.module]
             raise

@@ -34,6 +34,7 @@ from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
 from headscope.forward.single_layers import separately_runnable_layers
 from headscope.forward.stream_store import ResidualStreamStore
+from headscope.forward.trial_pass import trial_pass
 from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -96,7 +97,8 @@ def inspect_paths(model: Model, ids: Tensor) -> PathModel:
         if any(branch.is_gated for branch in branches.values()):
             raise _unsupported(model, "its heads' outputs are multiplied by a gate before the projection")
         try:
-            norms = (*input_norms(model, layers, ids[:, :MAX_INSPECTED_TOKENS]),)
+            with trial_pass():
+                norms = (*input_norms(model, layers, ids[:, :MAX_INSPECTED_TOKENS]),)
         except DecompositionError as error:
             raise _unsupported(model, str(error)) from error
     return PathModel(tuple(branches[index] for index in sorted(branches)), norms, decomposition.final_norm)
