@@ -124,7 +124,7 @@ def test_an_answer_of_two_tokens_is_refused_with_its_tokens_where_one_is_needed(
 
 
 def test_a_missing_wrong_answer_is_refused_where_it_is_needed() -> None:
-    with pytest.raises(BadInput, match="line 7: it has no wrong answer, which logit_diff needs"):
+    with pytest.raises(BadInput, match="line 7: it has no wrong answer, which the metric needs"):
         tokenized(wrong="")
     assert len(tokenized(wrong="", needs_one_token=False).wrong) == 0
 
