@@ -128,7 +128,8 @@ def test_the_app_opens_the_example_with_the_maps_of_its_heads() -> None:
     assert combined.models == example.models
     assert combined.conflicting_row_counts == {}
     pd.testing.assert_frame_equal(combined.heads, example.heads)
-    chart = next(block for block in content.sections[""] if isinstance(block, Chart))
+    charts = [block for blocks in content.sections.values() for block in blocks if isinstance(block, Chart)]
+    chart = next(block for block in charts if "Attention map" in str(block.figure.layout.title.text))
     assert str(chart.figure.layout.title.text).startswith("Attention map of layer 4, head 4")
     assert [trace.meta for trace in chart.figure.data if trace.type == "heatmap"] == ["base", "adarope", "adarope"]
 
