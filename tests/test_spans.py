@@ -22,7 +22,6 @@ from headscope.measures.span_mass import SpanMass
 from headscope.prompts.span_tokens import tokenize_spans
 from headscope.prompts.spans import parse_prompt
 from headscope.rendering import assembly
-from headscope.results.words import headline
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 from probes.spans import report, results
