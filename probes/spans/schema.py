@@ -82,7 +82,7 @@ class SpansOptions(PromptOptions):
             raise OptionError(
                 "no spans. Give {prompts}, {prompt} with marks such as [[context]]...[[/context]], or {classes}"
             )
-        if "prompts" in sources and self.lengths != type(self).model_fields["lengths"].default:  # a stored study has it
+        if "prompts" in sources and "lengths" in self.model_fields_set:
             raise OptionError("{lengths} has no effect with {prompts}, which are read whole. Remove {lengths}")
         return self
 
