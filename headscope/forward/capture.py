@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
@@ -55,8 +56,14 @@ class CapturedLayers:
 
         It is called with an AttentionRecord for each layer and each sequence of the batch, in order.
         `needs_row_sums` asks the backend for the sums of every row, `key_columns` [L, n] for weighted sums of numbers
-        of the keys (see `backend.listening`). Raises BadInput for unknown layers.
+        of the keys (see `backend.listening`). Raises BadInput for unknown layers and for columns of another shape; the
+        pass raises it if they have fewer rows than the text has keys.
         """
+        if key_columns is not None:
+            key_columns = torch.as_tensor(key_columns, dtype=torch.float32, device="cpu")
+            if key_columns.ndim != 2:
+                shape = tuple(key_columns.shape)
+                raise BadInput(f"key_columns has shape {shape}. Pass numbers [L, n] of the L keys of the text")
         for layer in range(len(self._model.attention_modules)) if layers is None else layers:
             listening = backend.listening(self._module(layer), layer, listener, needs_row_sums, key_columns)
             self._exit_stack.enter_context(listening)
