@@ -96,10 +96,10 @@ class SparseRows:
         statistics, pairs = [], []
         for rule in self.rules:
             chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
-            kept = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
+            sparse = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
             is_hit = (masked.amax(-1) >= heaviest).float()  # of equally heavy keys any one
             size = chosen.sum(-1, dtype=torch.int32).float()
-            statistics.append(_row_statistics(dense, kept, is_hit, size, sink)[..., index])
+            statistics.append(_row_statistics(dense, sparse, is_hit, size, sink)[..., index])
             pairs.append(chosen[:, pair_index])
         needed = _keys_for_masses(tile)[..., index]
         self._rows[record.layer].append((needed, torch.stack(statistics, 1)))
@@ -172,12 +172,12 @@ class _Sums:
         return cls(weights.sum(-1), output.view(*weights.shape[:2], -1))
 
 
-def _row_statistics(dense: _Sums, kept: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
+def _row_statistics(dense: _Sums, sparse: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
     """`STATISTICS` of rows, [5, H, n], from the sums over all keys and over the chosen ones; `sink` is its weight."""
-    recall = (kept.mass / dense.mass).clamp(max=1)
-    scale = (kept.mass + sink) / (dense.mass + sink)
-    sparse = kept.output / scale.clamp(min=TINY)[..., None]
-    error = (sparse - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
+    recall = (sparse.mass / dense.mass).clamp(max=1)
+    scale = (sparse.mass + sink) / (dense.mass + sink)
+    output = sparse.output / scale.clamp(min=TINY)[..., None]
+    error = (output - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
     return torch.stack([recall, -recall.clamp(min=TINY).log(), is_hit, error, size])
 
 
