@@ -34,6 +34,8 @@ from headscope.streaming import StreamingWindow
 
 answer_tokens: ContextVar[int] = ContextVar("answer_tokens", default=0)
 """The number of last tokens of the passes that are an answer, so not of the prompt, in the replay that is open."""
+_is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
+"""Whether the running passes check the model on a few tokens, so that edits of the user's text need not apply."""
 
 
 class CapturedLayers:
@@ -157,3 +159,18 @@ def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]
         raise UnsupportedModel(
             "a quantized KV cache changes the keys that are measured. Use a cache without quantization"
         )
+
+
+def is_trial_pass() -> bool:
+    """Whether the running pass checks the model on a few tokens and is not a pass over the user's text."""
+    return _is_trial.get()
+
+
+@contextmanager
+def trial_pass() -> Iterator[None]:
+    """Mark the passes inside as trials."""
+    token = _is_trial.set(True)
+    try:
+        yield
+    finally:
+        _is_trial.reset(token)
