@@ -1,8 +1,9 @@
 """What a page shows of runs that lack its data: the runs of the folder that have it, and the command that stores it."""
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 
 from dashboards.pages import Page
 from dashboards.run_store import current_store, run_label
@@ -10,9 +11,12 @@ from headscope.errors import BadRun
 from headscope.rendering.blocks import Block, Link, Links, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import query_link
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 
 MAX_OFFERED_RUNS = 6
 """Runs that an empty page offers, the newest."""
+MAX_MODELS = 3
+"""Models that a command names."""
 
 
 def missing_data_page(page: Page, run: Run) -> PageContent:
@@ -38,3 +42,25 @@ def _runs_with_data(page: Page, run: Run) -> Iterator[str]:
         with suppress(BadRun):  # a table of it is damaged; opening that run says which
             if isinstance(other, Run) and name not in shown and not page.missing_command(other):
                 yield name
+
+
+def command_for_run(example: str, run: Run, takes: Collection[str] = ("models", "text", "docs")) -> str:
+    """The example command with the models and the texts of the run, as far as the command takes them."""
+    if "models" not in takes or not run.models:
+        return example
+    specs = {model["label"]: model["spec"] for model in run.manifest["models"]}
+    models = [("--model", f"{label}={specs[label]}") for label in default_models(run)[:MAX_MODELS]]
+    stored = (run.manifest.get("config") or {}).get("texts") or {}
+    texts = {"text": stored.get("source"), "docs": stored.get("docs")}
+    flags = {f"--{name}": str(value) for name, value in texts.items() if name in takes and value is not None}
+    words = _without_flags(iter(shlex.split(example)), {"--model", *flags})
+    return shlex.join([*words, *chain(*models, *flags.items())])
+
+
+def _without_flags(words: Iterator[str], names: Collection[str]) -> Iterator[str]:
+    """The words of a command without these flags and their values."""
+    for word in words:
+        if word in names:
+            next(words)
+        else:
+            yield word

@@ -10,8 +10,8 @@ import pandas as pd
 from dash import html
 
 from dashboards.components import column_header
+from dashboards.empty_pages import command_for_run
 from dashboards.playground.worker import has_worker
-from dashboards.run_command import command_for_run
 from dashboards.view_state import ViewState, format_heads
 from headscope.heads import Head, format_head
 from headscope.results.words import count_nouns

@@ -73,15 +73,15 @@ def context_prompts(rng: random.Random) -> Iterator[dict[str, Any]]:
             f" The {thing} of {place} was built in {rng.randrange(1500, 1990)} by {rng.choice(PEOPLE)}."
             for thing, place in zip(things, places, strict=True)
         ]
-        asked = rng.randrange(6)
+        number = rng.randrange(6)
         yield {
             "segments": [
                 {"name": "instruction", "text": "Answer the question from the text."},
                 {"text": "\nText:"},
                 {"name": "context", "text": "".join(facts)},
                 {"text": "\n"},
-                {"name": "question", "text": f"Question: When was the {things[asked]} of {places[asked]} built?"},
-                {"text": f"\nAnswer: The {things[asked]} of {places[asked]} was built in"},
+                {"name": "question", "text": f"Question: When was the {things[number]} of {places[number]} built?"},
+                {"text": f"\nAnswer: The {things[number]} of {places[number]} was built in"},
             ],
             "generate": 6,
         }
@@ -148,14 +148,14 @@ def keep_pairs(path: Path, query: str, keys: tuple[str, ...]) -> None:
     run = hs.Run.open(path)
     entries = {name: entry for name, entry in run.manifest["tables"].items() if name != "span_steps"}
     (path / "span_steps.parquet").unlink(missing_ok=True)
-    wanted: dict[str, dict[str, list[str]]] = {
+    stored_pairs: dict[str, dict[str, list[str]]] = {
         "spans": {"query": [query], "key": [*keys]},
         "span_lookback": {"key": ["prompt"]},
         "span_weights": {"model": ["base"]},
     }
-    for name in wanted.keys() & entries.keys():
+    for name in stored_pairs.keys() & entries.keys():
         file, rows = path / f"{name}.parquet", run.table(name)
-        rows = rows[rows[[*wanted[name]]].isin(wanted[name]).all(axis=1)]
+        rows = rows[rows[[*stored_pairs[name]]].isin(stored_pairs[name]).all(axis=1)]
         count = write_merged(file, all_tables()[name], [partial(to_arrow, all_tables()[name], rows)])
         entries[name] = {"rows": count, "sha256": sha256(file)}
     write_manifest(path, {**run.manifest, "tables": entries})

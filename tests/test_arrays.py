@@ -9,9 +9,9 @@ from support.synthetic_runs import synthetic_run
 
 from headscope.errors import BadInput
 from headscope.runs.arrays import _default_axes
+from headscope.runs.arrow import decode_map
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
-from headscope.runs.weight_bytes import decode_map
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from headscope import bins
 from headscope.attention.record import AttentionRecord
 from headscope.measures.pooled_map import PooledMaps
 from headscope.rendering import assembly
+from headscope.runs.arrow import decode_map, encode_map
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
-from headscope.runs.weight_bytes import decode_map, encode_map
 from probes.patterns import analysis, lens, maps, report, results, similarity
 
 

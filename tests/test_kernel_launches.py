@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.measure_laws import geometry_of
@@ -12,11 +13,16 @@ from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, Rota
 from headscope.measures.detectors import DetectorScores
 from headscope.measures.far_mass import StreamingScores
 from headscope.measures.pooled_map import PooledMaps
+from headscope.measures.sparse_rows import SparseRows
+from headscope.measures.sparse_rules import parse_rule
 from headscope.measures.top_keys import TopKeysAccumulator
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.streaming import StreamingWindow
+from probes.sparsity.patterns import HeadPatterns
 
 LENGTH, ROWS, MOST = 65_536, 64, 120
+RULES = ("top:5", "group-top:5", "layer-top:5", "block:4:3", "block-mean:4:3", "block-bounds:4:3", "streaming:2:7",
+         "vertical-slash:3:4")  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"window": 4096},
@@ -51,14 +57,16 @@ def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, querie
     assert not launches.waits
 
 
-@pytest.mark.parametrize("measure", ["top_keys", "maps", "streaming", "detectors", "values"])
+@pytest.mark.parametrize("measure", ["top_keys", "maps", "streaming", "detectors", "values", "sparse"])
 def test_no_other_measure_of_a_layer_waits_for_the_gpu(measure: str) -> None:
     geometry = geometry_of(6, 3, 16, 8, windows=[None])
+    rules = [*map(parse_rule, RULES), HeadPatterns((torch.ones(2, 6, 1, dtype=torch.long),))]
     accumulator: Any = {
         "top_keys": lambda: TopKeysAccumulator(geometry, torch.arange(0, 300, 7), 5),
         "maps": lambda: PooledMaps(geometry, 300),
         "streaming": lambda: StreamingScores(geometry, 300, 30, 0, StreamingWindow(4, 64)),
         "detectors": lambda: DetectorScores(geometry, 10, 145),
+        "sparse": lambda: SparseRows(geometry, rules, lambda *_: np.arange(0, 300, 7)),
         "values": lambda: ValueWeightedRows(geometry, 300, 30, 0, {0: torch.zeros(6, 20, 16)}),
     }[measure]()
     with simulating_cuda() as launches:

@@ -13,7 +13,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import headscope as hs
-from headscope.bench.precision import precision_differences
+from headscope.bench.rounding import precision_differences
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import headscope
 from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.chunked_pass import chunked_hidden_states
 from headscope.forward.logits import finite_hidden_states
@@ -81,6 +82,29 @@ def measured(model: Model, ids: Tensor, *accumulators: Any, chunk: int | None = 
             layers.listen(accumulator.update, key_columns=getattr(accumulator, "key_columns", None))
         hidden = finite_hidden_states if chunk is None else chunked_hidden_states
         hidden(*([model, ids[None]] if chunk is None else [model, ids[None], chunk]))
+
+
+def test_key_columns_are_checked_and_columns_of_several_listeners_are_shared() -> None:
+    model, ids = headscope.load(families.MEASURABLE["llama-gqa"](), device="cpu"), torch.arange(3, 3 + LENGTH)
+    columns = torch.eye(LENGTH, dtype=torch.bool)[:, : model.geometry.head_dim]
+    records: dict[str, AttentionRecord] = {}
+
+    def listen(**columns_by_name: Tensor) -> None:
+        with attached(model), evaluating(model), capturing(model) as layers:
+            for name, own in columns_by_name.items():
+                layers.listen(lambda record, name=name: records.update({name: record}), [1], key_columns=own)
+            finite_hidden_states(model, ids[None])
+
+    listen(all=columns, repeated=columns[:, [3, 1, 3]], none=columns[:, :0])
+    for name, places in {"all": slice(model.geometry.head_dim), "repeated": [3, 1, 3]}.items():
+        expected_sums = records[name].weights(range(LENGTH))[..., places]
+        torch.testing.assert_close(records[name].key_sums, expected_sums, atol=1e-5, rtol=0)
+    assert records["none"].key_sums is None
+    listen(many=columns, more=torch.ones(LENGTH, 1))
+    assert records["many"].key_sums is records["more"].key_sums is None
+    for wrong, message in {LENGTH - 1: f"{LENGTH - 1} rows for {LENGTH} keys", None: rf"shape \({LENGTH},\)"}.items():
+        with pytest.raises(BadInput, match=f"key_columns has {message}"):
+            listen(wrong=columns[:, 0] if wrong is None else columns[:wrong])
 
 
 @pytest.mark.parametrize("with_bos", [True, False])

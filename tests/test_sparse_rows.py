@@ -197,6 +197,30 @@ def test_overlaps_are_those_of_the_query_before_and_of_the_layer_below() -> None
     assert stored.loc[("streaming:1:2", 1), "layer_overlap"].to_numpy() == pytest.approx(1)
 
 
+def test_layers_of_other_windows_are_compared_in_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in gemma2, whose layers alternate. Rows that are only compared are in no mean."""
+    monkeypatch.setattr("headscope.measures.sparse_rows.LOGITS_PER_TILE", 1)
+    model, records = hs.load(families.FAMILIES["gemma2"](), device="cpu"), list[AttentionRecord]()
+    with capturing(model) as captured, torch.no_grad():
+        captured.listen(records.append)
+        model.module(torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0)))
+    selected = {records[0].window: np.array([9, 30, 31]), None: ROWS}
+    sparse = SparseRows(model.geometry, [parse_rule("top:3")], lambda window, _: selected[window])
+    for record in records:
+        sparse.update(record)
+    stored = pd.DataFrame(sparse.compute()[0]).set_index(["layer", "head"])
+    sets = [dense_sets("top:3", weights(record), record.q, record.k) for record in records]
+    for layer, record in enumerate(records):
+        assert stored.loc[layer, "kept"].to_numpy() == pytest.approx(np.minimum(3, selected[record.window] + 1).mean())
+    for layer in range(1, len(records)):
+        for head, mine in enumerate(sets[layer]):
+            below = [
+                np.mean([float((mine[i] & other[i]).sum() / (mine[i] | other[i]).sum()) for i in (3, 9, 30, 44)])
+                for other in sets[layer - 1]
+            ]
+            assert stored.loc[(layer, head), "layer_overlap"] == pytest.approx(max(below))
+
+
 def test_a_text_in_chunks_has_the_statistics_of_one_pass() -> None:
     record, rules = random_record(0, 48), ["top:3", "group-top:4", "block:4:2", "streaming:2:3"]
     chunks = [

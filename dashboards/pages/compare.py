@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from dashboards.run_command import command_for_run
+from dashboards.empty_pages import command_for_run
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import layers
 from headscope.rendering import assembly

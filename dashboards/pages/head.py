@@ -6,9 +6,8 @@ from itertools import chain, islice
 
 import pandas as pd
 
-from dashboards.empty_pages import MAX_OFFERED_RUNS
+from dashboards.empty_pages import MAX_OFFERED_RUNS, command_for_run
 from dashboards.pages.heads import PATH as HEADS_PATH
-from dashboards.run_command import command_for_run
 from dashboards.run_store import current_store, run_label
 from dashboards.tabs import tab_name
 from dashboards.view_state import ViewState, describe_statistic, parse_head

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dashboards.run_command import command_for_run
+from dashboards.empty_pages import command_for_run
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import head_matrices as head_figures
 from headscope.rendering import assembly, similar_heads

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from dashboards.empty_pages import command_for_run
 from dashboards.playground.components import QUANTITIES, HeadChoice, PlaygroundBlock
 from dashboards.playground.view import parse_view
 from dashboards.playground.worker import has_worker, model_labels
-from dashboards.run_command import command_for_run
 from dashboards.view_state import ViewState
 from headscope.heads import Head, HeadSet
 from headscope.playground.prompt_predictions import MAX_TOKENS

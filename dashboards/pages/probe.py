@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
-from dashboards.run_command import command_for_run
+from dashboards.empty_pages import command_for_run
 from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.probe import Probe

@@ -214,8 +214,10 @@ def listening(
 
     `layer` is the module's index among the model's attention layers. With `needs_row_sums`, the record has the sums of
     every row where the backend computes them together with the output: on CPU, without gradients. With `key_columns`
-    [L, n], float32 numbers of every key of the text, the record has their weighted sums, under the same conditions and
-    in float32. The kernel then computes them as further dimensions of the values, for a few percent of a pass.
+    [L, n], float32 numbers on the CPU of every key of the text, the record has their weighted sums, under the same
+    conditions and in float32, if the listeners of the module have no more distinct columns than a head has dimensions.
+    The kernel computes them as further dimensions of the values: a few columns cost a few percent of a pass, and as
+    many as a head has dimensions about double the time of attention.
     """
     registered = RegisteredListener(layer, listener, needs_row_sums, key_columns)
     return _registering(_hooks_of(module).listeners, registered)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headscope.attention.kernel import AttentionVariant, attend
 from headscope.attention.record import AttentionRecord, RowSums
 from headscope.attention.row_sums import attend_with_row_sums
+from headscope.errors import BadInput
 
 Listener = Callable[[AttentionRecord], None]
 
@@ -43,15 +44,21 @@ def attend_for_listeners(
     listeners: Sequence[RegisteredListener],
     first_key: int,
 ) -> KernelResult:
-    """Attention with the log-sum-exp, row sums and key sums that listeners need."""
+    """Attention with the log-sum-exp, row sums and key sums that listeners need.
+
+    There are no key sums where the listeners have more distinct columns than a head has dimensions: the kernel would
+    then cost more than a second visit of the weights. Raises BadInput for `key_columns` with fewer rows than keys.
+    """
+    keys = slice(first_key, first_key + v.shape[2])
+    for listener in listeners:
+        if listener.key_columns is not None and (rows := len(listener.key_columns)) < keys.stop:
+            raise BadInput(f"key_columns has {rows} rows for {keys.stop} keys. Pass one row for every key of the text")
     can_sum = q.device.type == "cpu" and not dropout and not torch.is_grad_enabled()
-    columns = [listener.key_columns if can_sum and v.dtype == torch.float32 else None for listener in listeners]
-    widths = [0 if numbers is None else numbers.shape[1] for numbers in columns]
-    values = v
-    if any(widths):
-        keys = slice(first_key, first_key + v.shape[2])
-        added = torch.cat([numbers[keys] for numbers in columns if numbers is not None], 1)
-        values = torch.cat((v, added.expand(*v.shape[:2], -1, -1)), -1)
+    columns, places = torch.empty(0, 0), list[Tensor]()
+    if can_sum and v.dtype == torch.float32:
+        columns, places = _distinct_key_columns(listeners, keys)
+    has_key_sums = 0 < columns.shape[1] <= q.shape[-1]
+    values = torch.cat((v, columns.expand(*v.shape[:2], -1, -1)), -1) if has_key_sums else v
     row_sums: Sequence[RowSums | None] = [None] * len(q)
     lse: Tensor | None
     if can_sum and any(listener.needs_row_sums for listener in listeners):
@@ -60,6 +67,19 @@ def attend_for_listeners(
         out, lse = torch.stack(outs), torch.stack(lses)
     else:
         out, lse = attend(q, k, values, module, variant, dropout, bool(listeners), first_key)
-    out, *sums = torch.split(out, [v.shape[-1], *widths], -1)
-    key_sums = [part if width else None for part, width in zip(sums, widths, strict=True)]
+    out, sums = out.tensor_split([v.shape[-1]], -1)
+    key_sums = (
+        [sums[..., place] if len(place) else None for place in places] if has_key_sums else [None] * len(listeners)
+    )
     return KernelResult(out, lse, row_sums, key_sums)
+
+
+def _distinct_key_columns(listeners: Sequence[RegisteredListener], keys: slice) -> tuple[Tensor, list[Tensor]]:
+    """The distinct columns of all listeners for these keys of the text, [Lk, n], and the place of each column."""
+    by_listener = [None if listener.key_columns is None else listener.key_columns[keys] for listener in listeners]
+    widths = [0 if columns is None else columns.shape[1] for columns in by_listener]
+    if not any(widths):
+        return torch.empty(0, 0), []
+    joined = torch.cat([columns for columns in by_listener if columns is not None], 1)
+    distinct, places = torch.unique(joined, dim=1, return_inverse=True)
+    return distinct, [*places.split(widths)]

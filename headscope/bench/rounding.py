@@ -1,17 +1,21 @@
-"""Time of measuring in bfloat16 on this CPU, and its rounding error relative to the sampling error."""
+"""Time of measuring in bfloat16 on this CPU, and how much bfloat16 changes stored values and statistics of heads."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 
+from headscope.api import run_probe
 from headscope.bench.timing import time_calls
 from headscope.bench.variants import SAMPLED_ROWS, TABLES
-from headscope.positions.model import load
+from headscope.positions.model import Model, load
 from headscope.prompts.texts import load_token_documents
+from headscope.runs.column_metadata import is_statistic, statistic
 from probes.measure.run import measure_tokens
 
 DOCS = 4
@@ -75,3 +79,25 @@ def _statistics(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArra
 
 def _rms(values: npt.NDArray[np.float64]) -> float:
     return float(np.sqrt(np.square(values).mean()))
+
+
+def precision_differences(half: Model, full: Model, length: int) -> pd.DataFrame:
+    """Differences of one checkpoint in bfloat16 (`half`) and in float32 (`full`), on one document of `length` tokens.
+
+    One row per statistic of heads: median: of |half - full| / |full| over heads; largest: its 95 % quantile;
+    rank_correlation: Spearman's, of the heads. A statistic that all heads share, or that is zero, has no row.
+    """
+    heads = []
+    with TemporaryDirectory() as folder:
+        for model in (full, half):
+            tables = ["attention", "pairs"]
+            run = run_probe("measure", model, lengths=[length], docs=1, tables=tables, out=folder, quiet=True)
+            heads.append(run.heads)
+    exact, rounded = heads
+    rows = []
+    for name in map(str, exact):
+        if is_statistic(name) and exact[name].nunique() > 1:
+            relative = (rounded[name] - exact[name]).abs() / exact[name].abs().where(exact[name] != 0)
+            correlation = exact[name].corr(rounded[name], method="spearman")
+            rows.append((statistic(name).label, relative.median(), relative.quantile(0.95), correlation))
+    return pd.DataFrame(rows, columns=["statistic", "median", "largest", "rank_correlation"])

@@ -54,7 +54,7 @@ def selfcheck(
 
 
 def _check_rows(device: str, name: str, length: int, longest: int | None) -> Iterator[dict[str, Any]]:
-    from headscope.bench.precision import precision_differences
+    from headscope.bench.rounding import precision_differences
     from headscope.bench.variants import document_tokens
     from headscope.forward.selfcheck import run_checks
     from headscope.positions.model import load

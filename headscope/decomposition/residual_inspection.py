@@ -27,7 +27,7 @@ from headscope.decomposition.residual_decomposition import (
 )
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
-from headscope.forward.capture import CapturedLayers
+from headscope.forward.capture import CapturedLayers, trial_pass
 from headscope.forward.module_calls import (
     ModuleCall,
     consumes_output,
@@ -35,7 +35,6 @@ from headscope.forward.module_calls import (
     recording_calls,
 )
 from headscope.forward.single_layers import attention_layer_indices
-from headscope.forward.trial_pass import trial_pass
 from headscope.positions.model import Model
 
 MAX_INSPECTED_TOKENS = 16

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
@@ -33,6 +34,8 @@ from headscope.streaming import StreamingWindow
 
 answer_tokens: ContextVar[int] = ContextVar("answer_tokens", default=0)
 """The number of last tokens of the passes that are an answer, so not of the prompt, in the replay that is open."""
+_is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
+"""Whether the running passes check the model on a few tokens, so that edits of the user's text need not apply."""
 
 
 class CapturedLayers:
@@ -55,8 +58,14 @@ class CapturedLayers:
 
         It is called with an AttentionRecord for each layer and each sequence of the batch, in order.
         `needs_row_sums` asks the backend for the sums of every row, `key_columns` [L, n] for weighted sums of numbers
-        of the keys (see `backend.listening`). Raises BadInput for unknown layers.
+        of the keys (see `backend.listening`). Raises BadInput for unknown layers and for columns of another shape; the
+        pass raises it if they have fewer rows than the text has keys.
         """
+        if key_columns is not None:
+            key_columns = torch.as_tensor(key_columns, dtype=torch.float32, device="cpu")
+            if key_columns.ndim != 2:
+                shape = tuple(key_columns.shape)
+                raise BadInput(f"key_columns has shape {shape}. Pass numbers [L, n] of the L keys of the text")
         for layer in range(len(self._model.attention_modules)) if layers is None else layers:
             listening = backend.listening(self._module(layer), layer, listener, needs_row_sums, key_columns)
             self._exit_stack.enter_context(listening)
@@ -150,3 +159,18 @@ def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]
         raise UnsupportedModel(
             "a quantized KV cache changes the keys that are measured. Use a cache without quantization"
         )
+
+
+def is_trial_pass() -> bool:
+    """Whether the running pass checks the model on a few tokens and is not a pass over the user's text."""
+    return _is_trial.get()
+
+
+@contextmanager
+def trial_pass() -> Iterator[None]:
+    """Mark the passes inside as trials."""
+    token = _is_trial.set(True)
+    try:
+        yield
+    finally:
+        _is_trial.reset(token)

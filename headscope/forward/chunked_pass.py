@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
-from headscope.forward.capture import capturing
+from headscope.forward.capture import capturing, trial_pass
 from headscope.forward.carried_state import shares_keys_across_layers
 from headscope.forward.free_memory import fits_one_pass
 from headscope.forward.layer_parts import residual_stream
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.single_layers import attention_layer_indices, separately_runnable_layers
-from headscope.forward.trial_pass import trial_pass
 from headscope.positions.model import Model
 
 TOKENS_PER_CHUNK = {"cpu": 2**10, "cuda": 2**14}

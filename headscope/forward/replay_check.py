@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.forward.backbone import backbone
-from headscope.forward.trial_pass import trial_pass
+from headscope.forward.capture import trial_pass
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.quantization import quantization_method
 

@@ -20,9 +20,8 @@ from headscope.attention import backend
 from headscope.attention.kernel import append_key_bias
 from headscope.errors import BadInput, UnsupportedModel, did_you_mean
 from headscope.forward.ablation import Heads, describe_heads, heads_by_layer, refuse_other_head_set
-from headscope.forward.capture import capturing
+from headscope.forward.capture import capturing, is_trial_pass
 from headscope.forward.interventions import Unit, head_unit, layer_output_edit
-from headscope.forward.trial_pass import is_trial_pass
 from headscope.model_identity import AcceptedWeights
 from headscope.positions.model import Model
 from headscope.prompts.span_tokens import tokenize_spans

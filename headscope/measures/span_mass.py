@@ -117,7 +117,8 @@ def row_masses(record: AttentionRecord, rows: IntArray, key_columns: Tensor) -> 
 class SpanMass:
     """Accumulates the mass between the spans of one text, of every head.
 
-    A listener with its `key_columns` costs a few percent of a pass; otherwise the weights are computed again.
+    With its `key_columns`, a listener costs a few percent of a pass for a few spans. The cost grows with their number;
+    without key sums, as with more distinct spans than a head has dimensions, the weights are computed again.
     """
 
     def __init__(self, geometry: Geometry, layout: SpanLayout):

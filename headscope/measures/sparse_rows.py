@@ -43,11 +43,13 @@ TINY = torch.finfo(torch.float32).tiny
 class SparseRows:
     """Accumulates statistics of rules and the keys needed for a mass, of every head, over query rows of one text.
 
-    `select(window, chunk_size)` gives the rows of a layer with these, ascending; a row may repeat.
+    `select(window, chunk_size)` gives the rows of a layer with these, ascending; a row may repeat. Overlaps are
+    those of a few rows of `select(None, None)` in every layer, so that layers of different windows can be compared.
     """
 
     def __init__(self, geometry: Geometry, rules: Sequence[Rule], select: Callable[[int | None, int | None], IntArray]):
         self.geometry, self.rules, self.select = geometry, [*rules], select
+        self._compared = _rows_to_compare(select(None, None))
         self._rows: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._means: dict[int, tuple[Tensor, Tensor]] = {}
         self._overlaps: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
@@ -63,16 +65,17 @@ class SparseRows:
         layer, start, elements = record.layer, query_range(record).start, len(record.q) * record.k.shape[1]
         self._sets = {number: sets for number, sets in self._sets.items() if number in (layer - 1, layer)}
         rows = self.select(record.window, record.chunk_size)
-        compared = _rows_to_compare(rows)
-        indices, layer_cache = rows_in_chunk(rows, record), dict[object, Tensor]()
+        visited = np.sort(np.concatenate([rows, np.setdiff1d(self._compared, rows)]))
+        indices, layer_cache = rows_in_chunk(visited, record), dict[object, Tensor]()
         size = items_per_tile(record.q.device, max(2, LOGITS_PER_TILE // elements), elements)
         for begin in range(0, len(indices), size):
             own = indices[begin : begin + size]
-            pairs = np.intersect1d(own[own > 0], compared - start)
+            pairs = np.intersect1d(own[own > 0], self._compared - start)
             order = np.argsort(np.concatenate([own, pairs - 1]), kind="stable")
             tile_rows = np.concatenate([own, pairs - 1])[order]
+            is_counted = (order < len(own)) & np.isin(tile_rows + start, rows)
             tile = RowTile(record, tile_rows + start, *row_weights(record, tile_rows), layer_cache)
-            self._add(tile, np.flatnonzero(order < len(own)), np.searchsorted(tile_rows, pairs))
+            self._add(tile, np.flatnonzero(is_counted), np.searchsorted(tile_rows, pairs))
         if len(rows) and sum(keys.shape[-1] for keys, _ in self._rows[layer]) == len(rows):
             keys, statistics = (torch.cat(parts, -1) for parts in zip(*self._rows.pop(layer), strict=True))
             worst = statistics[0].quantile(RECALL_QUANTILE, dim=-1)
@@ -84,6 +87,7 @@ class SparseRows:
         record, device = tile.record, tile.weights.device
         values, masked = record.v[:, tile.columns].float(), torch.empty_like(tile.weights)
         index, visible = to_device(device, counted), to_device(device, count_visible_keys(record, tile.rows))
+        pair_index = to_device(device, np.concatenate([compared - 1, compared]))
         is_visible = (tile.distance >= 0) & (tile.distance < visible[:, None])
         dense = _Sums.of(tile.weights, values)
         queries = to_device(device, tile.rows - query_range(record).start)
@@ -92,11 +96,11 @@ class SparseRows:
         statistics, pairs = [], []
         for rule in self.rules:
             chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
-            kept = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
+            sparse = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
             is_hit = (masked.amax(-1) >= heaviest).float()  # of equally heavy keys any one
             size = chosen.sum(-1, dtype=torch.int32).float()
-            statistics.append(_row_statistics(dense, kept, is_hit, size, sink)[..., index])
-            pairs.append(chosen[:, np.concatenate([compared - 1, compared])])
+            statistics.append(_row_statistics(dense, sparse, is_hit, size, sink)[..., index])
+            pairs.append(chosen[:, pair_index])
         needed = _keys_for_masses(tile)[..., index]
         self._rows[record.layer].append((needed, torch.stack(statistics, 1)))
         if len(compared):
@@ -168,19 +172,19 @@ class _Sums:
         return cls(weights.sum(-1), output.view(*weights.shape[:2], -1))
 
 
-def _row_statistics(dense: _Sums, kept: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
+def _row_statistics(dense: _Sums, sparse: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
     """`STATISTICS` of rows, [5, H, n], from the sums over all keys and over the chosen ones; `sink` is its weight."""
-    recall = (kept.mass / dense.mass).clamp(max=1)
-    scale = (kept.mass + sink) / (dense.mass + sink)
-    sparse = kept.output / scale.clamp(min=TINY)[..., None]
-    error = (sparse - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
+    recall = (sparse.mass / dense.mass).clamp(max=1)
+    scale = (sparse.mass + sink) / (dense.mass + sink)
+    output = sparse.output / scale.clamp(min=TINY)[..., None]
+    error = (output - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
     return torch.stack([recall, -recall.clamp(min=TINY).log(), is_hit, error, size])
 
 
 def _keys_for_masses(tile: RowTile) -> Tensor:
     """The fewest keys whose mass reaches each of `MASSES`, [masses, H, n], float32."""
     sums = tile.ordered("head").cumsum(-1, dtype=torch.float64)
-    shares = torch.tensor([*MASSES.values()], dtype=torch.float64, device=sums.device)
+    shares = to_device(sums.device, np.array([*MASSES.values()]))
     # The lightest keys that may be missing. The first of those that are not is needed.
     limits = sums[..., -1:] * (1 - shares) * (1 + 1e-12)
     return (sums.shape[-1] - torch.searchsorted(sums, limits, right=True)).movedim(-1, 0).float()

@@ -337,12 +337,12 @@ def known_rules() -> Mapping[str, type[Rule]]:
 def parse_rule(text: str) -> Rule:
     """The rule that a text such as top:256 or block:64:16 names. Raises ValueError for any other text."""
     name, *sizes = text.split(":")
-    known = known_rules()
-    if name not in known:
-        raise ValueError(f"unknown rule '{text[:60]}'. Use one of: {', '.join(known)}")
-    names = [size.name for size in fields(known[name])]  # type: ignore[arg-type]
+    rules = known_rules()
+    if name not in rules:
+        raise ValueError(f"unknown rule '{text[:60]}'. Use one of: {', '.join(rules)}")
+    names = [size.name for size in fields(rules[name])]  # type: ignore[arg-type]
     is_size = [size.isascii() and size.isdigit() and 1 <= int(size) <= MAX_SIZE for size in sizes]
     if len(sizes) != len(names) or not all(is_size):
         form = ":".join((name, *(name.upper() for name in names)))
         raise ValueError(f"'{text[:60]}' is not {form} with whole numbers from 1 to {MAX_SIZE:,}. Write it so")
-    return known[name](*map(int, sizes))
+    return rules[name](*map(int, sizes))

@@ -29,12 +29,11 @@ from headscope.attention import backend
 from headscope.decomposition.residual_decomposition import AttentionBranch, DecompositionError, Norm
 from headscope.decomposition.residual_inspection import MAX_INSPECTED_TOKENS, decompose_residual_stream, input_norms
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.capture import capturing
+from headscope.forward.capture import capturing, trial_pass
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.logits import replacing_forward
 from headscope.forward.single_layers import separately_runnable_layers
 from headscope.forward.stream_store import ResidualStreamStore
-from headscope.forward.trial_pass import trial_pass
 from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.positions.attach import attached
 from headscope.positions.model import Model

@@ -13,6 +13,24 @@ from headscope.errors import BadInput
 
 NeedleKind = Literal["literal", "indirect", "both"]
 
+NEEDLE_TEMPLATES = (
+    ("password", "What is the password of the archive in Quillhaven?", "The password of the archive in Quillhaven is"),
+    ("emblem", "What is the emblem of the guild of Ulverdam?", "The emblem of the guild of Ulverdam is the"),
+    ("gift", "What did Odette Marchbanks bring to Velmora?", "What Odette Marchbanks brought to Velmora was a"),
+    (
+        "sign",
+        "What is painted on the door of the Corvane mill?",
+        "What is painted on the door of the Corvane mill is a",
+    ),
+)
+"""(group, question, opening of the fact) of the prompt pairs with a needle [ours]."""
+FACT_WORDS = re.findall(
+    r"\w+",
+    "bridge candle circle crown dragon feather flower forest hammer horse lemon lion mirror moon mountain needle piano "
+    "river rocket shadow shield spider tiger tower tree violin window wolf",
+)
+"""Words that end such facts, if the tokenizer writes them as one token."""
+
 
 @dataclass(frozen=True)
 class Needle:

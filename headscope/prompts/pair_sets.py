@@ -24,7 +24,7 @@ import numpy as np
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
-from headscope.prompts.needles import Needle
+from headscope.prompts.needles import FACT_WORDS, NEEDLE_TEMPLATES, Needle
 from headscope.prompts.pairs import (
     METRICS_OF_ONE_TOKEN,
     METRICS_WITH_WRONG,
@@ -343,23 +343,6 @@ def _word_tokens(tokenizer: Any) -> np.ndarray:
 
 
 # Needle ------------------------------------------------------------------------------------------------------------
-
-NEEDLE_TEMPLATES = (
-    ("password", "What is the password of the archive in Quillhaven?", "The password of the archive in Quillhaven is"),
-    ("emblem", "What is the emblem of the guild of Ulverdam?", "The emblem of the guild of Ulverdam is the"),
-    ("gift", "What did Odette Marchbanks bring to Velmora?", "What Odette Marchbanks brought to Velmora was a"),
-    (
-        "sign",
-        "What is painted on the door of the Corvane mill?",
-        "What is painted on the door of the Corvane mill is a",
-    ),
-)
-"""(group, question, opening of the fact) [ours]."""
-FACT_WORDS = re.findall(
-    r"\w+",
-    "bridge candle circle crown dragon feather flower forest hammer horse lemon lion mirror moon mountain needle piano "
-    "river rocket shadow shield spider tiger tower tree violin window wolf",
-)
 
 
 def _needle_builder(tokenizer: Any, length: int, haystacks: Sequence[Haystack]) -> Builder:

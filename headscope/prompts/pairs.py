@@ -42,7 +42,7 @@ def stored_metric_name(metric: Any) -> str:
 
 
 def metric_label(metric: str) -> str:
-    """What a metric is, in words."""
+    """The description of a metric in the text of a report; "metric NAME" for a function."""
     return f"metric {metric.removeprefix(OWN_METRIC)}" if metric.startswith(OWN_METRIC) else _METRICS[metric][0]
 
 

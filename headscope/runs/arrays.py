@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.errors import BadInput, did_you_mean
+from headscope.runs.arrow import decode_rows
 from headscope.runs.columns import Table, all_tables
 from headscope.runs.run_tables import RunTables
-from headscope.runs.weight_bytes import decode_rows
 
 
 @dataclass(frozen=True, eq=False)

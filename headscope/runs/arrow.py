@@ -1,10 +1,15 @@
-"""Stored tables: rows to arrow in the declared schema, and back from parquet, checked. Knows nothing of runs."""
+"""Stored tables: rows to arrow in the declared schema, and back from parquet, checked. Knows nothing of runs.
+
+Attention weights are stored as bytes: byte n > 0 is the weight 2^((n - 255) / 12), to within 3 %; byte 0 is one below
+1e-4.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +21,10 @@ from headscope.runs.table_checks import ColumnRange
 
 Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
 """The columns of a table by name; a scalar is repeated for every row."""
+LEVELS_PER_OCTAVE = 12
+"""Levels of a stored weight between a power of two and the next one."""
+MIN_LEVEL = 96
+"""Level of the least stored weight, about 1e-4."""
 
 
 def to_arrow(table: Table, rows: Rows) -> pa.Table:
@@ -140,3 +149,22 @@ def stored_schema(file: Path) -> pa.Schema:
             return pq.read_schema(stream)
     except (pa.ArrowException, OSError) as error:
         raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {REPAIR_ADVICE}") from error
+
+
+def encode_map(pooled: npt.NDArray[Any]) -> list[bytes]:
+    """The rows of a map [blocks, blocks], each up to its diagonal, as they are stored."""
+    with np.errstate(divide="ignore"):
+        levels = np.round(255 + LEVELS_PER_OCTAVE * np.log2(pooled)).clip(0, 255).astype(np.uint8)
+    levels[levels < MIN_LEVEL] = 0
+    return [row[: block + 1].tobytes() for block, row in enumerate(levels)]
+
+
+def decode_map(rows: Sequence[bytes]) -> npt.NDArray[np.float64]:
+    """The map [blocks, blocks] from its stored rows."""
+    return decode_rows(rows, len(rows))
+
+
+def decode_rows(rows: Sequence[bytes], width: int) -> npt.NDArray[np.float64]:
+    """Weights [rows, width] of stored rows of at most `width` bytes, with zeros after their ends."""
+    levels = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in rows), np.uint8).reshape(len(rows), width)
+    return np.where(levels, 2.0 ** ((levels - 255.0) / LEVELS_PER_OCTAVE), 0)

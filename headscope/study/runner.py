@@ -153,8 +153,10 @@ def run_study(
 
 
 def _check_own_metrics(study: Study, resume: bool) -> None:
-    """Raise BadInput for a metric that is a function, of which a run stores only the name, if the study is resumed or
-    other processes run it."""
+    """Raise BadInput if a metric is a Python function and the study is resumed, or runs in other processes.
+
+    A run stores the name of such a function only.
+    """
     if not any(callable(getattr(options, "metric", None)) for options in study.probe_options.values()):
         return
     if resume:

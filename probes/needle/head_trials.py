@@ -67,8 +67,8 @@ def _copied_steps(run: Run, trials: pd.DataFrame, layer: int, head: int) -> dict
     """The answer steps that the head copied from the needle, by trial."""
     copies = run.table("needle_copies")
     copies = copies[(copies["layer"] == layer) & (copies["head"] == head)]
-    found = trials[[*NEEDLES.keys]].reset_index(names="number").merge(copies)
-    return {number: sorted(found.loc[found["number"] == number, "step"]) for number in trials.index}
+    copied_steps = trials[[*NEEDLES.keys]].reset_index(names="number").merge(copies)
+    return {number: sorted(copied_steps.loc[copied_steps["number"] == number, "step"]) for number in trials.index}
 
 
 def _first_steps(run: Run, trials: pd.DataFrame, copied: Mapping[int, Sequence[int]]) -> list[int]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
 from headscope.effects.ranking import select_units
 from headscope.effects.sweep import UNIT_KEYS
@@ -15,20 +14,19 @@ from headscope.errors import BadInput
 from headscope.forward.ablation import heads_by_layer
 from headscope.forward.backbone import decoder_layers
 from headscope.forward.interventions import Unit
-from headscope.patching.activation_patching import Activation, Direction, PatchingReplay, patched_units
+from headscope.patching.activation_patching import Activation, PatchingReplay, patched_units
 from headscope.patching.layer_patching import LayerActivation, LayerParts, LayerPatching, inspect_layer_parts
 from headscope.patching.metrics import PairTokens
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
-from headscope.prompts.haystack import Haystack, decode_tokens
+from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import GENERATED_SETS, SETS_OF_ANY_LENGTH, PairSet, check_set_names, load_pair_set
 from headscope.prompts.pairs import METRICS_WITH_WRONG, TokenPair, stored_metric_name
 from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.patching.layer_rows import layer_rows
-from probes.patching.patched_span import PatchedSpan
+from probes.patching.rows import PatchedSpan, estimate_rows, layer_rows, result_columns, token_rows, unit_columns
 from probes.patching.schema import (
     ACTIVATIONS,
     ALL_POSITIONS,
@@ -40,7 +38,6 @@ from probes.patching.schema import (
     PATCHING_TOKENS,
     PairOptions,
     PatchingOptions,
-    effect_columns,
     subset_names,
 )
 
@@ -130,7 +127,7 @@ class PatchingRunner:
                 is_pair_counted = table["is_counted"] & is_counted
                 rows[name] = table.assign(**keys, group=pair.group, is_counted=is_pair_counted)
         if self.options.by_position and not work.prerequisites:
-            rows[PATCHING_TOKENS.name] = _token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
+            rows[PATCHING_TOKENS.name] = token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
     def _head_tables(
@@ -160,7 +157,7 @@ class PatchingRunner:
             units = self._units(model, activation)
             places = replay.patch_together(activation, direction, units, [span.positions for span in spans])
             for span, (_, value) in zip(spans, places, strict=True):
-                columns = _result_columns(replay, activation, direction, value)
+                columns = result_columns(replay, activation, direction, value)
                 yield {**columns, "span": span.name, "size": len(units)}
 
     def _units(self, model: Model, activation: Activation) -> list[Unit]:
@@ -218,7 +215,7 @@ class PatchingRunner:
             estimates = replay.estimate(self._activations, direction, [span.positions for span in spans])
             for activation, changes in estimates.items():
                 units = self._units(model, activation)
-                yield _estimate_rows(replay, model, units, activation, direction, changes, spans)
+                yield estimate_rows(replay, model, units, activation, direction, changes, spans)
 
     def _exact_patches(
         self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
@@ -235,7 +232,7 @@ class PatchingRunner:
                 share = cell.cost / (sweep_count * len(units) * len(spans) + 1)
                 for unit, positions, value in replay.patch(activation, direction, units, [*spans]):
                     self.context.advance(share)
-                    columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, value)
+                    columns = unit_columns(model, unit) | result_columns(replay, activation, direction, value)
                     for span in spans[positions]:
                         yield {**columns, **span.columns, "method": "exact"}
 
@@ -370,43 +367,3 @@ def _heads_of(model: Model, unit: Unit) -> range:
     """The query heads of a unit."""
     heads = unit.head_slice(model.geometry)
     return range(heads.start, heads.stop)
-
-
-def _estimate_rows(
-    replay: PatchingReplay,
-    model: Model,
-    units: Sequence[Unit],
-    activation: Activation,
-    direction: Direction,
-    changes: Tensor,
-    spans: Sequence[PatchedSpan],
-) -> pd.DataFrame:
-    """Rows of the estimates of one activation; `changes` are those of `PatchingReplay.estimate`."""
-    unpatched = replay.unpatched_value(direction)
-    span_columns = pd.DataFrame([span.columns for span in spans])
-    blocks = []
-    for unit in units:
-        number = unit.kv_group if activation in ("k", "v") else unit.head
-        patched = unpatched + changes[unit.layer, number].numpy()
-        columns = _unit_columns(model, unit) | _result_columns(replay, activation, direction, patched)
-        blocks.append(span_columns.assign(**columns, method="estimate"))
-    return pd.concat(blocks, ignore_index=True)
-
-
-def _unit_columns(model: Model, unit: Unit) -> dict[str, Any]:
-    return {"layer": model.geometry.layer_numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
-
-
-def _result_columns(replay: PatchingReplay, activation: str, direction: str, patched: Any) -> dict[str, Any]:
-    keys = {"activation": activation, "direction": direction, "metric": replay.metric_name}
-    return keys | effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
-
-
-def _token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:
-    """The aligned tokens of both prompts."""
-    clean, corrupted = (
-        [decode_tokens(tokenizer, ids[at : at + 1]) for at in range(len(ids) - pair.aligned, len(ids))]
-        for ids in (pair.clean, pair.corrupted)
-    )
-    first = len(pair.clean) - pair.aligned
-    return pd.DataFrame({"position": first + np.arange(pair.aligned), "clean": clean, "corrupted": corrupted})

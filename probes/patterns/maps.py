@@ -14,9 +14,9 @@ from headscope.plots.colour_range import symmetric_colorbar, symmetric_limit
 from headscope.rendering.blocks import Chart
 from headscope.rendering.explorer_blocks import query_link
 from headscope.rendering.token_spans import to_display_line
+from headscope.runs.arrow import decode_map
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from headscope.runs.weight_bytes import decode_map
 from probes.patterns import PROBE
 from probes.patterns.analysis import document_text, have_same_tokens, mapped_models, stored_queries
 

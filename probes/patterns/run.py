@@ -19,8 +19,7 @@ from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.prompts.token_text import token_texts
-from headscope.runs.arrow import Rows
-from headscope.runs.weight_bytes import encode_map
+from headscope.runs.arrow import Rows, encode_map
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer

@@ -78,14 +78,14 @@ def _steering_results(run: Run) -> Iterator[Result]:
     for (model, metric, key), rows in plain_types(run.table("span_steering")).groupby(["model", "metric", "key"]):
         values = rows.set_index("doc")[["plain", "steered"]].astype("float64")
         is_choice = metric == "lead"
-        shown = (values > 0 if is_choice else values).mean()
+        averages = (values > 0 if is_choice else values).mean()
         details = {"alpha": float(rows["alpha"].iloc[0]), "heads": ", ".join(heads) or "all heads"}
         yield mean_result(
             "spans.steered_choice" if is_choice else "spans.steered",
             values["steered"] - values["plain"],
             model=str(model),
             where={"key": str(key)},
-            details={**details, **{name: float(shown[name]) for name in ("plain", "steered")}},
+            details={**details, **{name: float(averages[name]) for name in ("plain", "steered")}},
         )
 
 

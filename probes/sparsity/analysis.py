@@ -98,9 +98,9 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
             blocks.append(mean_with_interval(keys.set_index([*HEAD_KEYS, "doc"])["keys_95"], name, 1))
     rows = longest_rows(run, "sparse_rows").set_index(["rule", *HEAD_KEYS, "doc"])
     if len(rows):
-        shown = rows.loc[shown_rule(run)]
-        blocks.append(mean_with_interval(shown["recall"], "sparse_recall", 0, 1))
-        blocks.append(mean_with_interval(shown["error"], "sparse_error", 0))
+        of_rule = rows.loc[shown_rule(run)]
+        blocks.append(mean_with_interval(of_rule["recall"], "sparse_recall", 0, 1))
+        blocks.append(mean_with_interval(of_rule["error"], "sparse_error", 0))
         if (pair := shared_pair(run)) is not None:
             recall = rows["recall"].unstack("rule")
             blocks.append(mean_with_interval(recall[pair[0]] - recall[pair[1]], "sparse_shared_loss", -1, 1))
@@ -132,8 +132,8 @@ def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) 
 
     def at_cost(points: pd.DataFrame) -> float:
         points = points.sort_values("kept")
-        kept, at = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
-        return float(np.interp(at, kept, points["recall"], left=np.nan, right=np.nan))
+        log_sizes, log_cost = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
+        return float(np.interp(log_cost, log_sizes, points["recall"], left=np.nan, right=np.nan))
 
     recall = means.groupby(["layer", "head", "family"])[["recall", "kept", "cost"]].apply(at_cost)
     return recall.unstack("family")
@@ -142,8 +142,8 @@ def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) 
 def costs_by_head(run: RunTables, model: str) -> pd.Series:
     """Mean number of keys that the shown rule keeps in every head (layer, head)."""
     rows = longest_rows(run, "sparse_rows")
-    shown = rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]
-    return shown.groupby(["layer", "head"])["kept"].mean()
+    of_rule = rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]
+    return of_rule.groupby(["layer", "head"])["kept"].mean()
 
 
 def best_families(run: RunTables, model: str) -> pd.Series:
@@ -172,6 +172,6 @@ def overview(run: Run) -> Overview | None:
     for model, heads in run.heads.dropna(subset=["sparse_keys"]).groupby("model", observed=True):
         for row in heads.sort_values("sparse_keys", ascending=False)[:OVERVIEW_HEADS].to_dict("records"):
             names = [name for name in STATISTICS if name in row]
-            shown = {"model": str(model), "head": format_head(int(row["layer"]), int(row["head"]))}
-            records.append({**shown, **{name: row[name] for name in names}})
+            head = {"model": str(model), "head": format_head(int(row["layer"]), int(row["head"]))}
+            records.append({**head, **{name: row[name] for name in names}})
     return Overview("sparsity", pd.DataFrame(records))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput
+from headscope.measures.row_sampling import without_waiting
 from headscope.measures.sparse_rules import RowTile, Rule, vertical_slash_sums
 from headscope.scores.minference import Patterns
 
@@ -40,7 +41,7 @@ class HeadPatterns(Rule):
 
     def select(self, tile: RowTile) -> Tensor:
         columns, diagonals = vertical_slash_sums(tile)
-        vertical, slash = self.sizes_by_layer[tile.record.layer].to(columns.device)
+        vertical, slash = without_waiting(columns.device, self.sizes_by_layer[tile.record.layer])
         chosen = _ranks(columns) < vertical
         by_distance = _ranks(diagonals) < slash
         selected: Tensor = chosen[:, None, tile.columns] | by_distance[:, tile.distance.clamp(min=0)]

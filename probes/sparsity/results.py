@@ -149,9 +149,9 @@ def _pattern_file(run: Run, model: str, rows: pd.DataFrame) -> Iterator[Result]:
     published = rows[rows["rule"] == PUBLISHED]
     if published.empty:
         return
-    kept = float(published["kept"].mean())
-    details = {"kept": kept}
-    recall = recall_at_equal_cost(run, model, kept)
+    mean_size = float(published["kept"].mean())
+    details = {"kept": mean_size}
+    recall = recall_at_equal_cost(run, model, mean_size)
     if "vertical-slash" in recall and recall["vertical-slash"].notna().all():
         details["own"] = float(recall["vertical-slash"].mean())
     means = published.groupby("doc")["recall"].mean()

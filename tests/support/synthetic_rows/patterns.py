@@ -9,8 +9,7 @@ import pandas as pd
 
 from headscope.bench.synthetic_run import Sizes
 from headscope.bins import map_blocks
-from headscope.runs.arrow import Rows
-from headscope.runs.weight_bytes import encode_map
+from headscope.runs.arrow import Rows, encode_map
 
 SYNTHETIC_ROWS, SYNTHETIC_KEYS = 16, 4
 FAR_DISTANCE = 40

@@ -1,0 +1,127 @@
+"""Rows of the stored tables of one pair: spans of positions, estimates of units, patched layers, tokens."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from headscope.forward.interventions import Unit
+from headscope.patching.activation_patching import Activation, Direction, PatchingReplay
+from headscope.patching.layer_patching import LayerActivation, LayerPatching
+from headscope.positions.model import Model
+from headscope.prompts.haystack import decode_tokens
+from headscope.prompts.pairs import TokenPair
+from probes.patching.schema import ALL_POSITIONS, effect_columns
+
+
+@dataclass(frozen=True)
+class PatchedSpan:
+    """Positions that are patched together, counted from the first aligned one, which is token `first_aligned`.
+
+    None is all positions. A named span has a name.
+    """
+
+    positions: range | None
+    first_aligned: int
+    name: str = ""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The span in the columns of both tables of heads."""
+        if self.positions is None:
+            return {"position": ALL_POSITIONS, "span": "", "first": 0, "last": 0}
+        first, last = (self.first_aligned + self.positions[end] for end in (0, -1))
+        return {"position": first, "span": self.name, "first": first, "last": last}
+
+    @property
+    def layer_columns(self) -> dict[str, Any]:
+        """The span in the columns of the table of layers."""
+        columns = self.columns
+        last = ALL_POSITIONS if self.positions is None else columns["last"]
+        return {"position": columns["position"], "span": self.name, "last": last}
+
+
+def layer_rows(
+    patching: LayerPatching,
+    step: str,
+    activations: Sequence[LayerActivation],
+    direction: Direction,
+    spans: Sequence[PatchedSpan],
+) -> Iterator[dict[str, Any]]:
+    """Rows of every layer that has an activation, at every span. `step` is exact or estimate.
+
+    The whole residual stream has no rows: it is the other run.
+    """
+    replay = patching.replay
+    places = [*dict.fromkeys(span.positions for span in spans)]  # spans of equal positions are patched once
+    estimates = patching.estimate(activations, direction, places) if step == "estimate" else {}
+    for activation in activations:
+        layers = patching.layers(activation)
+        chosen = [place for place in places if not _is_whole_stream(activation, place, replay)]
+        if step == "estimate":
+            changes = estimates[activation] + replay.unpatched_value(direction)
+            values = {
+                (layer, place): float(changes[layer, places.index(place)]) for layer in layers for place in chosen
+            }
+        else:
+            patches = patching.patch(activation, direction, layers, chosen)
+            values = {(layer, place): value for layer, place, value in patches}
+        keys = {"activation": activation, "direction": direction, "metric": replay.metric_name, "method": step}
+        for layer, span in product(layers, spans):
+            if span.positions in chosen:
+                value = values[layer, span.positions]
+                unpatched = (replay.clean_value, replay.corrupted_value)
+                effect = effect_columns(value, *unpatched, direction, replay.metric_name)
+                yield {"layer": layer, **keys, **span.layer_columns, **effect}
+
+
+def _is_whole_stream(activation: str, positions: range | None, replay: PatchingReplay) -> bool:
+    """Whether a patch takes the residual stream of a whole prompt from the other run."""
+    lengths = {run.ids.shape[1] - len(replay.pair.answer) for run in (replay.clean, replay.corrupted)}
+    return activation == "resid_pre" and positions is None and lengths == {replay.pair.aligned}
+
+
+def estimate_rows(
+    replay: PatchingReplay,
+    model: Model,
+    units: Sequence[Unit],
+    activation: Activation,
+    direction: Direction,
+    changes: Tensor,
+    spans: Sequence[PatchedSpan],
+) -> pd.DataFrame:
+    """Rows of the estimates of one activation; `changes` are those of `PatchingReplay.estimate`."""
+    unpatched = replay.unpatched_value(direction)
+    span_columns = pd.DataFrame([span.columns for span in spans])
+    blocks = []
+    for unit in units:
+        number = unit.kv_group if activation in ("k", "v") else unit.head
+        patched = unpatched + changes[unit.layer, number].numpy()
+        columns = unit_columns(model, unit) | result_columns(replay, activation, direction, patched)
+        blocks.append(span_columns.assign(**columns, method="estimate"))
+    return pd.concat(blocks, ignore_index=True)
+
+
+def unit_columns(model: Model, unit: Unit) -> dict[str, Any]:
+    """The columns that name a unit; `layer` is its number in the model."""
+    return {"layer": model.geometry.layer_numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
+
+
+def result_columns(replay: PatchingReplay, activation: str, direction: str, patched: Any) -> dict[str, Any]:
+    """The columns of a patch and its effect, with `patched`, the metric after it."""
+    keys = {"activation": activation, "direction": direction, "metric": replay.metric_name}
+    return keys | effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
+
+
+def token_rows(tokenizer: Any, pair: TokenPair) -> pd.DataFrame:
+    """The aligned tokens of both prompts."""
+    clean, corrupted = (
+        [decode_tokens(tokenizer, ids[at : at + 1]) for at in range(len(ids) - pair.aligned, len(ids))]
+        for ids in (pair.clean, pair.corrupted)
+    )
+    first = len(pair.clean) - pair.aligned
+    return pd.DataFrame({"position": first + np.arange(pair.aligned), "clean": clean, "corrupted": corrupted})
