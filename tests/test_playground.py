@@ -554,12 +554,21 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
         "(figure) => Array.from(figure.querySelector('.js-plotly-plot')._fullData[0].z, (row) => [...row])"
     )
     np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-5)
+    box = page.locator("#attention-canvas").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 0.7 * box["height"])  # in a row of another query
+    framed = re.search("Weight on (“.*” \\(\\d\\)): ", page.locator("#attention-readout").inner_text())
+    assert framed
+    assert "(3)" not in framed[1], "another pair than before"
+    page.mouse.down()
+    page.mouse.up()
+    label = f"Attention weight from “w6” (8) to {framed[1]}"
+    expect(page.locator(f"#playground-all-heads [aria-label^='{label}']").first).to_be_attached()
     page.locator("#attention-heads button").nth(2).click()
     page.wait_for_function("location.search.includes('playground=')")
     title = page.locator("#attention-title").inner_text()
     other = page.context.new_page()
     other.goto(page.url)
-    label = "Attention weight from “w6” (8) to “w5” (3)"
     expect(other.locator(f"#playground-all-heads [aria-label^='{label}']").first).to_be_attached()
     expect(other.locator("#playground-prompt")).to_have_value(PROMPT)
     expect(other.locator("#playground-heads")).to_have_value("L0H1")
@@ -567,6 +576,18 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
     expect(other.locator("#attention-title")).to_have_text(title)
     other.close()
     page.keyboard.press("Escape")
+
+
+@pytest.mark.browser
+def test_selected_heads_go_into_the_box_of_the_page_and_the_prompt_stays(page: Page) -> None:
+    expect.set_options(timeout=15_000)
+    address = page.url
+    page.goto(f"{address.split('?')[0]}?heads=L1H2")
+    page.locator("#playground-prompt").fill(PROMPT)
+    page.get_by_role("link", name="Ablate in the playground").click()
+    expect(page.locator("#playground-heads")).to_have_value("L1H2")
+    expect(page.locator("#playground-prompt")).to_have_value(PROMPT)
+    page.goto(address.split("?")[0])
 
 
 @pytest.mark.parametrize(
