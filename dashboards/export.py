@@ -90,9 +90,9 @@ def visible_rows(block: HeadTable, view: ViewState) -> pd.DataFrame:
     column, direction = view.sort or (block.highlighted_column, "desc")
     if column not in rows:
         return rows
-    is_ascending = direction == "asc"
-    blanks = "first" if is_ascending else "last"
-    return rows.sort_values(column, ascending=is_ascending, kind="stable", na_position=blanks)
+    if direction == "asc":
+        return rows.sort_values(column, kind="stable", na_position="first")
+    return rows.sort_values(column, ascending=False, kind="stable")
 
 
 def _filter_mask(values: pd.Series, column_filter: Mapping[str, Any]) -> pd.Series:
