@@ -278,7 +278,7 @@ def _table_file_name(block: HeadTable, view: ViewState) -> str:
         block.highlighted_column,
         *short_names([runs] if isinstance(runs, str) else [*runs]),
     ]
-    return f"{export.to_slug(' '.join([*parts, *export.describe_selection(view)]), 150)}.csv"
+    return f"{export.to_slug(' '.join([*parts, *view.describe_filters()]), 150)}.csv"
 
 
 @build_component.register

@@ -63,13 +63,7 @@ def export_file_name(content: PageContent, run: Run) -> str:
 def file_name_suffix(run: Run, view: ViewState) -> str:
     """The runs, and the filters if there are any, as the end of a file name."""
     runs = short_names([part.name for part in run.parts])
-    return to_slug(" ".join([*runs, *describe_selection(view)]), 120)
-
-
-def describe_selection(view: ViewState) -> list[str]:
-    """The filters and the number of selected heads, in words; empty if all heads are shown."""
-    filters = view.describe_filters() if view.has_filters else []
-    return [*filters, count_nouns(len(view.selected_heads), "selected heads")] if view.selected_heads else filters
+    return to_slug(" ".join([*runs, *view.describe_filters()]), 120)
 
 
 def python_code(folder: Path, address: str) -> str:
@@ -87,15 +81,18 @@ def to_slug(text: str, length: int) -> str:
     return re.sub("[^a-z0-9.]+", "-", text.lower()).strip("-.")[:length]
 
 
-def visible_rows(heads: pd.DataFrame, view: ViewState) -> pd.DataFrame:
-    """The rows of the table of heads as AG Grid shows them: selected, filtered by column, sorted."""
-    rows = view.select_rows(heads)
+def visible_rows(block: HeadTable, view: ViewState) -> pd.DataFrame:
+    """The rows of the table of heads as AG Grid shows them: filtered by column, sorted; selected or not."""
+    rows = block.heads
     for name, column_filter in view.column_filters.items():
         if name in rows and isinstance(column_filter, Mapping):
             rows = rows[_filter_mask(rows[name], column_filter)]
-    if view.sort and view.sort[0] in rows:
-        rows = rows.sort_values(view.sort[0], ascending=view.sort[1] == "asc", kind="stable")
-    return rows
+    column, direction = view.sort or (block.highlighted_column, "desc")
+    if column not in rows:
+        return rows
+    if direction == "asc":
+        return rows.sort_values(column, kind="stable", na_position="first")
+    return rows.sort_values(column, ascending=False, kind="stable")
 
 
 def _filter_mask(values: pd.Series, column_filter: Mapping[str, Any]) -> pd.Series:
@@ -129,7 +126,7 @@ def _printable_block(block: Block, view: ViewState) -> Block:
             rows = [[str(row[name] or "") for name in block.column_names] for row in block.rows]
             return TextTable(block.caption, block.column_names, rows)
         case HeadTable():
-            heads = visible_rows(block.heads, view)
+            heads = visible_rows(block, view)
             return statistics_table(f"{block.caption}: {count_nouns(len(heads), 'heads')}", heads)
         case _:
             return block

@@ -26,7 +26,7 @@ class FiguresByTitle(dict[str, Any]):
 
 @dataclass(frozen=True)
 class PythonView:
-    """A page of the app: its runs, the rows of `run.heads` that pass its filters and selection, and its figures."""
+    """A page of the app: its runs, the rows of `run.heads` that pass its filters, and its figures."""
 
     run: Run
     heads: pd.DataFrame
@@ -51,7 +51,7 @@ def open_view(folder: Path | str, address: str) -> PythonView:
         numbers[title] += 1
         key = f"{title} ({numbers[title]})" if counts[title] > 1 else title
         figures[key] = highlight_heads(block.figure, view.selected_heads)
-    return PythonView(run, view.select_rows(view.filter_heads(run.heads)), figures)
+    return PythonView(run, view.filter_heads(run.heads), figures)
 
 
 def figure_title(figure: Any) -> str:

@@ -49,7 +49,7 @@ def _selected_heads(run: Run, view: ViewState) -> list[Any]:
     tools = [
         html.Form([name_input, html.Button("Save as a set", type="submit")], id="head-set-form"),
         _ablate_tool(run, view),
-        html.Button("CSV", id="head-set-csv", type="button", title="Download every statistic of the selected heads"),
+        html.Button("CSV of selected heads", id="head-set-csv", type="button", title="Every statistic of these heads"),
         html.Button("YAML", id="head-set-yaml", type="button", title=YAML_TOOLTIP),
         html.A("Clear selection", href=view.link("", "heads")),
     ]
@@ -61,8 +61,9 @@ def _ablate_tool(run: Run, view: ViewState) -> html.A | html.Button:
     """Ablate the selected heads: in the playground if the app has models, else by a command to copy."""
     names = ",".join(format_head(layer, head) for layer, head in sorted(view.selected_heads))
     if has_worker():
-        state = json.dumps({"heads": names.replace(",", ", ")})
-        return html.A("Ablate in the playground", href=view.link("/playground", playground=state))
+        heads = names.replace(",", ", ")
+        href = view.link("/playground", playground=json.dumps({"heads": heads}))
+        return html.A("Ablate in the playground", href=href, **{"data-ablates": heads})
     command = command_for_run(f"headscope ablate --heads {names}", run)
     title = f"Copy the command: {command}"
     return html.Button("Copy ablation command", type="button", title=title, **{"data-copy-text": command})

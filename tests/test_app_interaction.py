@@ -61,6 +61,21 @@ def test_a_click_keeps_a_typed_note_and_a_sorted_table(
     assert "sort=ess2_256-asc" in page.url
 
 
+def test_the_table_of_heads_stays_where_it_is_when_a_head_is_selected(
+    many_runs: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    page = browse(f"{serve(many_runs)}/heads")
+    expect(page.locator("#head-table .ag-row").first).to_be_visible()
+    viewport = page.locator("#head-table .ag-body-viewport")
+    top = viewport.evaluate("(element) => { element.scrollTop = 1e6; return element.scrollTop; }")
+    assert top > 1000
+    page.locator("#head-table .ag-row[row-index='126'] input[type=checkbox]").check()
+    expect(page.locator("#head-table-count")).to_contain_text("1 selected")
+    expect(page.locator("#head-table .ag-row-selected input")).to_be_visible()
+    page.wait_for_timeout(500)
+    assert viewport.evaluate("(element) => element.scrollTop") == top
+
+
 def test_a_newer_run_is_offered_and_controls_go_on_working(
     tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
 ):

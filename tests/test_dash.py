@@ -4,6 +4,7 @@ import ast
 import json
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head, pars
 from headscope import plugins
 from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.errors import BadInput, BrokenProbe
+from headscope.heads import HeadSet
 from headscope.probe import Probe
 from headscope.rendering import assembly, similar_heads
 from headscope.rendering.assembly import measured_statistics
@@ -448,14 +450,16 @@ def test_the_exported_table_of_heads_is_sorted_and_filtered_as_in_the_browser(ru
     query = {"sort": "growth-desc", "column_filters": filters, "heads": "1.2_1.3_2.4_2.5"}
     view = ViewState.from_query(query, run)
     heads = run.heads[run.heads["model"] == "yarn"]
-    rows = export.visible_rows(heads, view)
+    table = HeadTable("yarn", heads, "growth")
     expected = heads[heads["layer"].isin([1, 2]) & (heads["growth"] > 0.3)]
-    pairs = zip(expected["layer"], expected["head"], strict=True)
-    expected = expected[[head in view.selected_heads for head in pairs]]
-    assert rows["growth"].tolist() == sorted(expected["growth"], reverse=True)
+    assert len(expected) > len(view.selected_heads), "rows that are not selected are shown too"
+    growth = export.visible_rows(table, view)["growth"].tolist()
+    assert growth == sorted(expected["growth"], reverse=True)
+    assert export.visible_rows(table, replace(view, sort=None))["growth"].tolist() == growth, "the default sort"
+    assert export.file_name_suffix(run, view) == export.file_name_suffix(run, replace(view, selected_heads=HeadSet(())))
     either = {"operator": "OR", "conditions": [{"type": "lessThan", "filter": 1}, {"type": "blank"}]}
     view = ViewState.from_query({"column_filters": json.dumps({"layer": either})}, run)
-    assert set(export.visible_rows(heads, view)["layer"]) == {0}
+    assert set(export.visible_rows(table, view)["layer"]) == {0}
 
 
 @pytest.mark.parametrize("path", ["/window", "/scaling"])

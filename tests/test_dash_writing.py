@@ -143,7 +143,7 @@ def test_the_copied_code_gives_the_heads_that_the_page_shows(run: Run) -> None:
     exec(python_code(run.path.parent, address), scope)
     view = scope["view"]
     passing = heads[(heads["growth"] >= bound) & (heads["layer"] > 0)][["layer", "head"]].apply(tuple, axis=1)
-    assert {*view.heads[["layer", "head"]].apply(tuple, axis=1)} == {*passing} & {(1, 0), (2, 3)}
+    assert {*view.heads[["layer", "head"]].apply(tuple, axis=1)} == {*passing}, "selected or not"
     assert view.run.attention.equals(run.attention)
     with pytest.raises(BadInput, match="this page has no figure 'Los'"):
         view.figures["Los"]

@@ -17,7 +17,7 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from dash._utils import to_json
 from flask import Flask
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Response, Route, expect
 from support import families
 from support.adapters import noisy
 from support.synthetic_runs import synthetic_run
@@ -45,6 +45,8 @@ from headscope.runs.run import Run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
 HEADS = [(0, 1), (1, 2)]
+CONTINUATION = '{"output":"playground-continuation.children"'
+"""Start of the request for the continuation, the last one about a prompt."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -467,12 +469,23 @@ def run_prompt(page: Page, prompt: str, heads: str = "") -> None:
     page.locator("#playground-run").click()
 
 
+def run_to_the_end(page: Page, prompt: str, heads: str = "") -> None:
+    """Run a prompt and wait for its last result, so that no results of an earlier prompt are shown."""
+
+    def continues(response: Response) -> bool:
+        data = response.request.post_data or ""
+        return data.startswith(CONTINUATION) and f'"prompt":"{prompt}"' in data
+
+    with page.expect_response(continues, timeout=120_000):
+        run_prompt(page, prompt, heads)
+
+
 @pytest.mark.browser
 def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
     page: Page, session: ModelSession
 ) -> None:
     expect.set_options(timeout=60_000)
-    run_prompt(page, PROMPT, "L0H1, L1H2")
+    run_to_the_end(page, PROMPT, "L0H1, L1H2")
     expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
     texts = page.locator("#playground-tokens .token").all_inner_texts()
     assert [text.strip() for text in texts] == PROMPT.split()
@@ -502,7 +515,7 @@ def test_a_typed_prompt_shows_its_tokens_the_pattern_and_the_effect_of_ablation(
 
 @pytest.mark.browser
 def test_results_of_an_earlier_prompt_are_marked_and_go_when_the_next_prompt_runs(page: Page) -> None:
-    run_prompt(page, PROMPT)
+    run_to_the_end(page, PROMPT)
     expect(page.locator("#playground-continuation dd")).to_have_count(2)
     expect(page.locator("#playground-outdated")).to_be_hidden()
     page.locator("#playground-prompt").fill("w1 w2 w3")
@@ -517,7 +530,7 @@ def test_results_of_an_earlier_prompt_are_marked_and_go_when_the_next_prompt_run
 
 def _hold_continuation(route: Route) -> None:
     """Drop the request for the continuation."""
-    if (route.request.post_data or "").startswith('{"output":"playground-continuation.children"'):
+    if (route.request.post_data or "").startswith(CONTINUATION):
         route.fulfill(status=204)
     else:
         route.continue_()
@@ -539,7 +552,7 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
     page: Page, session: ModelSession
 ) -> None:
     expect.set_options(timeout=15_000)
-    run_prompt(page, PROMPT, "L0H1")
+    run_to_the_end(page, PROMPT, "L0H1")
     expect(page.locator("#playground-next th", has_text="base, ablated")).to_be_visible()
     expect(page.locator("#attention-readout")).to_contain_text("Point at a cell")
     tokens = page.locator("#playground-tokens .token")
@@ -554,12 +567,22 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
         "(figure) => Array.from(figure.querySelector('.js-plotly-plot')._fullData[0].z, (row) => [...row])"
     )
     np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-5)
+    canvas = page.locator("#attention-canvas")
+    box = canvas.bounding_box()
+    assert box
+    canvas.hover(position={"x": 0.55 * box["width"], "y": 0.7 * box["height"]})  # in a row of another query
+    framed = re.search("Weight on (“.*” \\(\\d\\)): ", page.locator("#attention-readout").inner_text())
+    assert framed
+    assert "(3)" not in framed[1], "another pair than before"
+    page.mouse.down()
+    page.mouse.up()
+    label = f"Attention weight from “w6” (8) to {framed[1]}"
+    expect(page.locator(f"#playground-all-heads [aria-label^='{label}']").first).to_be_attached()
     page.locator("#attention-heads button").nth(2).click()
     page.wait_for_function("location.search.includes('playground=')")
     title = page.locator("#attention-title").inner_text()
     other = page.context.new_page()
     other.goto(page.url)
-    label = "Attention weight from “w6” (8) to “w5” (3)"
     expect(other.locator(f"#playground-all-heads [aria-label^='{label}']").first).to_be_attached()
     expect(other.locator("#playground-prompt")).to_have_value(PROMPT)
     expect(other.locator("#playground-heads")).to_have_value("L0H1")
@@ -567,6 +590,18 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
     expect(other.locator("#attention-title")).to_have_text(title)
     other.close()
     page.keyboard.press("Escape")
+
+
+@pytest.mark.browser
+def test_selected_heads_go_into_the_box_of_the_page_and_the_prompt_stays(page: Page) -> None:
+    expect.set_options(timeout=15_000)
+    address = page.url
+    page.goto(f"{address.split('?')[0]}?heads=L1H2")
+    page.locator("#playground-prompt").fill(PROMPT)
+    page.get_by_role("link", name="Ablate in the playground").click()
+    expect(page.locator("#playground-heads")).to_have_value("L1H2")
+    expect(page.locator("#playground-prompt")).to_have_value(PROMPT)
+    page.goto(address.split("?")[0])
 
 
 @pytest.mark.parametrize(
@@ -579,7 +614,7 @@ def test_invalid_entries_of_a_link_are_left_out(text: str) -> None:
 @pytest.mark.browser
 def test_a_head_chosen_while_a_layer_loads_stays_chosen(page: Page) -> None:
     expect.set_options(timeout=60_000)
-    run_prompt(page, PROMPT)
+    run_to_the_end(page, PROMPT)
     title = page.locator("#attention-title")
     expect(title).to_contain_text(re.compile("Attention of L[01]H"))
     page.locator("#attention-heads button").nth(0).click()
@@ -610,7 +645,7 @@ def test_a_head_chosen_while_a_layer_loads_stays_chosen(page: Page) -> None:
 @pytest.mark.browser
 def test_keep_stores_the_shown_prompt_as_a_run(page: Page, runs: Path) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
-    run_prompt(page, PROMPT, "L0H1")
+    run_to_the_end(page, PROMPT, "L0H1")
     expect(page.locator("#playground-next th", has_text="yarn, ablated")).to_be_visible()
     page.locator("#playground-keep").click()
     link = page.locator("#playground-kept a")

@@ -39,7 +39,19 @@
   let shiftPressed = false;
   addEventListener("mousedown", (event) => { shiftPressed = event.shiftKey; }, true);  // the key may be up when the click is handled
   const selectedHeads = () => (new URLSearchParams(location.search).get("heads") ?? "").split("_").filter(Boolean);
-  const select = (heads) => go(location.pathname, changedQuery({ heads: [...new Set(heads)].join("_") }));
+  const select = (heads) => {
+    tableScroll = tableViewport()?.scrollTop ?? 0;
+    go(location.pathname, changedQuery({ heads: [...new Set(heads)].join("_") }));
+  };
+  // A selection builds the table of heads anew: its rows stay where they are, until the reader scrolls.
+  let tableScroll = 0;
+  const tableViewport = () => document.querySelector("#head-table .ag-body-viewport");
+  const restoreTableScroll = (end = performance.now() + 3000) => {
+    const viewport = tableViewport();
+    if (!tableScroll || performance.now() > end) { tableScroll = 0; return; }
+    if (viewport && viewport.scrollTop !== tableScroll) viewport.scrollTop = tableScroll;
+    requestAnimationFrame(() => restoreTableScroll(end));
+  };
   const toggle = ([layer, head]) => {
     if (window.headscopeTickHead?.([layer, head])) return;
     const name = `${layer}.${head}`, selected = selectedHeads();
@@ -78,6 +90,7 @@
         leaving = "";
         warn("");
         window.headscopeLoadDeferred();
+        restoreTableScroll();
         document.title = `${state.title} · headscope`;
         showNavigation(state);
         newest.name ? showNewestRun() : poll();
@@ -178,7 +191,7 @@
   }
   history.scrollRestoration = "manual";
   addEventListener("scroll", () => { if (target === null && viewAddress() !== leaving) scrollPositions.set(viewAddress(), scrollY); }, { passive: true });
-  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; }, { passive: true });
+  for (const event of ["wheel", "touchstart", "keydown", "mousedown"]) addEventListener(event, () => { target = null; tableScroll = 0; }, { passive: true, capture: true });
   addEventListener("popstate", (event) => {
     if (!event.isTrusted || viewAddress() === address) return;
     target = scrollPositions.get(viewAddress()) ?? 0;

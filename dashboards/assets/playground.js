@@ -227,8 +227,19 @@
       const position = Number(tokenOf(event).dataset.token);
       lockedQuery !== null && position < lockedQuery ? choosePair(lockedQuery, position) : lock(position, null);
     }
-    if (event.target.id === "attention-canvas") { const at = cellAt(event); if (at) at[1] === null || lockedQuery === at[0] ? lock(...at) : choosePair(...at); }
+    if (event.target.id !== "attention-canvas") return;
+    const at = cellAt(event);
+    if (at && lockedQuery === null) lock(...at);
+    else if (at && cell && cell[1] !== null && cell[1] < lockedQuery) choosePair(...cell);  // the cell that is framed
   });
+  // On this page the selected heads go into the box of ablated heads; elsewhere the link opens the page.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[data-ablates]");
+    if (!link || !byId("playground-heads") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    setProps("playground-heads", { value: link.dataset.ablates });
+  }, true);
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.id === "playground-prompt") byId("playground-run").click();
