@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
-from headscope.measures.copying import CopyScoreAccumulator, last_query_top_key_and_span_mass
+from headscope.measures.copying import AnswerKeys, CopyScoreAccumulator, last_query_weights
 from headscope.measures.logit_attribution import last_query_outputs
 
 
@@ -62,12 +62,21 @@ def test_the_last_row_equals_the_eager_softmax(
     seed: int, keys: int, queries: int, window: int | None, softcap: float | None, sinks: bool
 ) -> None:
     row = random_record(seed, keys, min(queries, keys), window=window, softcap=softcap, sinks=sinks)
-    spans = torch.tensor([[0, keys], [keys // 2, keys // 2 + 1], [1, 1]])
-    top_key, mass = last_query_top_key_and_span_mass(row, spans)
+    spans = [(0, keys), (keys // 2, keys // 2 + 1), (1, 1)]
+    other = random_record(seed + 1, keys, min(queries, keys), window=window, softcap=softcap, sinks=sinks)
+    scores = CopyScoreAccumulator(1, [spans[:1], spans])
+    heavy_keys = AnswerKeys(1, 0.2)
+    for collected in (scores, heavy_keys):  # beside another sequence
+        collected.add(0, [0, 1], last_query_weights([other, row]))
+    top_key, mass = scores._top_keys.steps_of(1, -1)[0, 0], scores._span_mass.steps_of(1, 0)[0, 0]
     weights = eager(row)
     assert torch.equal(top_key, weights.argmax(-1))
-    expected = torch.stack([weights[:, a:b].sum(-1) for a, b in spans.tolist()])
+    expected = torch.stack([weights[:, a:b].sum(-1) for a, b in spans])
     torch.testing.assert_close(mass.double(), expected, rtol=1e-5, atol=1e-6)
+    head, key = (weights[:, 1:] >= 0.2).nonzero(as_tuple=True)
+    indices, values = heavy_keys.compute(1, 1)
+    assert torch.equal(indices[:, 2:], torch.stack((head, key + 1), 1))
+    torch.testing.assert_close(values.double(), weights[head, key + 1], rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -76,7 +85,8 @@ def test_outputs_through_spans_that_cover_all_keys_sum_to_the_eager_output(
     seed: int, keys: int, window: int | None, sinks: bool
 ) -> None:
     row = random_record(seed, keys, window=window, sinks=sinks)
-    outputs = last_query_outputs(row, torch.tensor([[0, keys // 2], [keys // 2, keys], [1, 1]]))
+    spans = [(0, keys // 2), (keys // 2, keys), (1, 1)]
+    outputs = last_query_outputs(row, last_query_weights([row])[0], spans)
     v = row.v.double().repeat_interleave(3, 0)
     torch.testing.assert_close(outputs[0], row.z[:, -1])
     torch.testing.assert_close(
@@ -87,11 +97,12 @@ def test_outputs_through_spans_that_cover_all_keys_sum_to_the_eager_output(
 
 def accumulate_steps(top_keys: list[list[int]], keys: int) -> CopyScoreAccumulator:
     """Accumulate steps of one layer, in which head h has its largest weight on key top_keys[step][h]."""
-    rows = CopyScoreAccumulator(1, [(2, 5)])
+    rows = CopyScoreAccumulator(1, [[(2, 5)]])
     for keys_by_head in top_keys:
         k = torch.eye(keys)[None]
         q = torch.eye(keys)[keys_by_head][:, None] * 50
-        rows.update(AttentionRecord(0, 0, q, k, k, q, torch.zeros(len(keys_by_head), 1), 1.0, None))
+        record = AttentionRecord(0, 0, q, k, k, q, torch.zeros(len(keys_by_head), 1), 1.0, None)
+        rows.add(0, [0], last_query_weights([record]))
     return rows
 
 
@@ -101,7 +112,7 @@ PROMPT = torch.tensor([7, 8, 20, 21, 22, 9, 20, 8])
 
 def test_copy_requires_the_same_token_within_the_span() -> None:
     top_keys = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
-    scores = accumulate_steps(top_keys, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
+    scores = accumulate_steps(top_keys, 8).compute(0, PROMPT, torch.tensor([20, 21, 22]))
     assert scores.scores[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
     assert scores.copy_counts[0, 0].tolist() == [3, 2, 1, 1]
     assert scores.span_mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
@@ -110,13 +121,13 @@ def test_copy_requires_the_same_token_within_the_span() -> None:
 
 
 def test_a_repeated_copy_counts_once_in_the_score_and_each_time_in_copies() -> None:
-    scores = accumulate_steps([[2], [2], [2], [2]], 8).compute(PROMPT, torch.tensor([20, 20, 20, 20]))
+    scores = accumulate_steps([[2], [2], [2], [2]], 8).compute(0, PROMPT, torch.tensor([20, 20, 20, 20]))
     assert scores.scores.item() == pytest.approx(1 / 3)
     assert scores.copy_counts.item() == 4
 
 
 def test_steps_beyond_the_scored_answer_do_not_count() -> None:
     rows = accumulate_steps([[2], [3]], 8)
-    assert rows.compute(PROMPT, torch.tensor([20])).copy_counts.item() == 1
-    nothing = rows.compute(PROMPT, torch.tensor([], dtype=torch.int64))
+    assert rows.compute(0, PROMPT, torch.tensor([20])).copy_counts.item() == 1
+    nothing = rows.compute(0, PROMPT, torch.tensor([], dtype=torch.int64))
     assert (nothing.scores.item(), nothing.copy_counts.item(), nothing.span_mass.item()) == (0, 0, 0)

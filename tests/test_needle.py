@@ -154,7 +154,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
         run_needle_probe(needle_folder, tiny(), "again", **grid),
     )
     assert contents(repeated) == contents(uninterrupted)
-    real, remaining = needle.answer_prompt, [3]
+    real, remaining = needle.answer_trials, [3]
 
     def stopping(*arguments: Any) -> Any:
         remaining[0] -= 1
@@ -162,10 +162,10 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(needle, "answer_prompt", stopping)
+    monkeypatch.setattr(needle, "answer_trials", stopping)
     with pytest.raises(Interrupted):
         run_needle_probe(needle_folder, tiny(), "cut", **grid)
-    monkeypatch.setattr(needle, "answer_prompt", real)
+    monkeypatch.setattr(needle, "answer_trials", real)
     assert contents(run_needle_probe(needle_folder, tiny(), "cut", resume=True, **grid)) == contents(uninterrupted)
 
 

@@ -20,6 +20,7 @@ from support.tiny_studies import contents
 import headscope as hs
 from headscope.effects.sweep import sweep_effects
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
+from headscope.forward import prefix_cache
 from headscope.forward.interventions import Unit
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
@@ -35,7 +36,7 @@ from probes.needle import report as charts
 from probes.needle import run as cells
 from probes.needle.ablation import AblationWork
 from probes.needle.attribution import decompose_residual
-from probes.needle.generation import answer_prompt, generate_answer, text_increments
+from probes.needle.generation import TrialPrompt, answer_trials, generate_answers, text_increments
 from probes.needle.results import ablation_results
 
 
@@ -60,9 +61,8 @@ def trial_inputs(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
 
 
 def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
-    return answer_prompt(
-        PrefixCachedGenerator(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids)
-    )
+    trial = TrialPrompt(prompts, prompter, "strict")
+    return answer_trials(PrefixCachedGenerator(model), [trial], decompose_residual(model, trial.ids))[0]
 
 
 # Writes -----------------------------------------------------------------------------------------------------------
@@ -119,21 +119,42 @@ def test_attribution_through_a_needle_in_smollm2_equals_the_eager_reference(smol
     assert float(expected_means.max()) > 0.2
 
 
+EVERYTHING: dict[str, Any] = {
+    "lengths": [60],
+    "depths": 2,
+    "seeds": 1,
+    "attribution": True,
+    "draws": 2,
+    "ablate_top": [1, 2],
+    "ablation": ["zero", "mean"],
+}
+
+
 @pytest.fixture(scope="module")
 def planted_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of the planted head with everything on; the same for all that only read it."""
-    folder = write_needle_files(tmp_path_factory.mktemp("planted"))
-    return run_needle_probe(
-        folder,
-        planted_model(),
-        lengths=[60],
-        depths=2,
-        seeds=1,
-        attribution=True,
-        draws=2,
-        ablate_top=[1, 2],
-        ablation=["zero", "mean"],
-    )
+    return run_needle_probe(write_needle_files(tmp_path_factory.mktemp("planted")), planted_model(), **EVERYTHING)
+
+
+def test_trials_generated_together_give_the_tables_of_single_trials(
+    planted_run: Run, needle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where free memory decides how many: answers are equal, numbers to rounding."""
+    batches: list[int] = []
+    real = PrefixCachedGenerator.generate_batch
+
+    def counting(self: PrefixCachedGenerator, requests: Any, listener: Any) -> Any:
+        batches.append(len(requests))
+        return real(self, requests, listener)
+
+    monkeypatch.setattr(PrefixCachedGenerator, "generate_batch", counting)
+    monkeypatch.setattr(prefix_cache, "cached_sequences_per_batch", lambda model, tokens: 3)
+    together = run_needle_probe(needle_folder, planted_model(), "together", **EVERYTHING)
+    assert max(batches) == 3
+    assert len(batches) < 0.6 * sum(batches)
+    assert {*together.tables} == {*planted_run.tables}
+    for name in planted_run.tables:
+        pd.testing.assert_frame_equal(together.table(name), planted_run.table(name), rtol=1e-5, atol=1e-6)
 
 
 def test_only_the_planted_head_has_attribution_through_the_needle(planted_run: Run) -> None:
@@ -260,12 +281,10 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
 
     with ablation.heads_ablated(model, units, ablation.make_ablation(ablation_method, model, text)):
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
-            ids = prompter.prompt_with_needle(haystack, 190, depth).ids
-            assert_greedy_answer(edited, ids, generate_answer(generator, ids, prompter, "strict", 3)[0])
+            trial = TrialPrompt([prompter.prompt_with_needle(haystack, 190, depth)], prompter, "strict")
+            assert_greedy_answer(edited, trial.ids, generate_answers(generator, [trial])[0][0])
     assert generator.processed_tokens < 2 * 190
-    assert_greedy_answer(
-        model.module, ids, generate_answer(PrefixCachedGenerator(model), ids, prompter, "strict", 3)[0]
-    )
+    assert_greedy_answer(model.module, trial.ids, generate_answers(PrefixCachedGenerator(model), [trial])[0][0])
 
 
 def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_not(planted_run: Run) -> None:
@@ -403,7 +422,7 @@ def test_an_interrupted_ablation_resumes_to_the_same_bytes(
     assert set(
         uninterrupted.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)
     ) == {(0, 2)}
-    real, remaining = cells.generate_answer, [2]
+    real, remaining = cells.generate_answers, [2]
 
     def stopping(*arguments: Any) -> Any:
         remaining[0] -= 1
@@ -411,10 +430,10 @@ def test_an_interrupted_ablation_resumes_to_the_same_bytes(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(cells, "generate_answer", stopping)
+    monkeypatch.setattr(cells, "generate_answers", stopping)
     with pytest.raises(Interrupted):
         run_needle_probe(needle_folder, planted_model(), "cut", **grid)
-    monkeypatch.setattr(cells, "generate_answer", real)
+    monkeypatch.setattr(cells, "generate_answers", real)
     assert contents(run_needle_probe(needle_folder, planted_model(), "cut", resume=True, **grid)) == contents(
         uninterrupted
     )

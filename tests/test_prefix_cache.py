@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,13 @@ from support.planted_needle import read_tokens
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds, last_block_start, shared_prefix_length
+from headscope.forward.prefix_cache import (
+    GenerationRequest,
+    PrefixCachedGenerator,
+    TokenIds,
+    last_block_start,
+    shared_prefix_length,
+)
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 
@@ -79,6 +86,35 @@ def test_results_depend_on_the_prompt_alone_bit_for_bit(scheme: str) -> None:
             assert other_tokens == tokens
             assert all(torch.equal(a, b) for a, b in zip(other_rows, rows, strict=True))
     assert shared.processed_tokens < sum(map(len, prompts())) + 5 * len(prompts())
+
+
+BATCHED = ["llama-gqa", "gemma3", "gpt_neox", "gemma3n", "gpt_oss", "llama4", "deepseek_v3", "lfm2", "jamba"]
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_prompts_of_one_length_answered_together_equal_those_answered_alone(name: str) -> None:
+    """Tokens are equal and rows to rounding; each answer ends by its own rule; models without a cache fall back."""
+    loaded = model(name)
+    length = min(map(len, prompts()))
+    cut = [prompt[:length] for prompt in prompts(sizes=(0, 13, 24))]
+    alone = [answer(small_blocks(loaded), prompt) for prompt in cut]
+    steps = [5, 1, 3, 5][: len(cut)]
+    requests = [
+        GenerationRequest(prompt, 5, lambda token, end=tokens[count - 1], count=count: count < 5 and token == end)
+        for prompt, (tokens, _), count in zip(cut, alone, steps, strict=True)
+    ]
+    rows = [LastRows() for _ in cut]
+
+    def listen(numbers: Sequence[int], records: Sequence[AttentionRecord]) -> None:
+        for number, record in zip(numbers, records, strict=True):
+            rows[number](record)
+
+    together = small_blocks(loaded).generate_batch(requests, listen)
+    for own, last_rows, (tokens, expected), request in zip(together, rows, alone, requests, strict=True):
+        ended = next((step for step, token in enumerate(tokens) if request.is_last_token(token)), 4)
+        assert own == tokens[: ended + 1]
+        for row, other in zip(last_rows.rows, expected[: len(own) * loaded.geometry.layers], strict=False):
+            torch.testing.assert_close(row, other, rtol=1e-3, atol=1e-4)
 
 
 FAMILIES = ["llama-gqa", "mistral-sliding", "gemma3", "qwen3", "gpt_neox", "cohere", "smollm3", *families.OTHERS]
@@ -189,10 +225,10 @@ def test_an_interrupted_generator_answers_the_next_prompt_correctly(monkeypatch:
     answer(generator, order[0])
     step, calls = generator._forward, iter(range(100))
 
-    def interrupted(ids: np.ndarray) -> torch.Tensor:
+    def interrupted(*arguments: Any) -> torch.Tensor:
         if next(calls) == 1:
             raise KeyboardInterrupt
-        return step(ids)
+        return step(*arguments)
 
     monkeypatch.setattr(generator, "_forward", interrupted)
     other = np.concatenate([order[0][::-1], order[0]])

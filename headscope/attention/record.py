@@ -199,6 +199,14 @@ class AttentionRecord:
             counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk_size + 1)
         return counts if self.window is None else counts.clamp(max=self.window)
 
+    @property
+    def last_visible_count(self) -> int:
+        """Number of keys that the last query sees, known without waiting for the device."""
+        count = self.k.shape[1]
+        if self.chunk_size is not None:
+            count = min(count, (count - 1 + self.first_key) % self.chunk_size + 1)
+        return count if self.window is None else min(count, self.window)
+
     def weights(self, rows: int | Sequence[int] | Tensor) -> Tensor:
         """Attention weights of some query rows, [H, rows, Lk], float32, 0 for keys that a row does not see.
 

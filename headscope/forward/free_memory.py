@@ -17,6 +17,8 @@ CPU_BATCH_TOKENS, MAX_BATCH_TOKENS = 2048, 2**16
 """Tokens of a batch of runs on a CPU, and most on a GPU."""
 CPU_PASS_TOKENS, PASS_TOKENS = 2**14, 2**16
 """Tokens of the longest document that is read in one pass: on a CPU, and on a GPU whatever memory is free there."""
+MAX_BATCH_SEQUENCES = 32
+"""Most answers that are generated together: each step of a layer takes few launches more than that of one."""
 MEMORY_SHARE = 0.5
 """Share of the free memory that the estimated activations may take."""
 FLOAT32_BYTES = 4
@@ -29,6 +31,21 @@ def runs_per_batch(model: LoadedModel, tokens: int) -> int:
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     per_token = _activation_bytes(model) + vocabulary * (model.module.dtype.itemsize + 2 * FLOAT32_BYTES)
     return max(1, min(MAX_BATCH_TOKENS, int(MEMORY_SHARE * _free_gpu_bytes(model) / per_token)) // tokens)
+
+
+def cached_sequences_per_batch(model: LoadedModel, tokens: int) -> int:
+    """Number of texts of `tokens` tokens whose keys and values are in memory at once while answers are generated.
+
+    On a CPU one, so that answers do not depend on the texts beside them.
+    """
+    if model.device.type != "cuda":
+        return 1
+    geometry, copies = model.geometry, 3  # of each sequence, joined, and longer by a token
+    by_layer = [
+        2 * groups * dim for groups, dim in zip(geometry.layer_kv_groups, geometry.layer_head_dims, strict=True)
+    ]
+    per_token = copies * sum(by_layer) * model.module.dtype.itemsize + max(by_layer) * FLOAT32_BYTES
+    return max(1, min(MAX_BATCH_SEQUENCES, int(MEMORY_SHARE * _free_gpu_bytes(model) / per_token) // tokens))
 
 
 def fits_one_pass(model: LoadedModel, tokens: int) -> bool:

@@ -4,7 +4,8 @@ Keys and values are cached in blocks that start at fixed positions, and each blo
 for a prompt are bit-identical whatever prompts came before, and wherever a run was resumed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +15,30 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from headscope.attention.listeners import Listener
+from headscope.attention.record import AttentionRecord
 from headscope.forward.backbone import check_input_ids, refuse_non_finite
 from headscope.forward.capture import capturing
 from headscope.forward.carried_state import shares_keys_across_layers
+from headscope.forward.free_memory import cached_sequences_per_batch
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
 TokenIds = npt.NDArray[np.int32]
+StepListener = Callable[[Sequence[int], Sequence[AttentionRecord]], None]
+"""(numbers of the sequences of a step, their records of one layer)."""
 
 TOKENS_PER_BLOCK = {"cpu": 128, "cuda": 512}
 """Tokens per block. Small blocks share more of a prompt, large ones keep a GPU busy."""
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationRequest:
+    """A prompt [L], the largest number of tokens after it, and the test for the token that ends them."""
+
+    prompt: TokenIds
+    max_tokens: int
+    is_last_token: Callable[[int], bool]
 
 
 class PrefixCachedGenerator:
@@ -44,6 +58,10 @@ class PrefixCachedGenerator:
         self._cache = DynamicCache()
         self._cached_ids: TokenIds = np.empty(0, np.int32)
 
+    def batch_size(self, tokens: int) -> int:
+        """Number of prompts of `tokens` tokens that `generate_batch` should get at once."""
+        return cached_sequences_per_batch(self.model, tokens) if self.shares_prefixes else 1
+
     def generate(
         self, prompt: TokenIds, listener: Listener, max_tokens: int, is_last_token: Callable[[int], bool]
     ) -> list[int]:
@@ -51,17 +69,65 @@ class PrefixCachedGenerator:
 
         `listener` is called for every layer of the step that produced each token; the step's query is the last one.
         """
-        answer: list[int] = []
-        with evaluating(self.model), attached(self.model), capturing(self.model) as layers:
-            rest = self._prefill(prompt) if self.shares_prefixes else prompt
-            layers.listen(listener)
-            while len(answer) < max_tokens:
-                token = int(self._forward(rest).argmax())
-                answer.append(token)
-                if is_last_token(token):
+        request = GenerationRequest(prompt, max_tokens, is_last_token)
+        return self.generate_batch([request], lambda _, records: listener(records[0]))[0]
+
+    def generate_batch(self, requests: Sequence[GenerationRequest], listener: StepListener) -> list[list[int]]:
+        """The greedy tokens after every prompt. All prompts have the same length.
+
+        Prompts are read one after another, so that each shares the beginning of the one before; the tokens after the
+        first are then generated together. Without shared prefixes, one prompt after another. A sequence that has ended
+        goes through the model until all have, and its tokens are dropped. Answers of a batch may differ from those of
+        single prompts by rounding.
+        """
+        answers: list[list[int]] = [[] for _ in requests]
+        with evaluating(self.model), attached(self.model):
+            is_batch = self.shares_prefixes and len(requests) > 1
+            caches = []
+            for number, request in enumerate(requests):
+                rest = request.prompt
+                if self.shares_prefixes:
+                    with capturing(self.model):
+                        rest = self._prefill(request.prompt)
+                steps = 1 if is_batch else request.max_tokens
+                self._extend([number], requests, answers, rest[None], self._cache, listener, steps)
+                caches.append([(layer.keys, layer.values) for layer in self._cache.layers] if is_batch else [])
+            if is_batch and not all(map(_has_ended, requests, answers)):
+                cache, last = _join(caches), np.array([[answer[-1]] for answer in answers])
+                most = max(request.max_tokens for request in requests) - 1
+                self._extend([*range(len(requests))], requests, answers, last, cache, listener, most)
+        return answers
+
+    def _extend(
+        self,
+        numbers: Sequence[int],
+        requests: Sequence[GenerationRequest],
+        answers: Sequence[list[int]],
+        ids: npt.NDArray[np.integer],
+        cache: DynamicCache,
+        listener: StepListener,
+        steps: int,
+    ) -> None:
+        """Add at most `steps` tokens to the answers with these numbers; `ids` [B, n] follow the cached tokens."""
+        records: list[AttentionRecord] = []
+
+        def collect(record: AttentionRecord) -> None:
+            records.append(record)
+            if len(records) == len(numbers):
+                listener(numbers, records)
+                records.clear()
+
+        with capturing(self.model) as layers:
+            layers.listen(collect)
+            for _ in range(steps):
+                tokens = self._forward(ids, cache).argmax(-1).tolist()
+                for number, token in zip(numbers, tokens, strict=True):
+                    if not _has_ended(requests[number], answers[number]):
+                        answers[number].append(token)
+                if all(_has_ended(requests[number], answers[number]) for number in numbers):
                     break
-                rest = np.array([token]) if self.shares_prefixes else np.append(rest, token)
-        return answer
+                new = np.array(tokens)[:, None]
+                ids = new if self.shares_prefixes else np.append(ids, new, 1)
 
     def _prefill(self, prompt: TokenIds) -> TokenIds:
         """Cache all blocks of the prompt except the last, and return the last."""
@@ -70,22 +136,38 @@ class PrefixCachedGenerator:
         self._cached_ids = prompt[:shared]  # stays correct if the loop is interrupted
         last = last_block_start(len(prompt), self.block_size)
         for start in range(shared, last, self.block_size):
-            self._forward(prompt[start : start + self.block_size])
+            self._forward(prompt[None, start : start + self.block_size], self._cache)
         self._cached_ids = prompt[:last]
         return prompt[last:]
 
-    def _forward(self, ids: TokenIds) -> Tensor:
-        """The model's logits after these tokens, [vocabulary]."""
-        self.processed_tokens += len(ids)
-        tensor = torch.from_numpy(ids.astype(np.int64))[None]
-        check_input_ids(self.model, tensor, self._cache.get_seq_length() if self.shares_prefixes else 0)
+    def _forward(self, ids: npt.NDArray[np.integer], cache: DynamicCache) -> Tensor:
+        """The model's logits after tokens [B, n] that follow the cached ones, [B, vocabulary]."""
+        self.processed_tokens += ids.size
+        tensor = torch.from_numpy(ids.astype(np.int64))
+        check_input_ids(self.model, tensor, cache.get_seq_length() if self.shares_prefixes else 0)
         tensor = tensor.to(self.model.device)
-        cache = {"past_key_values": self._cache, "use_cache": True} if self.shares_prefixes else {"use_cache": False}
+        caching = {"past_key_values": cache, "use_cache": True} if self.shares_prefixes else {"use_cache": False}
         # If layers share keys, Gemma 4 would crop its mask to the positions in logits_to_keep.
         last = {} if shares_keys_across_layers(self.model) else {"logits_to_keep": 1}
-        logits: Tensor = self.model.module(tensor, **last, **cache).logits
-        refuse_non_finite(self.model, tensor, logits[0, -1])
-        return logits[0, -1]
+        logits: Tensor = self.model.module(tensor, **last, **caching).logits
+        refuse_non_finite(self.model, tensor, logits[:, -1])
+        return logits[:, -1]
+
+
+def _has_ended(request: GenerationRequest, answer: Sequence[int]) -> bool:
+    return len(answer) >= request.max_tokens or (len(answer) > 0 and request.is_last_token(answer[-1]))
+
+
+def _join(caches: list[list[tuple[Tensor | None, Tensor | None]]]) -> DynamicCache:
+    """One cache of a batch from the keys and values [1, G, L, d] of every layer of each sequence; empties the lists."""
+    joined = DynamicCache()
+    for layer in range(len(caches[0])):
+        keys, values = zip(*(cache[layer] for cache in caches), strict=True)
+        for cache in caches:
+            cache[layer] = (None, None)  # a layer at a time, so that memory holds them once
+        if keys[0] is not None:
+            joined.update(torch.cat(keys), torch.cat(values), layer)
+    return joined
 
 
 def supports_prefix_cache(model: Model) -> bool:

@@ -33,81 +33,96 @@ class CopyScores:
     copy_events: Tensor
 
 
-def last_query_top_key_and_span_mass(record: AttentionRecord, spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Top attended key [H] of the last query, and its weight on each span [S, H], float32.
+def last_query_weights(records: Sequence[AttentionRecord]) -> Tensor:
+    """Weights of the last query of each of B sequences on all keys of its sequence, [B, H, Lk], float32.
 
-    `spans` [S, 2] are first and end indices of keys; the record must hold all keys of the sequence. Ties go to the
-    first key.
+    The records are those of one layer and of sequences of one length; they must hold all keys.
     """
-    logits, weights = last_query_weights(record)
-    return logits.argmax(-1), torch.stack([weights[:, start:end].sum(-1) for start, end in spans.tolist()])
-
-
-def last_query_weights(record: AttentionRecord) -> tuple[Tensor, Tensor]:
-    """Logits and weights of the last query on all keys of the sequence, [H, Lk], float32."""
-    groups, keys, dim = record.k.shape
-    q = record.q[:, -1].float().view(groups, -1, dim)
-    logits = record.soft_cap((q @ record.k.float().mT).flatten(0, 1) * record.scaling)
-    logits[:, : keys - int(record.visible_counts[-1])] = -torch.inf
+    first = records[0]
+    k = torch.stack([record.k for record in records]).float()
+    q = torch.stack([record.q[:, -1] for record in records]).float().view(*k.shape[:2], -1, k.shape[-1])
+    logits = first.soft_cap((q @ k.mT).flatten(1, 2) * first.scaling)
+    logits[..., : k.shape[2] - first.last_visible_count] = -torch.inf
     weights = logits.softmax(-1)
-    if record.sink_weight is not None:
-        weights = weights * (1 - record.sink_weight[:, -1:])
-    return logits, weights
+    if first.sink is not None:
+        sinks = [record.sink_weight for record in records]
+        weights = weights * (1 - torch.stack([sink[:, -1:] for sink in sinks if sink is not None]))
+    return weights
 
 
-class AnswerKeysAccumulator:
-    """Collects the keys with at least `min_weight` of a head's weight in the last query of each answer step, other than
-    the first token. `update` is a listener of every layer; the steps come in order.
+class StepTensors:
+    """Tensors of the steps of several sequences, by layer: added for some sequences at once, read for one."""
+
+    def __init__(self, n_layers: int):
+        self._entries: list[list[tuple[Sequence[int], Tensor]]] = [[] for _ in range(n_layers)]
+
+    def add(self, layer: int, sequences: Sequence[int], tensor: Tensor) -> None:
+        """Add a step of one layer of these sequences: [B, .., H]."""
+        self._entries[layer].append((sequences, tensor))
+
+    def steps_of(self, sequence: int, fill: float) -> Tensor:
+        """The steps of one sequence, [layers, T, .., H], on the CPU; missing heads of a layer are `fill`."""
+        steps = [
+            torch.stack([tensor[numbers.index(sequence)] for numbers, tensor in entries if sequence in numbers])
+            for entries in self._entries
+        ]
+        return stack_layers(steps, fill).cpu()
+
+
+class AnswerKeys:
+    """The keys with at least `min_weight` of a head's weight in the last query of each answer step, other than the
+    first token. Steps of each sequence are added in order.
     """
 
     def __init__(self, n_layers: int, min_weight: float):
-        self.min_weight = min_weight
-        self._steps: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(n_layers)]
+        self.min_weight, self._most = min_weight, int(1 / min_weight)
+        self._keys, self._weights = StepTensors(n_layers), StepTensors(n_layers)
 
-    def update(self, record: AttentionRecord) -> None:
-        """Add the record of one layer at one step."""
-        _, weights = last_query_weights(record)
-        head, key = (weights[:, 1:] >= self.min_weight).nonzero(as_tuple=True)
-        self._steps[record.layer].append((torch.stack((head, key + 1), 1).cpu(), weights[head, key + 1].cpu()))
+    def add(self, layer: int, sequences: Sequence[int], weights: Tensor) -> None:
+        """Add `last_query_weights` of one layer at one step."""
+        heaviest = weights[..., 1:].topk(min(self._most, weights.shape[-1] - 1))
+        missing = 0, self._most - heaviest.values.shape[-1]
+        for steps, values in ((self._keys, heaviest.indices + 1), (self._weights, heaviest.values)):
+            steps.add(layer, sequences, torch.nn.functional.pad(values, missing).mT)
 
-    def compute(self, steps: int) -> tuple[Tensor, Tensor]:
+    def compute(self, sequence: int, steps: int) -> tuple[Tensor, Tensor]:
         """The keys of the first `steps` steps: layer, step, head and key [n, 4], and their weights [n], sorted."""
-        entries = [
-            (torch.nn.functional.pad(heads_and_keys, (2, 0)) + torch.tensor([layer, step, 0, 0]), weights)
-            for layer, by_step in enumerate(self._steps)
-            for step, (heads_and_keys, weights) in enumerate(by_step[:steps])
-        ]
-        if not entries:
-            return torch.zeros(0, 4, dtype=torch.int64), torch.zeros(0)
-        indices, weights = (torch.cat(parts) for parts in zip(*entries, strict=True))
-        return indices, weights
+        keys = self._keys.steps_of(sequence, 0)[:, :steps].mT  # layers, T, H, most
+        weights = self._weights.steps_of(sequence, 0)[:, :steps].mT
+        keys, order = keys.sort(-1)
+        weights = weights.gather(-1, order)
+        heavy = weights >= self.min_weight
+        return torch.cat((heavy.nonzero()[:, :3], keys[heavy][:, None]), 1), weights[heavy]
 
 
 class CopyScoreAccumulator:
-    """Accumulates `last_query_top_key_and_span_mass` over the steps of one answer.
+    """Accumulates the top attended keys of the last query, and its weight on spans, over the steps of answers.
 
-    `update` is a listener of every layer; the steps come in order.
+    `spans` has those of each sequence. Steps of each sequence are added in order. Ties go to the first key.
     """
 
-    def __init__(self, n_layers: int, spans: Sequence[TokenSpan]):
-        self.spans = torch.tensor(spans)
-        self._top_keys: list[list[Tensor]] = [[] for _ in range(n_layers)]
-        self._span_mass: list[list[Tensor]] = [[] for _ in range(n_layers)]
+    def __init__(self, n_layers: int, spans: Sequence[Sequence[TokenSpan]]):
+        self.spans, most = spans, max(map(len, spans))
+        self._padded = [[*own, *[(0, 0)] * (most - len(own))] for own in spans]
+        self._top_keys, self._span_mass = StepTensors(n_layers), StepTensors(n_layers)
 
-    def update(self, record: AttentionRecord) -> None:
-        """Add the record of one layer at one step."""
-        top_key, mass = last_query_top_key_and_span_mass(record, self.spans)
-        self._top_keys[record.layer].append(top_key)
-        self._span_mass[record.layer].append(mass)
+    def add(self, layer: int, sequences: Sequence[int], weights: Tensor) -> None:
+        """Add `last_query_weights` of one layer at one step."""
+        self._top_keys.add(layer, sequences, weights.argmax(-1))
+        mass = [
+            torch.stack([row[:, start:end].sum(-1) for start, end in self._padded[sequence]])
+            for row, sequence in zip(weights, sequences, strict=True)
+        ]
+        self._span_mass.add(layer, sequences, torch.stack(mass))
 
-    def compute(self, prompt: Tensor, answer: Tensor) -> CopyScores:
+    def compute(self, sequence: int, prompt: Tensor, answer: Tensor) -> CopyScores:
         """Copy scores for `prompt` [L] over the first T steps, which produced the tokens `answer` [T]."""
-        steps = len(answer)
-        top_keys = _stack_steps(self._top_keys, -1)[:, :steps]  # layers, T, H
-        mass = _stack_steps(self._span_mass, 0)[:, :steps].double()  # layers, T, S, H
+        steps, spans = len(answer), self.spans[sequence]
+        top_keys = self._top_keys.steps_of(sequence, -1)[:, :steps]  # layers, T, H
+        mass = self._span_mass.steps_of(sequence, 0)[:, :steps, : len(spans)].double()  # layers, T, S, H
         written_tokens = answer[None, :, None]
         scores, counts, events = [], [], []
-        for span, (start, end) in enumerate(self.spans.tolist()):
+        for span, (start, end) in enumerate(spans):
             keys = torch.arange(start, end)
             copied = (top_keys[..., None] == keys) & (prompt[keys] == written_tokens[..., None])  # layers, T, H, span
             scores.append(copied.any(1).double().mean(-1))
@@ -116,7 +131,3 @@ class CopyScoreAccumulator:
             events.append(torch.cat((torch.full_like(event[:, :1], span), event[:, :3], event[:, 3:] + start), 1))
         mean_mass = (mass.sum(1) / max(steps, 1)).transpose(0, 1).float()
         return CopyScores(torch.stack(scores), torch.stack(counts), mean_mass, torch.cat(events))
-
-
-def _stack_steps(steps_by_layer: list[list[Tensor]], fill: float) -> Tensor:
-    return stack_layers([torch.stack(steps).cpu() for steps in steps_by_layer], fill)

@@ -4,7 +4,7 @@ The residual stream is a sum, so the logit of a token is a sum too once the norm
 The direction of a row is the gradient of its next token's logit with respect to the residual stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
 from headscope.bins import position_bin_edges
-from headscope.measures.copying import last_query_weights
 
 ROWS_PER_PRODUCT = 2048
 """Rows whose products are in memory at once."""
@@ -37,17 +36,16 @@ def direct_logit_attribution(z: Tensor, projection: Tensor, directions: Tensor) 
     )
 
 
-def last_query_outputs(record: AttentionRecord, spans: Tensor) -> Tensor:
+def last_query_outputs(record: AttentionRecord, weights: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     """Output of every head at the last query, and its part from the keys of each span: [1 + S, H, dv], float32.
 
-    `spans` [S, 2] are first and end indices of keys; the record must hold all keys of the sequence. The first entry is
-    z; the others are the sums over each span of weight times value.
+    `weights` [H, Lk] are those of the last query (`last_query_weights`), `spans` S first and end indices of keys. The
+    first entry is z; the others are the sums over each span of weight times value.
     """
-    _, weights = last_query_weights(record)
     values = record.v.float()
     group_weights = weights.view(len(values), -1, weights.shape[-1])
     parts = [record.z[:, -1].float()]
-    for start, end in spans.tolist():
+    for start, end in spans:
         parts.append((group_weights[..., start:end] @ values[:, start:end]).flatten(0, 1))
     return torch.stack(parts)
 

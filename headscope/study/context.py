@@ -29,7 +29,8 @@ class StudyContext:
     """The models and documents of `study`, opened on demand.
 
     `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost` is
-    the part of the running job's cost that was reported as progress. `read_stored(job_id, table)` reads a table of
+    the part of the running job's cost that was reported as progress, and `cells_ahead` the number of further cells that
+    it has computed beside its own. `read_stored(job_id, table)` reads a table of
     a finished job, and `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all
     models) and input: an unfinished run continues only from the same inputs. `document_digests` are those of the
     documents' texts by label and document. `measured_lengths` are the context lengths of the planned jobs by label.
@@ -40,6 +41,7 @@ class StudyContext:
     progress: Progress = field(default_factory=NoProgress)
     files_folder: Path = Path()
     completed_cost: float = 0.0
+    cells_ahead: int = 0
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     measured_lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)

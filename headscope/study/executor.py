@@ -41,14 +41,16 @@ class JobResult:
     """What a job produced.
 
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
-    cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
-    `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of
-    the process; `versions` of the libraries in the process.
+    cost was reported as progress while it ran; `cells_ahead`, how many further cells it computed;
+    `model_description` for run.json, from probes that run for every model; `seconds` of the work itself and
+    `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of the process; `versions` of the
+    libraries in the process.
     """
 
     rows: Mapping[str, Rows]
     input_digests: Mapping[str | None, Mapping[str, str]]
     completed_cost: float
+    cells_ahead: int
     model_description: Mapping[str, Any] | None
     seconds: float = 0.0
     opening_seconds: float = 0.0
@@ -100,7 +102,7 @@ class JobExecutor:
     def execute(self, job: Job) -> JobResult:
         """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
         context, label = self.context, job.model
-        context.completed_cost = 0.0
+        context.completed_cost, context.cells_ahead = 0.0, 0
         began = time.monotonic()
         model = None if label is None else context.model(label)
         if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured
@@ -117,6 +119,7 @@ class JobExecutor:
             rows=rows,
             input_digests=digests,
             completed_cost=context.completed_cost,
+            cells_ahead=context.cells_ahead,
             model_description=describe_model(label, context) if describes and label is not None else None,
             seconds=finished - ready,
             opening_seconds=ready - began,

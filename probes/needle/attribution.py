@@ -41,28 +41,28 @@ def decompose_residual(model: Model, ids: TokenIds) -> ResidualDecomposition:
 
 
 class AttributionAccumulator:
-    """Accumulates head outputs and normalisation scales over the steps of one answer.
+    """Accumulates head outputs and the inputs and outputs of norms over the steps of one answer.
 
     `update` receives every layer of each step, inside `hooks_registered`. `compute` needs the answer's tokens.
     """
 
     def __init__(self, decomposition: ResidualDecomposition, spans: Sequence[TokenSpan]):
-        self.decomposition, self.spans = decomposition, torch.tensor(spans)
+        self.decomposition, self.spans = decomposition, spans
         self._head_terms = [
             layer.attention_branch for layer in decomposition.scaled_layers() if layer.attention_branch is not None
         ]
         self._step_outputs: list[dict[int, Tensor]] = []
-        self._norm_scales: dict[nn.Module, list[Tensor]] = {}
-        self._normed_states: list[Tensor] = []
+        self._norm_calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
         self._current_step: dict[int, Tensor] = {}
+        self._row = 0
 
     @contextmanager
     def hooks_registered(self) -> Iterator[None]:
-        """Record the scale of every norm between a head and the logits at each step."""
+        """Record the input and output of every norm between a head and the logits at each step."""
         norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.decomposition.final_norm]
         with ExitStack() as stack:
             for norm in norms:
-                handle = norm.module.register_forward_hook(self._scale_hook(norm), with_kwargs=True)
+                handle = norm.module.register_forward_hook(self._norm_hook(norm), with_kwargs=True)
                 stack.callback(handle.remove)
             for heads in self._head_terms:
                 if heads.is_gated:
@@ -70,9 +70,10 @@ class AttributionAccumulator:
                     stack.callback(handle.remove)
             yield
 
-    def update(self, record: AttentionRecord) -> None:
-        """Add one layer of one step."""
-        self._current_step[record.layer] = last_query_outputs(record, self.spans)
+    def update(self, record: AttentionRecord, weights: Tensor) -> None:
+        """Add one layer of one step, with the weights [H, Lk] of its last query."""
+        self._current_step[record.layer] = last_query_outputs(record, weights, self.spans)
+        self._row = record.batch_index
 
     def compute(self, tokens: Tensor) -> AnswerAttribution:
         """Attribution to `tokens` [T], which the first T steps produced."""
@@ -80,15 +81,13 @@ class AttributionAccumulator:
         tokens = tokens.to(decomposition.unembedding.device)
         logits = None
         if decomposition.soft_cap is not None and steps:
-            logits = decomposition.logits(torch.cat(self._normed_states[:steps]))
+            logits = decomposition.logits(self._joined_calls(decomposition.final_norm, steps)[1])
         direction = decomposition.final_norm.pull_back(decomposition.logit_gradients(tokens, logits)[0])
-        direction = decomposition.logit_factor * direction / self._stacked_scales(decomposition.final_norm, steps)
+        direction = decomposition.logit_factor * direction / self._scales(decomposition.final_norm, steps)
         results = []
         for heads in self._head_terms:
             head_direction = (
-                direction
-                if heads.norm is None
-                else heads.norm.pull_back(direction) / self._stacked_scales(heads.norm, steps)
+                direction if heads.norm is None else heads.norm.pull_back(direction) / self._scales(heads.norm, steps)
             )
             if not steps:
                 results.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.layer_index][0])))
@@ -106,22 +105,27 @@ class AttributionAccumulator:
 
     def _apply_gate(self, heads: AttentionBranch, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Multiply the outputs of the last query's heads by their gates."""
-        if (outputs := self._current_step.get(heads.layer_index)) is not None:  # None in a part of the prompt
-            gated = args[0][0, -1].float().view_as(outputs[0])
+        if (outputs := self._current_step.get(heads.layer_index)) is not None:  # None in other steps
+            gated = args[0][self._row, -1].float().view_as(outputs[0])
             self._current_step[heads.layer_index] = outputs * (gated / outputs[0]).nan_to_num()
 
-    def _scale_hook(self, norm: Norm) -> Any:
-        def record_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-            if not self._current_step:  # part of the prompt, before the first answer step
+    def _norm_hook(self, norm: Norm) -> Any:
+        def record_call(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            if not self._current_step:  # part of a prompt, or a step of another sequence
                 return
-            scale = norm.scales(args[0][0, -1:], output[0, -1:])
-            self._norm_scales.setdefault(module, []).append(scale)
+            call = args[0][self._row, -1:].clone(), output[self._row, -1:].clone()
+            self._norm_calls.setdefault(module, []).append(call)
             if norm is self.decomposition.final_norm:
-                self._normed_states.append(output[0, -1:])
                 self._step_outputs.append(self._current_step)
                 self._current_step = {}
 
-        return record_scale
+        return record_call
 
-    def _stacked_scales(self, norm: Norm, steps: int) -> Tensor:
-        return torch.stack(self._norm_scales[norm.module][:steps]) if steps else torch.ones(0, 1)
+    def _joined_calls(self, norm: Norm, steps: int) -> tuple[Tensor, Tensor]:
+        """Inputs and outputs of a norm at the first steps, [T, D] each."""
+        inputs, outputs = zip(*self._norm_calls[norm.module][:steps], strict=True)
+        return torch.cat(inputs), torch.cat(outputs)
+
+    def _scales(self, norm: Norm, steps: int) -> Tensor:
+        """The divisor of a norm at each step, [T, 1]."""
+        return norm.scales(*self._joined_calls(norm, steps))[:, None] if steps else torch.ones(0, 1)

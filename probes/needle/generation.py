@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.residual_decomposition import ResidualDecomposition
-from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds
-from headscope.measures.copying import AnswerKeysAccumulator, CopyScoreAccumulator, CopyScores
+from headscope.forward.prefix_cache import GenerationRequest, PrefixCachedGenerator, StepListener
+from headscope.measures.copying import AnswerKeys, CopyScoreAccumulator, CopyScores, last_query_weights
 from headscope.positions.model import Model
 from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
@@ -27,7 +27,7 @@ EXTRA_ANSWER_STEPS = 6
 @dataclass(frozen=True, eq=False)
 class TrialAnswer:
     """Outcome of a trial: the answer, its recall 0..1, the text of each scored step, copy scores of the heads, the keys
-    that they attend to (`AnswerKeysAccumulator.compute`) and, if requested, their attribution."""
+    that they attend to (`AnswerKeys.compute`) and, if requested, their attribution."""
 
     text: str
     recall: float
@@ -37,64 +37,96 @@ class TrialAnswer:
     attribution: AnswerAttribution | None = None
 
 
-def answer_prompt(
-    generator: PrefixCachedGenerator,
-    prompts: Sequence[NeedlePrompt],
-    builder: NeedlePromptBuilder,
-    mode: str,
-    decomposition: ResidualDecomposition | None = None,
-) -> TrialAnswer:
-    """Generate the answer to a prompt and score every head on the span of each of `prompts`, whose tokens are the same.
+@dataclass(frozen=True, eq=False)
+class TrialPrompt:
+    """A trial to answer: its prompt once per span to score, with the same tokens, its builder and its mode."""
+
+    prompts: Sequence[NeedlePrompt]
+    builder: NeedlePromptBuilder
+    mode: str
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.prompts[0].ids
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        return [(prompt.start, prompt.end) for prompt in self.prompts]
+
+
+def answer_trials(
+    generator: PrefixCachedGenerator, trials: Sequence[TrialPrompt], decomposition: ResidualDecomposition | None = None
+) -> list[TrialAnswer]:
+    """Generate the answers to trials of one length together, and score every head on the spans of each trial.
 
     With a `decomposition`, also compute attribution, in total and through the whole needle.
     """
-    ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
-    copy_scores = CopyScoreAccumulator(generator.model.geometry.layers, spans)
-    answer_keys = AnswerKeysAccumulator(generator.model.geometry.layers, MIN_KEY_WEIGHT)
-    needles = [(start - builder.cue_count, end) for start, end in spans]
-    attribution = None if decomposition is None else AttributionAccumulator(decomposition, needles)
+    layers = generator.model.geometry.layers
+    copy_scores = CopyScoreAccumulator(layers, [trial.spans for trial in trials])
+    answer_keys = AnswerKeys(layers, MIN_KEY_WEIGHT)
+    attributions = []
+    if decomposition is not None:
+        for trial in trials:
+            needles = [(start - trial.builder.cue_count, end) for start, end in trial.spans]
+            attributions.append(AttributionAccumulator(decomposition, needles))
 
-    def listen(record: AttentionRecord) -> None:
-        copy_scores.update(record)
-        answer_keys.update(record)
-        if attribution is not None:
-            attribution.update(record)
+    def listen(numbers: Sequence[int], records: Sequence[AttentionRecord]) -> None:
+        weights = last_query_weights(records)
+        copy_scores.add(records[0].layer, numbers, weights)
+        answer_keys.add(records[0].layer, numbers, weights)
+        if attributions:
+            for number, record, own_weights in zip(numbers, records, weights, strict=True):
+                attributions[number].update(record, own_weights)
 
-    with nullcontext() if attribution is None else attribution.hooks_registered():
-        tokens, answer_tokens = generate_answer(generator, ids, builder, mode, spans[0][1] - spans[0][0], listen)
-    scored = torch.tensor(tokens if mode == "wu" else answer_tokens, dtype=torch.int64)
-    copies = copy_scores.compute(torch.from_numpy(ids.astype(np.int64)), scored)
-    if mode == "wu":
-        lengths = torch.tensor([[[end - start]] for start, end in spans])
-        copies = CopyScores(copies.copy_counts / lengths, copies.copy_counts, copies.span_mass, copies.copy_events)
-    text = decode_tokens(builder.tokenizer, np.array(answer_tokens, np.int32)).strip()
-    step_texts = [*text_increments(builder.tokenizer, scored.tolist())]
-    answer_attribution = None if attribution is None else attribution.compute(scored)
-    recall, keys = rouge1_recall(builder.scored_text, text), answer_keys.compute(len(scored))
-    return TrialAnswer(text, recall, step_texts, copies, keys, answer_attribution)
+    with ExitStack() as hooks:
+        for accumulator in attributions:
+            hooks.enter_context(accumulator.hooks_registered())
+        answers = generate_answers(generator, trials, listen)
+    results = []
+    for number, (trial, (tokens, answer_tokens)) in enumerate(zip(trials, answers, strict=True)):
+        scored = torch.tensor(tokens if trial.mode == "wu" else answer_tokens, dtype=torch.int64)
+        copies = copy_scores.compute(number, torch.from_numpy(trial.ids.astype(np.int64)), scored)
+        if trial.mode == "wu":
+            lengths = torch.tensor([[[end - start]] for start, end in trial.spans])
+            copies = CopyScores(copies.copy_counts / lengths, copies.copy_counts, copies.span_mass, copies.copy_events)
+        text = answer_text(trial.builder, answer_tokens)
+        step_texts = [*text_increments(trial.builder.tokenizer, scored.tolist())]
+        attribution = attributions[number].compute(scored) if attributions else None
+        recall, keys = rouge1_recall(trial.builder.scored_text, text), answer_keys.compute(number, len(scored))
+        results.append(TrialAnswer(text, recall, step_texts, copies, keys, attribution))
+    return results
 
 
-def generate_answer(
-    generator: PrefixCachedGenerator,
-    ids: TokenIds,
-    builder: NeedlePromptBuilder,
-    mode: str,
-    scored_count: int,
-    listener: Callable[[AttentionRecord], None] = lambda record: None,
-) -> tuple[list[int], list[int]]:
-    """The generated tokens, and those of them before the token that ends the answer.
+def generate_answers(
+    generator: PrefixCachedGenerator, trials: Sequence[TrialPrompt], listener: StepListener = lambda *_: None
+) -> list[tuple[list[int], list[int]]]:
+    """The tokens generated for each trial, and those of them before the token that ends the answer.
 
-    `scored_count` is the number of scored tokens of the needle. With Wu et al.'s own prompt (`is_published`) answers
-    also end as in their code, and the token that ends them belongs to the answer.
+    With Wu et al.'s own prompt (`is_published`) answers also end as in their code, and the token that ends them belongs
+    to the answer.
     """
-    max_steps = wu_prompts.MAX_STEPS if mode == "wu" else scored_count + EXTRA_ANSWER_STEPS
+    requests = [_request(generator.model, trial) for trial in trials]
+    answers = []
+    for trial, request, tokens in zip(trials, requests, generator.generate_batch(requests, listener), strict=True):
+        keeps_last = trial.builder.is_published or not request.is_last_token(tokens[-1])
+        answers.append((tokens, tokens if keeps_last else tokens[:-1]))
+    return answers
+
+
+def _request(model: Model, trial: TrialPrompt) -> GenerationRequest:
+    """What to generate for a trial; the number of steps follows from the scored tokens of its first span."""
+    builder, (start, end) = trial.builder, trial.spans[0]
+    max_steps = wu_prompts.MAX_STEPS if trial.mode == "wu" else end - start + EXTRA_ANSWER_STEPS
+    is_last = answer_end_test(model, builder.tokenizer, stop_at_end_token=trial.mode != "wu")
     if builder.is_published:
-        end = (builder.tokenizer.convert_tokens_to_ids(wu_prompts.PUBLISHED_END_TOKEN), wu_prompts.PUBLISHED_END_ID)
-        tokens = generator.generate(ids, listener, max_steps, lambda token: token in end)
-        return tokens, tokens
-    ends = answer_end_test(generator.model, builder.tokenizer, stop_at_end_token=mode != "wu")
-    tokens = generator.generate(ids, listener, max_steps, ends)
-    return tokens, tokens[:-1] if ends(tokens[-1]) else tokens
+        published = builder.tokenizer.convert_tokens_to_ids(wu_prompts.PUBLISHED_END_TOKEN)
+        return GenerationRequest(trial.ids, max_steps, {published, wu_prompts.PUBLISHED_END_ID}.__contains__)
+    return GenerationRequest(trial.ids, max_steps, is_last)
+
+
+def answer_text(builder: NeedlePromptBuilder, answer_tokens: Sequence[int]) -> str:
+    """The text of an answer without white space around it."""
+    return decode_tokens(builder.tokenizer, np.array(answer_tokens, np.int32)).strip()
 
 
 def text_increments(tokenizer: Any, tokens: Sequence[int]) -> Iterator[str]:

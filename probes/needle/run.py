@@ -5,6 +5,7 @@ are consecutive, so the model only reads the tokens after it.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -17,7 +18,7 @@ from headscope.errors import BadInput
 from headscope.forward.interventions import Intervention
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decode_tokens
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
 from headscope.prompts.needles import read_needles
 from headscope.prompts.shakespeare import DEFAULT_SOURCE, expand_source
@@ -31,7 +32,14 @@ from probes.needle import ablation
 from probes.needle import rows as rows_of
 from probes.needle.ablation import NEEDLE_HALVES, AblationWork, needle_half
 from probes.needle.attribution import decompose_residual
-from probes.needle.generation import answer_prompt, generate_answer, rouge1_recall
+from probes.needle.generation import (
+    TrialAnswer,
+    TrialPrompt,
+    answer_text,
+    answer_trials,
+    generate_answers,
+    rouge1_recall,
+)
 from probes.needle.head_columns import rank_heads
 from probes.needle.schema import NeedleOptions
 
@@ -82,6 +90,8 @@ class NeedleRunner:
         self._cached_decomposition: tuple[str, ResidualDecomposition] | None = None
         self._rankings: dict[tuple[str, int], pd.DataFrame | None] = {}
         self._ablations: dict[tuple[str, str], Intervention] = {}
+        self._sorted_trials: dict[str, list[NeedleTrial]] = {}
+        self._answers: dict[tuple[str, NeedleTrial], TrialAnswer] = {}
 
     def cells(self) -> list[Cell]:
         cells = []
@@ -134,8 +144,7 @@ class NeedleRunner:
             return self._ablation_rows(cell.model, cell.work, model)
         trial: NeedleTrial = cell.work
         prompter, prompts = self._prepare(cell.model)[1][trial.needle], self._prompts(cell.model, trial)
-        decomposition = self._get_decomposition(cell.model, model, prompts[0]) if self.options.attribution else None
-        answer = answer_prompt(self._get_reader(cell.model, model), prompts, prompter, trial.mode, decomposition)
+        answer = self._answer(cell.model, trial, model)
         keys = self._key_columns(cell.model, trial)
         rows: dict[str, Rows] = {
             "needles": {
@@ -166,6 +175,35 @@ class NeedleRunner:
             }
         return rows
 
+    def _answer(self, label: str, trial: NeedleTrial, model: Model) -> TrialAnswer:
+        """The answer to a trial, generated together with those to the next trials of its length, which are kept."""
+        if (label, trial) not in self._answers:
+            trials, reader = self._trials(label), self._get_reader(label, model)
+            batch = [trial]
+            if (most := reader.batch_size(trial.length)) > 1:
+                later = trials[trials.index(trial) :]
+                batch = self._batches(label, [other for other in later if other.length == trial.length], most)[0]
+            prompts = [self._trial_prompt(label, member) for member in batch]
+            decomposition = None
+            if self.options.attribution:
+                decomposition = self._get_decomposition(label, model, prompts[0].prompts[0])
+            answers = answer_trials(reader, prompts, decomposition)
+            self._answers = {(label, member): answer for member, answer in zip(batch, answers, strict=True)}
+            self.context.cells_ahead = len(batch) - 1
+        return self._answers.pop((label, trial))
+
+    def _batches(self, label: str, trials: Sequence[NeedleTrial], most: int) -> list[list[NeedleTrial]]:
+        """Batches of at most `most` trials whose prompts have one length; single trials keep their order."""
+        if most == 1:
+            return [[trial] for trial in trials]
+        by_tokens = defaultdict[int, list[NeedleTrial]](list)
+        for trial in trials:
+            by_tokens[len(self._prompts(label, trial)[0].ids)].append(trial)
+        return [members[at : at + most] for members in by_tokens.values() for at in range(0, len(members), most)]
+
+    def _trial_prompt(self, label: str, trial: NeedleTrial) -> TrialPrompt:
+        return TrialPrompt(self._prompts(label, trial), self._prepare(label)[1][trial.needle], trial.mode)
+
     def _ablation_rows(self, label: str, work: AblationWork, model: Model) -> Mapping[str, Rows]:
         """Every trial of one half of the needles with a set of heads ablated; no rows if no successful trial ranks
         heads."""
@@ -181,18 +219,21 @@ class NeedleRunner:
             haystack = np.concatenate([stacks[0].special_prefix, stacks[0].ids])[:longest]
             self._ablations[label, work.ablation] = ablation.make_ablation(work.ablation, model, haystack)
         self.drop_cached_prefix()
-        reader, rows = PrefixCachedGenerator(model), []
+        reader = PrefixCachedGenerator(model)
+        trials = [
+            trial for trial in self._trials(label) if trial.mode != CONTROL and needle_half(trial.needle) == work.half
+        ]
+        answers: dict[NeedleTrial, str] = {}
         with ablation.heads_ablated(model, units, self._ablations[label, work.ablation]):
-            for trial in self._trials(label):
-                if trial.mode != CONTROL and needle_half(trial.needle) == work.half:
-                    (prompt,), prompter = self._prompts(label, trial), prompters[trial.needle]
-                    _, answer_tokens = generate_answer(
-                        reader, prompt.ids, prompter, trial.mode, prompt.end - prompt.start
-                    )
-                    text = decode_tokens(prompter.tokenizer, np.array(answer_tokens, np.int32)).strip()
-                    recall = rouge1_recall(prompter.scored_text, text)
-                    outcome = {"answer": text, "recall": recall, "success": recall > SUCCESS_RECALL}
-                    rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **outcome})
+            for batch in self._batches(label, trials, reader.batch_size(max(self.options.grid_lengths))):
+                prompts = [self._trial_prompt(label, trial) for trial in batch]
+                for trial, prompt, (_, tokens) in zip(batch, prompts, generate_answers(reader, prompts), strict=True):
+                    answers[trial] = answer_text(prompt.builder, tokens)
+        rows = []
+        for trial in trials:
+            recall = rouge1_recall(prompters[trial.needle].scored_text, answers[trial])
+            outcome = {"answer": answers[trial], "recall": recall, "success": recall > SUCCESS_RECALL}
+            rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **outcome})
         groups = [unit.kv_group for unit in ablation.heads_to_units(heads, model.geometry)]
         ablated = heads.assign(model=label, half=work.half, kv_group=groups)
         return {
@@ -243,8 +284,10 @@ class NeedleRunner:
         self._cached_reader = None
 
     def _trials(self, label: str) -> list[NeedleTrial]:
-        self._prepare(label)
-        return self.grid.trials(self.context.tokenizer(label))
+        if label not in self._sorted_trials:
+            self._prepare(label)
+            self._sorted_trials[label] = self.grid.trials(self.context.tokenizer(label))
+        return self._sorted_trials[label]
 
     def _prompts(self, label: str, trial: NeedleTrial) -> list[NeedlePrompt]:
         return self.grid.prompts(self.context.tokenizer(label), trial)
