@@ -30,6 +30,17 @@ def _tanh(x):
 
 
 @triton.jit
+def _first_visible_key(own, first_key, window, chunk, HIDES: tl.constexpr):
+    """Index of the first key that queries with these own keys see."""
+    low = own * 0
+    if HIDES:
+        low = tl.where(window > 0, tl.maximum(own - window + 1, 0), low)
+        size = tl.maximum(chunk, 1)
+        low = tl.where(chunk > 0, tl.maximum((own + first_key) // size * size - first_key, low), low)
+    return low
+
+
+@triton.jit
 def _add_tile(
     sums, q, key_base, start, own, low, lse, d, k_row, n_keys, scale, cap,
     D: tl.constexpr, BN: tl.constexpr, LOCAL: tl.constexpr, MASKED_LOGIT: tl.constexpr, MASKED: tl.constexpr,
@@ -78,11 +89,7 @@ def _row_sums(
     if HAS_ROWS:
         rows = tl.load(ROWS + rows).to(tl.int32)
     own = rows + n_keys - n_queries
-    low = tl.zeros([BM], tl.int32)
-    if HIDES:
-        low = tl.where(window > 0, tl.maximum(own - window + 1, 0), low)
-        size = tl.maximum(chunk, 1)
-        low = tl.where(chunk > 0, tl.maximum((own + first_key) // size * size - first_key, low), low)
+    low = _first_visible_key(own, first_key, window, chunk, HIDES)
     d = tl.arange(0, DP)
     q = tl.load(
         Q + head.to(tl.int64) * q_head + rows[:, None].to(tl.int64) * q_row + d[None, :],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import map_blocks
+from headscope.kernels.runtime import attempt, runs_kernels
 from headscope.measures.row_sampling import add_by_cell, copy_together, items_per_tile, query_range, to_device
 
 LOGITS_PER_TILE = 2**22
@@ -34,6 +35,8 @@ class PooledMaps:
         if record.layer not in self._sums_by_layer:
             self._sums_by_layer[record.layer] = torch.zeros(heads, self.blocks, self.blocks, device=device)
         sums = self._sums_by_layer[record.layer]
+        if self._add_by_kernel(record, sums):
+            return
         queries = query_range(record)
         query_blocks = np.arange(queries.start, queries.stop) // self.block_size
         key_blocks = np.arange(record.first_key, record.first_key + keys) // self.block_size
@@ -47,6 +50,14 @@ class PooledMaps:
             weights = (record.masked_logits(index, visible_keys) - record.lse[:, index, None]).exp_()
             pooled = in_block.mT @ weights
             add_by_cell(sums[:, first : first + pooled.shape[1]], pooled, key_blocks[: pooled.shape[-1]])
+
+    def _add_by_kernel(self, record: AttentionRecord, sums: Tensor) -> bool:
+        """Whether the GPU's kernel has added the record."""
+        if not runs_kernels(record):
+            return False
+        from headscope.kernels.pooled_map import add_pooled_map
+
+        return attempt(add_pooled_map, record, sums, self.block_size) is not None
 
     def compute(self) -> Mapping[int, Tensor]:
         """The maps of all heads [H, blocks, blocks] by layer index, float32: a row sums to 1 minus its sink's share."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
-from headscope.kernels import distance_sums, pair_moments, pair_products, row_sums, runtime
+from headscope.kernels import distance_sums, pair_moments, pair_products, pooled_map, row_sums, runtime
 from support.measure_laws import geometry_of
 
 
@@ -71,6 +71,7 @@ def compile_kernels(architecture: int) -> dict[str, Any]:
         record = AttentionRecord(0, 0, q, k, k, q, torch.zeros(8, 256), 0.1, 200, softcap=30.0)
         row_sums.row_sums(record)
         row_sums.row_sums(replace(record, window=None, softcap=None), torch.arange(64))
+        pooled_map.add_pooled_map(record, torch.zeros(8, 128, 128), 64)
         pair_products.mean_abs_products(record, geometry, torch.arange(64))
         distance_sums.distance_sums(record, geometry, torch.arange(40))
         pair_moments.pair_moments(replace(record, window=None), geometry)
