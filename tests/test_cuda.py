@@ -5,27 +5,35 @@ substitutes that follow torch's documentation of the kernels.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import eager_reference, families
 from support.simulated_cuda import Launches, simulating_cuda
+from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
 
-from headscope.attention import backend, cuda, kernel
+from headscope.attention import backend, cuda, kernel, masks
 from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.residual_decomposition import ResidualDecomposition
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Unit, layer_output_edit, uniform_attention
 from headscope.forward.logits import compute_loss_by_position, finite_hidden_states
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import load
+from headscope.study.config import build_study
+from headscope.study.context import StudyContext
+from headscope.study.executor import JobExecutor
 from probes.measure.run import MeasureObserver
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
@@ -240,6 +248,68 @@ def test_a_pass_waits_for_the_gpu_three_times_whatever_the_number_of_layers(
             compute_loss_by_position(model, ids, hidden)
     assert launches.waits.total() == 3, launches.waits
     assert launches["_row_sums"] == launches["_mean_abs_products"] == layers
+
+
+def test_a_sliding_window_is_recognised_without_reading_the_gpu() -> None:
+    """Tensors on device meta cannot be read."""
+    function = masking_utils.sliding_window_causal_mask_function(8)
+    assert masks._encode_window(function, 8, None, "meta") == 8 * masks.WINDOW_MULTIPLIER
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_no_probe_of_a_shared_pass_waits_for_the_gpu_once_per_layer(
+    prefer_kernel: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
+) -> None:
+    """All probes that observe one pass together. The norms of OLMo 2 follow its attention, and are checked."""
+    prefer_kernel(FLASH)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)  # it reads values
+    waits = [_waits_of_all_observers(families.build(family, {"num_hidden_layers": n}), tmp_path) for n in (2, 5)]
+    assert waits[0] == waits[1]
+    assert waits[0].total() <= 2, waits  # for the largest token, and for values that are not finite
+
+
+def on_fake_cuda(value: Any) -> Any:
+    """A copy with fake CUDA tensors in its containers and dataclasses of the decomposition."""
+    if isinstance(value, Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="cuda:0")
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(on_fake_cuda, value))
+    if isinstance(value, dict):
+        return {key: on_fake_cuda(item) for key, item in value.items()}
+    if type(value).__module__ == ResidualDecomposition.__module__:
+        return replace(value, **{name: on_fake_cuda(item) for name, item in vars(value).items()})
+    return value
+
+
+def _waits_of_all_observers(module: Any, folder: Path) -> Counter[str]:
+    """Waits in a pass that every probe of ordinary texts observes, from its start to its last hidden states."""
+    folder = folder / str(module.config.num_hidden_layers)
+    folder.mkdir()
+    model = load(module.bfloat16(), tokenizer=tokenizer())
+    content = {"models": {"m": "in-memory"}, "texts": {"source": save_texts(folder / "texts", 140), "docs": 1}}
+    probes: dict[str, Any] = {name: {"lengths": [120]} for name in ("attribution", "patterns", "spans", "sparsity")}
+    probes |= {"circuits": {"lengths": [120], "parts": ["distance", "values"]}, "measure": {"lengths": [120]}}
+    probes["sparsity"]["needles"] = 0
+    probes["patterns"]["map"], probes["spans"]["classes"] = True, ["digit", "same"]
+    executor = JobExecutor(StudyContext(build_study({**content, **probes}), {"m": model}))
+    (job,) = (job for job in executor.plan() if job.cell.text_pass is not None)
+    assert {name for name, _ in job.parts} == {*probes}
+    assert model.schedule is not None  # before the fake tensors
+    runners, cells = executor.runners, dict(job.parts)
+    ids = torch.tensor(runners["measure"].token_ids(job.cell))[None]
+    with attached(model):
+        observers = {name: runners[name].observer(cells[name], model, ids) for name in probes}
+    with fake_cuda() as launches:
+        move_to_fake_cuda(model.module)
+        observers["circuits"].values._grams = on_fake_cuda(observers["circuits"].values._grams)
+        vars(observers["attribution"]).update(on_fake_cuda({**vars(observers["attribution"]), "bins": None}))
+        ids = torch.zeros(ids.shape, dtype=torch.int64, device="cuda:0")
+        with attached(model), evaluating(model), capturing(model) as captured:
+            for observer in observers.values():
+                observer.listen(captured)
+            launches.waits.clear()
+            finite_hidden_states(model, ids)
+        return launches.waits
 
 
 # Values, by CPU substitutes -----------------------------------------------------------------------------------------

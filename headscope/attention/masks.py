@@ -185,13 +185,22 @@ def _encode_window(mask_function: Callable[..., Any], size: int | None, config: 
     if mask_function is causal_mask_function:
         return 0
     if size:
-        rows = torch.arange(size, size + 2, device=device)  # at most one of them is the last of its chunk
-        last, before, next_ = (mask_function(0, 0, rows, rows + offset) for offset in (1 - size, -size, 1))
-        if bool((last & ~before & ~next_).all()):
+        try:
+            has_window = _has_window(mask_function, size, "cpu")  # nothing waits for a GPU
+        except RuntimeError:  # the function of chunks has a tensor on the model's device
+            has_window = _has_window(mask_function, size, device)
+        if has_window:
             return WINDOW_MULTIPLIER * size
         if getattr(config, "attention_chunk_size", None) == size:
             return WINDOW_MULTIPLIER * size + CHUNKED_BIT
     return UNSUPPORTED_MASK_CODE
+
+
+def _has_window(mask_function: Callable[..., Any], size: int, device: torch.device | str) -> bool:
+    """Whether a mask function shows a query the last `size` keys and no other."""
+    rows = torch.arange(size, size + 2, device=device)  # at most one of them is the last of its chunk
+    last, before, next_ = (mask_function(0, 0, rows, rows + offset) for offset in (1 - size, -size, 1))
+    return bool((last & ~before & ~next_).all())
 
 
 def _equals_causal_mask(

@@ -112,9 +112,9 @@ def bench(
             else _shape_tables(shape, length, repeats, device)
         )
         for table in tables:
-            rows += table
+            bounded = comparison.add_bounds(table, on_gpu, shape)
+            rows += bounded
             if not as_json:
-                bounded = comparison.add_bounds(table, on_gpu, shape)
                 print_table(comparison.add_earlier(bounded, earlier) if earlier else bounded)
                 print_line(_verdict(table))
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.decomposition.residual_decomposition import AttentionBranch, ResidualDecomposition
+from headscope.decomposition.residual_decomposition import AttentionBranch, Norm, ResidualDecomposition
 from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
@@ -56,12 +56,13 @@ class LogitAttribution:
             self.target_biases = self.target_biases - of_wrong[1]
             self.capped_logits = self.capped_logits - of_wrong[2]
         self.pre_norm_directions = decomposition.final_norm.pull_back(self.target_directions)
-        self.head_terms = torch.zeros(geometry.layers, geometry.heads, self.rows)
+        self.head_terms = torch.zeros(geometry.layers, geometry.heads, self.rows, device=ids.device)
         self.part_terms: dict[tuple[str, int], Tensor] = {}
         self.layer_biases = torch.zeros(len(decomposition.layers), self.rows, device=ids.device)
         self.final_bias = torch.zeros(self.rows, device=ids.device)
         self.relative_error = 0.0
         self._norm_scales = torch.ones(self.rows, device=ids.device)
+        self._norm_errors: list[tuple[Norm, Tensor]] = []
 
     def listen(self, layers: CapturedLayers) -> None:
         for number, layer in enumerate(self.decomposition.scaled_layers()):
@@ -90,11 +91,14 @@ class LogitAttribution:
     def _normalise(self, hidden: Tensor) -> None:
         """Divide by the scale of the final norm and check the sum; `hidden` [1, L, D] are the last hidden states."""
         decomposition, device = self.decomposition, self.ids.device
+        errors = torch.stack([error.to(device) for _, error in self._norm_errors]).tolist()
+        for (norm, _), error in zip(self._norm_errors, errors, strict=True):
+            norm.check_error(error)
         for index, number in enumerate(self.geometry.layer_numbers):
-            self.part_terms["heads", number] = self.head_terms[index].sum(0).to(device)
+            self.part_terms["heads", number] = self.head_terms[index].sum(0)
         for name in self.part_terms:
             self.part_terms[name] = decomposition.logit_factor * self.part_terms[name] / self._norm_scales
-        self.head_terms = decomposition.logit_factor * self.head_terms / self._norm_scales.cpu()
+        self.head_terms = (decomposition.logit_factor * self.head_terms / self._norm_scales).cpu()
         self.layer_biases = decomposition.logit_factor * self.layer_biases / self._norm_scales
         directions, biases = self.target_directions.to(device), self.target_biases.to(device)
         shift = torch.linalg.vecdot(directions, decomposition.final_norm.shift.to(device).expand_as(directions))
@@ -135,7 +139,7 @@ class LogitAttribution:
 
         def record_heads(z: Tensor) -> None:
             terms = direct_logit_attribution(z[:, : self.rows], heads.projection, directions)
-            self.head_terms[heads.layer_index, : len(terms)] = heads.factor * terms.cpu()
+            self.head_terms[heads.layer_index, : len(terms)] = heads.factor * terms.to(self.head_terms.device)
             if heads.bias is not None and norm is None:
                 layer_bias.add_(heads.factor * (directions @ heads.bias.float()).to(layer_bias.device))
 
@@ -151,8 +155,8 @@ class LogitAttribution:
         if norm is not None:
 
             def divide_by_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-                scales = norm.scales(args[0][0, : self.rows], output[0, : self.rows])
-                self.head_terms[heads.layer_index] /= scales.cpu()
+                scales = self._scales(norm, args[0][0, : self.rows], output[0, : self.rows])
+                self.head_terms[heads.layer_index] /= scales.to(self.head_terms.device)
                 bias = 0 if heads.bias is None else directions @ heads.bias.float() / scales
                 shift = self.pre_norm_directions.to(norm.shift.device) @ norm.shift
                 layer_bias.add_(heads.factor * (bias + shift).to(layer_bias.device))
@@ -176,9 +180,14 @@ class LogitAttribution:
         self.part_terms["embedding", 0] = self.decomposition.input_factor * term.to(self.ids.device)
 
     def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, : self.rows], output[0, : self.rows]).to(
-            self.ids.device
-        )
+        scales = self._scales(self.decomposition.final_norm, args[0][0, : self.rows], output[0, : self.rows])
+        self._norm_scales = scales.to(self.ids.device)
+
+    def _scales(self, norm: Norm, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """The divisors of a norm, checked after the pass."""
+        scales, error = norm.scales_and_error(inputs, outputs)
+        self._norm_errors.append((norm, error))
+        return scales
 
 
 def attribute_logits(

@@ -57,12 +57,22 @@ class Norm:
 
     def scales(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """The divisor of each row of `inputs` [n, D], [n]."""
+        scales, error = self.scales_and_error(inputs, outputs)
+        self.check_error(error)
+        return scales
+
+    def scales_and_error(self, inputs: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The divisors [n], and their error beyond the tolerance, for `check_error`. Nothing waits for it."""
         x, y = inputs.to(outputs.device).float(), outputs.float() - self.shift
         linear = self.linear(x)
         scales: Tensor = linear.square().sum(-1) / torch.linalg.vecdot(y, linear)
-        if not is_close(linear / scales[:, None], y, outputs.dtype):
+        difference, largest = (linear / scales[:, None] - y).abs().max(), y.abs().max()
+        return scales, difference - relative_tolerance(outputs.dtype) * largest
+
+    def check_error(self, error: Tensor | float) -> None:
+        """Raise DecompositionError for divisors that do not give the outputs of the norm."""
+        if not float(error) <= 0:  # NaN fails, too
             raise DecompositionError(f"its {type(self.module).__name__} is neither RMSNorm nor LayerNorm")
-        return scales
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from headscope.attention.record import AttentionRecord, Geometry
 from headscope.measures.circuits import positional_effective_length, positional_logits
 from headscope.measures.distance_profile import log_spaced_distances
 from headscope.measures.rotary_pairs import rotary_planes
-from headscope.measures.row_sampling import query_range
+from headscope.measures.row_sampling import query_range, without_waiting
 
 FIRST_TOKEN = 1
 """The first token whose query and key count."""
@@ -46,7 +46,9 @@ class PositionalPreference:
         new_keys = record.k[:, -len(positions) :]
         unused = max(0, FIRST_TOKEN - query_range(record).start)
         theta = self._pair_frequencies(layer)
-        angles = theta[..., None].to(positions.device) * positions.float()  # float32, as in the model's tables
+        angles = (
+            without_waiting(positions.device, theta)[..., None] * positions.float()
+        )  # float32, as in the model's tables
         turns = torch.polar(torch.ones_like(angles, dtype=torch.float64), -angles.double())
         for sums, vectors in ((self._query_sums, record.q), (self._key_sums, new_keys)):
             planes = rotary_planes(vectors, geometry).double()  # [2, G x F, heads of a group, L]
@@ -58,11 +60,11 @@ class PositionalPreference:
     def _pair_frequencies(self, layer: int) -> Tensor:
         """Signed frequencies of all pairs of a layer, [G, F], 0 for unrotated ones."""
         geometry = self.geometry.at_layer(layer)
-        frequencies = torch.zeros(geometry.kv_groups, geometry.all_pairs)
-        if self.geometry.layer_rotates[layer]:
-            theta = self.theta(layer).detach().float().cpu()
-            frequencies[:, : theta.shape[1]] = geometry.rotation_direction * theta
-        return frequencies
+        if not self.geometry.layer_rotates[layer]:
+            return torch.zeros(geometry.kv_groups, geometry.all_pairs)
+        theta = geometry.rotation_direction * self.theta(layer).detach().float()
+        rotating = theta.expand(geometry.kv_groups, -1)
+        return torch.nn.functional.pad(rotating, (0, geometry.all_pairs - theta.shape[1]))
 
     def pair_products(self, layer: int) -> Tensor:
         """Mean query times conjugate mean key of each pair, complex, in logit units: [H, F]."""
@@ -72,7 +74,7 @@ class PositionalPreference:
 
     def logits(self, layer: int, distances: Tensor) -> Tensor:
         """Logit of the mean query with the mean key at distances [n]: [H, n], before any soft cap."""
-        theta = self._pair_frequencies(layer).repeat_interleave(self.geometry.heads_per_group(layer), 0)
+        theta = self._pair_frequencies(layer).cpu().repeat_interleave(self.geometry.heads_per_group(layer), 0)
         products = self.pair_products(layer)
         return torch.cat(
             [positional_logits(products, theta, part) for part in torch.split(distances, ROWS_PER_CHUNK)], -1

@@ -171,7 +171,9 @@ def to_device(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
 
 
 def without_waiting(device: torch.device, t: Tensor) -> Tensor:
-    """A CPU tensor on the device. To a GPU it goes through pinned memory: any other copy waits for all earlier work."""
+    """A tensor on the device. From a CPU to a GPU it goes through pinned memory: other copies wait for earlier work."""
+    if t.device.type != "cpu":
+        return t.to(device)
     return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
 
 

@@ -25,6 +25,7 @@ from headscope.measures.row_sampling import (
     rows_in_chunk,
     to_device,
     visible_keys,
+    without_waiting,
 )
 
 BoolArray = npt.NDArray[np.bool_]
@@ -109,7 +110,7 @@ def row_masses(record: AttentionRecord, rows: IntArray, key_columns: Tensor) -> 
         index, offset = rows_in_chunk(rows, record), query_range(record).start
         yield index + offset, record.key_sums[:, to_device(record.q.device, index)]
         return
-    columns = key_columns.to(record.q.device)
+    columns = without_waiting(record.q.device, key_columns)
     for of_tile, first, weights in weight_tiles(record, rows):
         yield of_tile, weights @ columns[first : first + weights.shape[-1]]
 
