@@ -42,7 +42,7 @@ def set_limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_tokens(single_pass: int, size: int) -> None:
         monkeypatch.setattr(free_memory, "CPU_PASS_TOKENS", single_pass)
-        monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": size})
+        monkeypatch.setattr(chunked_pass, "tokens_per_chunk", lambda model: size)
 
     return set_tokens
 

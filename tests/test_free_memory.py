@@ -53,6 +53,8 @@ def set_free(monkeypatch: pytest.MonkeyPatch, free: float, reserved: float = 0.0
 def test_a_cpu_computes_a_fixed_number_of_tokens_at_once(cpu_model: Any) -> None:
     assert [free_memory.runs_per_batch(cpu_model, tokens) for tokens in (16, 2048, 5000)] == [128, 1, 1]
     assert [free_memory.fits_one_pass(cpu_model, tokens) for tokens in (2**14, 2**14 + 1)] == [True, False]
+    assert free_memory.cached_sequences_per_batch(cpu_model, 16) == 1
+    assert free_memory.tokens_per_chunk(cpu_model) == 2**10
 
 
 def test_batches_on_a_gpu_grow_with_its_free_memory_up_to_a_limit(
@@ -83,3 +85,25 @@ def test_a_text_is_read_in_one_pass_if_its_activations_fit(gpu_model: Any, monke
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu, properties=properties: properties)
         assert free_memory.fits_one_pass(gpu_model, length) is fits
         assert free_memory.fits_one_pass(gpu_model, 2**16)
+
+
+def test_answers_are_generated_together_as_far_as_their_keys_fit(
+    gpu_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three copies of the keys and values of every layer in bfloat16, and one layer in float32."""
+    config = gpu_model.module.config
+    layer = 2 * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    sequence = 1000 * (3 * 2 * config.num_hidden_layers * layer + 4 * layer)
+    for free, count in ((2 * 5 * sequence, 5), (0, 1), (70 * GIGABYTE, free_memory.MAX_BATCH_SEQUENCES)):
+        set_free(monkeypatch, free)
+        assert free_memory.cached_sequences_per_batch(gpu_model, 1000) == count
+
+
+def test_chunks_are_the_largest_power_of_two_whose_activations_fit(
+    gpu_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_token = 2 * free_memory._activation_bytes(gpu_model)
+    for tokens, chunk in ((2**15, 2**15), (2**15 - 1, 2**14), (5, 2**10)):
+        properties = SimpleNamespace(total_memory=WEIGHT_BYTES + tokens * per_token)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu, properties=properties: properties)
+        assert free_memory.tokens_per_chunk(gpu_model) == chunk

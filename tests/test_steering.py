@@ -206,7 +206,7 @@ def test_a_long_text_is_measured_in_chunks_though_its_first_tokens_end_before_th
         def tables(self, finished_pass: Any) -> dict[str, Any]:
             return {"hidden": finished_pass.hidden}
 
-    monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": tokens_per_chunk})
+    monkeypatch.setattr(chunked_pass, "tokens_per_chunk", lambda model: tokens_per_chunk)
     with torch.no_grad(), hs.steered(model, "L1H2", range(70, 80), ALPHA):
         (whole,) = observe(model, ids, [lambda _: Observer()])
         monkeypatch.setattr(chunked_pass, "fits_one_pass", lambda *_: False)

@@ -16,15 +16,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.capture import capturing, trial_pass
 from headscope.forward.carried_state import shares_keys_across_layers
-from headscope.forward.free_memory import fits_one_pass
+from headscope.forward.free_memory import fits_one_pass, tokens_per_chunk
 from headscope.forward.layer_parts import residual_stream
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.single_layers import attention_layer_indices, separately_runnable_layers
 from headscope.positions.model import Model
 
-TOKENS_PER_CHUNK = {"cpu": 2**10, "cuda": 2**14}
-"""Tokens of a chunk of a long document."""
 TRIAL_TOKENS = 48
 """Tokens that are read in one pass and in chunks, to check that both agree."""
 RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -48,7 +46,7 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
             or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS])
         ):
             return None
-    return TOKENS_PER_CHUNK.get(model.device.type, TOKENS_PER_CHUNK["cpu"])
+    return tokens_per_chunk(model)
 
 
 def _chunks_match_single_pass(model: Model, ids: Tensor) -> bool:

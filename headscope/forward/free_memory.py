@@ -3,6 +3,7 @@
 A GPU is idle while Python prepares the next launch, so small runs go together. A CPU gains nothing from large batches.
 """
 
+import math
 from collections import Counter
 
 import torch
@@ -17,6 +18,8 @@ CPU_BATCH_TOKENS, MAX_BATCH_TOKENS = 2048, 2**16
 """Tokens of a batch of runs on a CPU, and most on a GPU."""
 CPU_PASS_TOKENS, PASS_TOKENS = 2**14, 2**16
 """Tokens of the longest document that is read in one pass: on a CPU, and on a GPU whatever memory is free there."""
+CPU_CHUNK_TOKENS = 2**10
+"""Tokens of a chunk of a longer document on a CPU, and fewest on a GPU."""
 MAX_BATCH_SEQUENCES = 32
 """Most answers that are generated together: each step of a layer takes few launches more than that of one."""
 MEMORY_SHARE = 0.5
@@ -56,6 +59,14 @@ def fits_one_pass(model: LoadedModel, tokens: int) -> bool:
     if model.device.type != "cuda":
         return tokens <= CPU_PASS_TOKENS
     return tokens <= PASS_TOKENS or tokens * _activation_bytes(model) <= MEMORY_SHARE * _gpu_bytes_beside_weights(model)
+
+
+def tokens_per_chunk(model: LoadedModel) -> int:
+    """Tokens of a chunk of a document that does not fit one pass: on a GPU the largest power of two that fits there."""
+    if model.device.type != "cuda":
+        return CPU_CHUNK_TOKENS
+    fitting = MEMORY_SHARE * _gpu_bytes_beside_weights(model) / _activation_bytes(model)
+    return int(2 ** max(math.floor(math.log2(max(fitting, 1))), math.log2(CPU_CHUNK_TOKENS)))
 
 
 def _activation_bytes(model: LoadedModel) -> int:

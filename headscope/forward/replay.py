@@ -149,6 +149,23 @@ class Replay:
         refuse_non_finite_losses(self.model, losses.cpu())
         return losses
 
+    def losses_of(self, layer: int, outputs: Tensor) -> Tensor:
+        """The same losses [B, L - first_target] for each of B head outputs [B, H, L, d] of an attention layer.
+
+        The B runs are one batch, resumed at this layer.
+        """
+        hidden = self.hidden_states({layer: lambda z, call: outputs}, len(outputs))
+        rows = []
+        for number in range(len(hidden)):
+            parts = (
+                logits_and_targets(self.model, self.ids, hidden[number : number + 1, positions], positions)
+                for positions in self._predicting_position_slices()
+            )
+            rows.append(torch.cat([token_losses(logits.float(), tokens) for logits, tokens in parts]))
+        losses = torch.stack(rows)
+        refuse_non_finite_losses(self.model, losses.cpu())
+        return losses
+
     def target_logits(self, output_edits: Mapping[int, backend.OutputEdit]) -> Tensor:
         """Logits [L - first_target, vocabulary], float32, that predict the target tokens, with the same edits."""
         return torch.cat([logits for logits, _ in self._logits_and_targets(output_edits)])

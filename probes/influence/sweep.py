@@ -3,6 +3,7 @@ or sets of units together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.interventions import (
     ABLATIONS,
     QKV,
@@ -64,8 +66,8 @@ class Sweep:
     ) -> Iterator[Row]:
         """Change each of these units alone and evaluate the loss."""
         for key, units in units_by_key.items():
-            for unit in units:
-                yield self._unit_row(key, unit, "exact", replay, replay.loss_change(self.interventions[key], [unit]))
+            for unit, change in replay.single_loss_changes(self.interventions[key], units):
+                yield self._unit_row(key, unit, "exact", replay, change)
 
     def estimate(self, replay: "TextReplay", order: int, seed: int) -> Iterator[Row]:
         """Estimate the effect on every unit: in first order and, if `order` is 2, also in second order."""
@@ -140,6 +142,18 @@ class TextReplay:
     def top1_accuracy(self) -> float:
         """Share of these tokens that are the unchanged model's top prediction. Call inside `replay.capturing`."""
         return self.replay.accuracy()
+
+    def single_loss_changes(self, intervention: Intervention, units: Sequence[Unit]) -> Iterator[tuple[Unit, float]]:
+        """Each unit with `loss_change` of it alone, as many units of a layer at once as fit the memory."""
+        model = self.replay.model
+        size = runs_per_batch(model, self.replay.ids.shape[1])
+        for layer, members in groupby(units, lambda unit: unit.layer):
+            z, call = self.replay.attention(layer)
+            layer_units = [*members]
+            for batch in (layer_units[first : first + size] for first in range(0, len(layer_units), size)):
+                edits = [layer_output_edit(intervention, [unit], model.geometry) for unit in batch]
+                losses = self.replay.losses_of(layer, torch.cat([edit(z, call) for edit in edits])).double()
+                yield from zip(batch, (losses - self._baseline_losses).mean(1).tolist(), strict=True)
 
     def loss_change(self, intervention: Intervention, units: Sequence[Unit]) -> float:
         """Mean loss with these units changed together minus `baseline_loss`. Call inside `replay.capturing`."""
