@@ -19,6 +19,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import headscope
+import probes.detectors.run as runner
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
@@ -282,15 +283,23 @@ def test_roles_results_and_charts_have_the_same_numbers(run: Run) -> None:
     assert {"Detector scores of layer 0, head 1", "Detector scores by context length: base"} <= titles
 
 
-def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
+def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches, as on a GPU, the scores are those of single sequences to rounding."""
     tiny = save_checkpoint(tmp_path / "tiny")
-    run = headscope.detectors(
-        {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"},
-        periods=[8, 16],
-        sequences=3,
-        out=tmp_path / "runs",
-        quiet=True,
-    )
+    models = {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"}
+    options: dict[str, Any] = {"periods": [8, 16], "sequences": 3, "out": tmp_path / "runs", "quiet": True}
+    run = headscope.detectors(models, **options)
+    passes, real = [], runner.run_listener
+
+    def counting(model: Model, ids: torch.Tensor, listener: Any) -> None:
+        passes.append(len(ids))
+        real(model, ids, listener)
+
+    monkeypatch.setattr(runner, "texts_per_batch", lambda *_: 2)
+    monkeypatch.setattr(runner, "run_listener", counting)
+    together = headscope.detectors(models, **options).detectors
+    assert passes == [2, 1] * 4
+    pd.testing.assert_frame_equal(together, run.detectors, rtol=1e-4, atol=1e-6)
     table = run.detectors
     assert set(table["context_length"]) == {16, 32}
     assert len(table) == 2 * 2 * 3 * 16 * len(DETECTOR_KINDS)

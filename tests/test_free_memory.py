@@ -30,7 +30,12 @@ def gpu_model(cpu_model: Any) -> Any:
         config=cpu_model.module.config,
         base_model=cpu_model.module.base_model,
     )
-    return SimpleNamespace(device=torch.device("cuda:0"), module=module, attention_modules=cpu_model.attention_modules)
+    return SimpleNamespace(
+        device=torch.device("cuda:0"),
+        module=module,
+        attention_modules=cpu_model.attention_modules,
+        geometry=cpu_model.geometry,
+    )
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -53,7 +58,7 @@ def set_free(monkeypatch: pytest.MonkeyPatch, free: float, reserved: float = 0.0
 def test_a_cpu_computes_a_fixed_number_of_tokens_at_once(cpu_model: Any) -> None:
     assert [free_memory.runs_per_batch(cpu_model, tokens) for tokens in (16, 2048, 5000)] == [128, 1, 1]
     assert [free_memory.fits_one_pass(cpu_model, tokens) for tokens in (2**14, 2**14 + 1)] == [True, False]
-    assert free_memory.cached_sequences_per_batch(cpu_model, 16) == 1
+    assert free_memory.cached_sequences_per_batch(cpu_model, 16) == free_memory.texts_per_batch(cpu_model, 16) == 1
     assert free_memory.tokens_per_chunk(cpu_model) == 2**10
 
 

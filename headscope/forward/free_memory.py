@@ -36,6 +36,11 @@ def runs_per_batch(model: LoadedModel, tokens: int) -> int:
     return max(1, min(MAX_BATCH_TOKENS, int(MEMORY_SHARE * _free_gpu_bytes(model) / per_token)) // tokens)
 
 
+def texts_per_batch(model: LoadedModel, tokens: int) -> int:
+    """Number of texts of `tokens` tokens that are measured in one pass. On a CPU one, as for answers."""
+    return runs_per_batch(model, tokens) if model.device.type == "cuda" else 1
+
+
 def cached_sequences_per_batch(model: LoadedModel, tokens: int) -> int:
     """Number of texts of `tokens` tokens whose keys and values are in memory at once while answers are generated.
 

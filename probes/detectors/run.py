@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
+from headscope.forward.free_memory import texts_per_batch
 from headscope.forward.logits import finite_hidden_states
 from headscope.measures.detectors import DetectorScores
 from headscope.measures.key_patterns import PatternScores, token_patterns
@@ -48,6 +49,7 @@ class DetectorsRunner:
 
     def __init__(self, options: DetectorsOptions, context: StudyContext):
         self.options, self.context = options, context
+        self._scores: dict[tuple[str, _RepeatedSequence], Rows] = {}
 
     def cells(self) -> list[Cell]:
         if self.options.takes_prompts:
@@ -92,11 +94,24 @@ class DetectorsRunner:
         assert cell.model is not None
         if isinstance(cell.work, _Prompt):
             return {"prompt_detectors": self._prompt_rows(cell.model, cell.work, model)}
-        tokenizer, work = self.context.tokenizer(cell.model), cell.work
-        seed = (self.context.seed, work.period, work.sequence)
-        ids, opening_length = repeated_random_tokens(tokenizer, work.period, seed)
-        keys = {"model": cell.model, "context_length": len(ids), "sequence": work.sequence}
-        return {"detectors": {**keys, **detector_scores(model, torch.from_numpy(ids), opening_length, work.period)}}
+        if (cell.model, cell.work) not in self._scores:
+            self._score_sequences(cell.model, cell.work, model)
+        return {"detectors": self._scores.pop((cell.model, cell.work))}
+
+    def _score_sequences(self, label: str, first: _RepeatedSequence, model: Model) -> None:
+        """Score a sequence together with the next ones of its period, as many as fit a GPU; on a CPU alone."""
+        tokenizer, period = self.context.tokenizer(label), first.period
+        most = texts_per_batch(model, 2 * period)
+        last = min(first.sequence + most, self.options.sequences)
+        works = [_RepeatedSequence(period, number) for number in range(first.sequence, last)]
+        drawn = [
+            repeated_random_tokens(tokenizer, period, (self.context.seed, period, work.sequence)) for work in works
+        ]
+        ids = torch.from_numpy(np.stack([ids for ids, _ in drawn]))
+        for work, scores in zip(works, sequence_scores(model, ids, drawn[0][1], period), strict=True):
+            keys = {"model": label, "context_length": ids.shape[1], "sequence": work.sequence}
+            self._scores[label, work] = {**keys, **scores}
+        self.context.cells_ahead = len(works) - 1
 
     def _prompt_rows(self, label: str, prompt: _Prompt, model: Model) -> Rows:
         vocabulary = model.module.get_input_embeddings().num_embeddings
@@ -110,10 +125,10 @@ class DetectorsRunner:
 
 
 def run_listener(model: Model, ids: Tensor, listener: Callable[[AttentionRecord], None]) -> None:
-    """Run ids [L] under the model's scheme and pass the attention record of every layer to the listener."""
+    """Run ids [L] or [B, L] under the model's scheme and pass the attention records of every layer to the listener."""
     with attached(model), capturing(model) as layers, evaluating(model):
         layers.listen(listener)
-        finite_hidden_states(model, ids.to(model.device)[None])
+        finite_hidden_states(model, ids.to(model.device).view(-1, ids.shape[-1]))
 
 
 def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> Mapping[str, np.ndarray]:
@@ -121,9 +136,14 @@ def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int)
 
     Returns the columns of table `detectors` from `layer` on.
     """
-    detectors = DetectorScores(model.geometry, opening_length, period)
-    run_listener(model, ids, detectors.update)
-    return detectors.compute()
+    return sequence_scores(model, ids[None], opening_length, period)[0]
+
+
+def sequence_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> list[Mapping[str, np.ndarray]]:
+    """`detector_scores` of each of B sequences ids [B, L], from one pass."""
+    detectors = [DetectorScores(model.geometry, opening_length, period) for _ in ids]
+    run_listener(model, ids, lambda record: detectors[record.batch_index].update(record))
+    return [detector.compute() for detector in detectors]
 
 
 def repeated_random_tokens(tokenizer: Any, period: int, seed: tuple[int, ...]) -> tuple[np.ndarray, int]:
