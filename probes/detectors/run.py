@@ -109,7 +109,11 @@ class DetectorsRunner:
         ]
         ids = torch.from_numpy(np.stack([ids for ids, _ in drawn]))
         for work, scores in zip(works, sequence_scores(model, ids, drawn[0][1], period), strict=True):
-            keys = {"model": label, "context_length": ids.shape[1], "sequence": work.sequence}
+            keys: dict[str, Any] = {
+                "model": label,
+                "context_length": ids.shape[1],
+                "sequence": work.sequence,
+            }
             self._scores[label, work] = {**keys, **scores}
         self.context.cells_ahead = len(works) - 1
 
