@@ -52,7 +52,7 @@ class SpanPrompt:
     continuation: str = ""
     wrong: str = ""
     generate: int = 0
-    location: str = field(default="", compare=False)
+    location: str = field(default="", compare=False, repr=False)
 
     @property
     def span_names(self) -> list[str]:
