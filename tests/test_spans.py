@@ -203,16 +203,16 @@ def test_two_runs_are_compared_prompt_by_prompt_and_checked_by_the_interval(
 
 def test_any_pair_of_spans_shows_all_heads(run: Run) -> None:
     page = pair_page(assembly.render_context(run, "yarn"), {"from": "data", "to": "first"})
-    query, key, *_, ranking = page.sections[""]
+    query, key = page.sections[""]
     assert isinstance(query, LinkChoice)
     assert (query.links[query.selected_index].text, key.links[key.selected_index].text) == ("data", "first")
     table = run.table("spans")
     rows = table[(table["model"] == "yarn") & (table["query"] == "data") & (table["key"] == "first")]
     means = rows.groupby(["layer", "head"], observed=True)["mass"].mean()
-    np.testing.assert_allclose(ranking.figure.data[0].x, np.sort(means)[::-1], rtol=1e-6)
+    np.testing.assert_allclose(page.sections["All heads"][-1].figure.data[0].x, np.sort(means)[::-1], rtol=1e-6)
     default = pair_page(assembly.render_context(run), {"to": "none"})
     masses = run.heads[run.heads["model"] == "base"]["spans_mass"]
-    np.testing.assert_allclose(default.sections[""][-1].figure.data[0].x, np.sort(masses)[::-1], rtol=1e-6)
+    np.testing.assert_allclose(default.sections["All heads"][-1].figure.data[0].x, np.sort(masses)[::-1], rtol=1e-6)
     assert "Unknown to ‘none’: showing to instruction instead." in default.sections[""][2].sentences
 
 

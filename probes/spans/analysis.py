@@ -76,10 +76,8 @@ def shown_rows(run: RunTables) -> pd.DataFrame:
 
 
 def _rows_of_pairs(run: RunTables, pairs: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    table = run.table("spans")
     blocks = [
-        plain_types(table[(table["model"] == model) & (table["query"] == query) & (table["key"] == key)])
-        for model, (query, key) in pairs.items()
+        plain_types(run.rows("spans", model=model, query=query, key=key)) for model, (query, key) in pairs.items()
     ]
     rows = rows_at_longest_length(pd.concat(blocks, ignore_index=True), by=("model", "doc"))
     keys = ["model", "doc", "context_length"]
@@ -99,6 +97,8 @@ def _rows_in_every_text(rows: pd.DataFrame) -> pd.DataFrame:
 def heads_of_pair(run: RunTables, model: str, query: str, key: str) -> pd.DataFrame:
     """The columns `spans_mass` and `spans_excess` of a model's heads for any pair of spans, with their intervals."""
     rows = _rows_in_every_text(_rows_of_pairs(run, {model: (query, key)}))
+    if rows.empty:
+        return pd.DataFrame(columns=HEAD_KEYS)
     return _mass_statistics(rows.set_index([*HEAD_KEYS, "doc"])).reset_index()
 
 
@@ -115,8 +115,8 @@ def prompts_of(run: RunTables, model: str) -> pd.DataFrame:
 
 def named_spans_of(run: RunTables, model: str) -> list[str]:
     """The key spans of a model's texts that headscope does not name itself: spans, roles, messages and classes."""
-    rows = run.table("spans")
-    return [key for key in plain_types(rows[rows["model"] == model])["key"].unique() if key not in RESERVED_NAMES]
+    keys = map(str, run.rows("spans", ["key"], model=model)["key"].unique())
+    return [key for key in keys if key not in RESERVED_NAMES]
 
 
 def group_names(run: RunTables, model: str) -> list[str]:
@@ -188,8 +188,8 @@ def prompt_scores(run: RunTables, model: str, heads: list[tuple[int, int]]) -> p
 
 def span_means(run: RunTables, model: str, layer: int | None = None, head: int | None = None) -> pd.DataFrame:
     """Mean mass and chance over texts by query and key span, of one head or over all heads."""
-    rows = run.rows("spans", model=model, layer=layer, head=head) if layer is not None else run.table("spans")
-    rows = rows[rows["model"] == model]
+    of_head = {} if layer is None else {"layer": layer, "head": head}
+    rows = run.rows("spans", ["query", "key", "mass", "chance"], model=model, **of_head)
     means: pd.DataFrame = rows.groupby(["query", "key"], observed=True)[["mass", "chance"]].mean().reset_index()
     return plain_types(means)
 

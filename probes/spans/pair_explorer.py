@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
+
+from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, RenderContext, TextBlock
 from headscope.rendering.explorer_blocks import LinkChoice, choice_or_default, query_link
 from headscope.rendering.text import format_cell
@@ -24,9 +27,10 @@ def pair_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
     keys = [*means[means["query"] == query]["key"]]
     key = choice_or_default("to", keys, url_query, notes, default_key if default_key in keys else None)
     choices: list[Block] = [_choice("From", "from", queries, query), _choice("To", "to", keys, key)]
-    heads = run.heads.loc[run.heads["model"] == model, HEAD_KEYS]
-    heads = heads.merge(heads_of_pair(run, model, query, key), on=HEAD_KEYS, how="left")
-    top = heads.loc[heads["spans_mass"].idxmax()]
+    others = [label for label in context.models if label in shown_pairs(run) and label != model]
+    values = pd.concat([heads_of_pair(run, label, query, key) for label in (model, *others)])
+    heads = run.heads.loc[run.heads["model"].isin([model, *others]), HEAD_KEYS].merge(values, on=HEAD_KEYS, how="left")
+    top = heads.loc[heads["spans_mass"].where(heads["model"] == model).idxmax()]
     introduction = (
         f"From {query} to {key}, layer {top['layer']}, head {top['head']} of {model} has the largest attention mass: "
         f"{format_cell(top, 'spans_mass')}. Click a cell to open the page of a head."
@@ -35,8 +39,12 @@ def pair_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
         plots.plot_span_matrix(means, f"Mass between spans, mean over heads: {model}"),
         "One cell per pair of spans; rows are query spans. Mean over heads and texts.",
     )
+    caption = f"From {query} to {key}. One cell per head, on the colour scale of {model}."
+    of_others = [Chart(plot_matrix(heads, "spans_mass", label), caption, half_width=True) for label in others]
     sections: dict[str, Sequence[Block]] = {
-        "": [*choices, *([TextBlock(notes)] if notes else []), *heads_charts(heads, model, (query, key))],
+        "": [*choices, *([TextBlock(notes)] if notes else [])],
+        "All heads": [*heads_charts(heads, model, (query, key))],
+        **({"Other models": of_others} if others else {}),
         "All pairs of spans": [pairs],
     }
     return PageContent(title, introduction, sections)
