@@ -136,8 +136,10 @@ def pair_weights(
     counted from 0; NaN if a head's window hides them."""
     ids, last_key = prompt_ids(session.model(model), prompt), key if last_key is None else last_key
     if not 0 <= key <= last_key <= query < ids.shape[1]:
-        keys = f"token {key}" if key == last_key else f"tokens {key} to {last_key}"
-        raise BadInput(f"no token {query} of this prompt attends to {keys}. Click a query token, then an earlier token")
+        names = f"token {key}" if key == last_key else f"tokens {key} to {last_key}"
+        raise BadInput(
+            f"no token {query} of this prompt attends to {names}. Click a query token, then an earlier token"
+        )
     keys = torch.arange(key, last_key + 1)
     return _mean_weights(session, model, ids, torch.full_like(keys, query), keys)
 

@@ -19,7 +19,9 @@ def process_images(processor: Any, prompt: SpanPrompt, text: str) -> tuple[list[
     try:
         from PIL import Image
     except ImportError as error:
-        raise ResourceMissing("prompts with images need Pillow. Install it with pip install pillow") from error
+        raise ResourceMissing(
+            "prompts with images need the package pillow, which is not installed. Run pip install 'headscope[vision]'"
+        ) from error
     pictures = []
     for image in prompt.images:
         try:

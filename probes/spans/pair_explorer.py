@@ -30,10 +30,10 @@ def pair_page(context: RenderContext, url_query: Mapping[str, str]) -> PageConte
     others = [label for label in context.models if label in shown_pairs(run) and label != model]
     values = pd.concat([heads_of_pair(run, label, query, key) for label in (model, *others)])
     heads = run.heads.loc[run.heads["model"].isin([model, *others]), HEAD_KEYS].merge(values, on=HEAD_KEYS, how="left")
-    top = heads.loc[heads["spans_mass"].where(heads["model"] == model).idxmax()]
+    top = heads[heads["model"] == model].sort_values("spans_mass", ascending=False, kind="stable").iloc[0]
     introduction = (
         f"From {query} to {key}, layer {top['layer']}, head {top['head']} of {model} has the largest attention mass: "
-        f"{format_cell(top, 'spans_mass')}. Click a cell to open the page of a head."
+        f"{format_cell(top.to_dict(), 'spans_mass')}. Click a cell to open the page of a head."
     )
     pairs = Chart(
         plots.plot_span_matrix(means, f"Mass between spans, mean over heads: {model}"),

@@ -250,9 +250,10 @@ class SpansRunner:
         """Raise BadInput for two prompts with the same tokens: intervals would count them as independent."""
         locations: dict[tuple[int | str, ...], str] = {}
         for prompt, tokens in zip(self.prompts, prompts, strict=True):
-            if (ids := (*tokens.ids, *(image.digest for image in prompt.images))) in locations:
-                raise BadInput(f"{prompt.location} has the same tokens as {locations[ids]}. Remove one of them")
-            locations[ids] = prompt.location
+            content: tuple[int | str, ...] = (*tokens.ids, *(image.digest for image in prompt.images))
+            if content in locations:
+                raise BadInput(f"{prompt.location} has the same tokens as {locations[content]}. Remove one of them")
+            locations[content] = prompt.location
 
     def _warn_about_cut_tokens(self, prompts: Sequence[SpanTokens]) -> None:
         cut = [line for tokens in prompts for line in tokens.cut_tokens]
