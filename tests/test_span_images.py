@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.tiny_studies import tokenizer
-from test_vision_language import MODELS, TEXT
+from support.vision_language import MODELS, TEXT
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,

@@ -294,10 +294,10 @@ def pair_chart(data: Mapping[str, Any], model: str, pair: Mapping[str, Any] | No
     tokens = {"query": query, "key": key, "last_key": last_key}
     values = run_task(token, "pair", prompt=data["request"]["prompt"], model=model, **tokens)
     texts = next(prediction["token_texts"] for prediction in data["predictions"] if prediction["model"] == model)
-    names = [
-        f"“{display_token(''.join(texts[first : last + 1])).strip()}” ({first}{f' to {last}' if last > first else ''})"
-        for first, last in ((query, query), (key, last_key))
-    ]
+    name, first, last = (
+        f"“{display_token(texts[position]).strip()}” ({position})" for position in (query, key, last_key)
+    )
+    names = [name, first if key == last_key else f"{first} … {last}"]
     title = f"Attention weight from {names[0]} to {names[1]}: {model}"
     caption = "Summed attention weight of every head at this query token on these key tokens of the prompt."
     return _matrix_component(values, data, title, caption, (model, "attention weight", "", False))
