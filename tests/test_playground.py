@@ -537,6 +537,9 @@ def test_the_weight_of_every_head_from_one_token_to_another_is_that_of_eager_att
         values = tasks.pair_weights(session, PROMPT, label, 8, 3)
         expected = [float(weights[row.head, 8, 3]) for weights in layers for row in values[:4].itertuples()]
         np.testing.assert_allclose(values["value"], expected, atol=1e-5)
+        values = tasks.pair_weights(session, PROMPT, label, 8, 3, 6)
+        expected = [float(weights[row.head, 8, 3:7].sum()) for weights in layers for row in values[:4].itertuples()]
+        np.testing.assert_allclose(values["value"], expected, atol=1e-5)
     with pytest.raises(BadInput, match="no token 3 of this prompt attends to token 8"):
         tasks.pair_weights(session, PROMPT, "base", 3, 8)
 
@@ -583,6 +586,30 @@ def test_two_clicked_tokens_show_the_weight_of_every_head_and_the_link_keeps_the
     expect(other.locator("#playground-next th", has_text="base, ablated")).to_be_visible()
     expect(other.locator("#attention-title")).to_have_text(title)
     other.close()
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.browser
+def test_selected_text_is_a_span_and_every_head_shows_its_weight_on_it(page: Page, session: ModelSession) -> None:
+    expect.set_options(timeout=60_000)
+    run_to_the_end(page, PROMPT)
+    expect(page.locator("#attention-readout")).to_contain_text("Point at a cell")
+    first, last = (page.locator("#playground-tokens .token").nth(position).bounding_box() for position in (2, 5))
+    assert first
+    assert last
+    page.mouse.move(first["x"] + 2, first["y"] + first["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(last["x"] + last["width"] - 2, last["y"] + last["height"] / 2, steps=5)
+    page.mouse.up()
+    expect(page.locator("#playground-tokens .in-span")).to_have_count(4)
+    chart = page.locator("#playground-all-heads [aria-label^='Attention weight from “w6” (8) to “w7” (2) … “w9” (5)']")
+    chart.first.scroll_into_view_if_needed()
+    expect(chart.first.locator(".heatmaplayer image")).to_be_attached()
+    shown = chart.first.evaluate(
+        "(f) => Array.from(f.querySelector('.js-plotly-plot')._fullData[0].z, (row) => [...row])"
+    )
+    expected = tasks.pair_weights(session, PROMPT, "base", 8, 2, 5)["value"]
+    np.testing.assert_allclose(np.ravel(shown), expected, atol=1e-5)
     page.keyboard.press("Escape")
 
 

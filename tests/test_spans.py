@@ -18,15 +18,19 @@ from support.tiny_studies import tokenizer as tiny_tokenizer
 import headscope as hs
 from headscope.effects.groups import auroc, auroc_interval, compare_groups, judge_held_out
 from headscope.errors import BadInput
+from headscope.heads import parse_head
 from headscope.measures.span_mass import SpanMass
 from headscope.prompts.span_tokens import tokenize_spans
 from headscope.prompts.spans import parse_prompt
 from headscope.rendering import assembly
+from headscope.rendering.explorer_blocks import LinkChoice
+from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 from probes.spans import report, results
 from probes.spans.analysis import head_scores, prompt_scores, shown_pairs, span_means
 from probes.spans.layout import named_spans
+from probes.spans.pair_explorer import pair_page
 
 PROMPTS = 20
 
@@ -172,6 +176,44 @@ def test_results_and_charts_have_the_numbers_of_the_tables(run: Run) -> None:
     assert matrix["last", "instruction"] == pytest.approx(
         run.heads.query("model == 'base' and layer == 1 and head == 2")["spans_mass"].item(), rel=1e-5
     )
+
+
+def test_two_runs_are_compared_prompt_by_prompt_and_checked_by_the_interval(
+    run: Run, tiny: Path, tmp_path: Path
+) -> None:
+    file = write_prompts(tmp_path / "injected.jsonl", injected_prompts())
+    options = {"query": "last", "key": "instruction", "out": tmp_path, "quiet": True}
+    later = hs.spans({"base": f"{tiny}@linear:factor=1.0005"}, prompts=file, **options)
+    row = hs.compare(run, later).set_index("question").loc["spans.top_head"]
+    head = row["unit_before"]
+    assert row["unit_after"] == head, "values of two heads are not paired"
+    means = [head_scores(part, "base").droplevel("kv_group").loc[parse_head(head)] for part in (run, later)]
+    low, high = confidence_interval(means[0].to_numpy()[None])[:, 0]
+    lower, upper = confidence_interval((means[1] - means[0]).to_numpy()[None])[:, 0]
+    assert row["paired"] == PROMPTS
+    assert [*row[["low", "high"]]] == pytest.approx([lower, upper], rel=1e-6)
+    of_head = {"statistic": "spans_mass", "head": head, "model": "base"}
+    bounds = [{"at_least": low - 1e-6}, {"at_least": low + 1e-6}, {"at_least": high + 1e-6}]
+    assert [*hs.check(run, [of_head | bound for bound in bounds])["outcome"]] == ["passes", "undecided", "fails"]
+    bounds = [{"rises_at_most": upper + 1e-6}, {"rises_at_most": upper - 1e-6}, {"rises_at_most": lower - 1e-6}]
+    outcomes = hs.check(later, [of_head | bound for bound in bounds], against=run)["outcome"]
+    assert [*outcomes] == ["passes", "undecided", "fails"]
+    assert [*hs.check(run, [{"result": "spans.top_head", "at_least": 0.0}])["outcome"]] == ["passes", "passes"]
+
+
+def test_any_pair_of_spans_shows_all_heads(run: Run) -> None:
+    page = pair_page(assembly.render_context(run, "yarn"), {"from": "data", "to": "first"})
+    query, key = page.sections[""]
+    assert isinstance(query, LinkChoice)
+    assert (query.links[query.selected_index].text, key.links[key.selected_index].text) == ("data", "first")
+    table = run.table("spans")
+    rows = table[(table["model"] == "yarn") & (table["query"] == "data") & (table["key"] == "first")]
+    means = rows.groupby(["layer", "head"], observed=True)["mass"].mean()
+    np.testing.assert_allclose(page.sections["All heads"][-1].figure.data[0].x, np.sort(means)[::-1], rtol=1e-6)
+    default = pair_page(assembly.render_context(run), {"to": "none"})
+    masses = run.heads[run.heads["model"] == "base"]["spans_mass"]
+    np.testing.assert_allclose(default.sections["All heads"][-1].figure.data[0].x, np.sort(masses)[::-1], rtol=1e-6)
+    assert "Unknown to ‘none’: showing to instruction instead." in default.sections[""][2].sentences
 
 
 def test_generated_tokens_are_greedy_and_a_span(tiny: Path, tmp_path: Path) -> None:

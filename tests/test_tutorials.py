@@ -17,6 +17,7 @@ PAGES = (
     "effective-length",
     "retrieval-heads",
     "heads-for-a-prompt",
+    "heads-at-my-context",
     "training-run",
     "learn-adarope",
     "kv-budget",

@@ -87,7 +87,7 @@
   const describe = () => {
     const readout = byId("attention-readout");
     if (!readout || !picture) return;
-    if (!cell) { readout.textContent = "Point at a cell or a token; a click locks the query token, Esc releases it; then click an earlier token to compare all heads."; return; }
+    if (!cell) { readout.textContent = "Point at a cell or a token; a click locks the query token, Esc releases it; then click an earlier token, or select text, to compare all heads."; return; }
     const [query, key] = cell, keys = [...Array(query + 1).keys()].sort((a, b) => weight(query, b) - weight(query, a));
     const top = keys.slice(0, 3).map((position) => `${nameOf(position)} ${number(weight(query, position))}`).join(", ");
     const pair = key === null ? "" : `Weight on ${nameOf(key)}: ${number(weight(query, key))}. `;
@@ -119,8 +119,21 @@
   const choosePair = (query, key) => {
     lockedQuery = query;
     show([query, key]);
-    setProps("playground-pair", { data: { query, key } });
+    showPair({ query, key });
+  };
+  const showPair = (pair) => {
+    document.querySelectorAll("#playground-tokens [data-token]").forEach((span, position) => span.classList.toggle("in-span", position >= pair.key && position <= pair.last_key));
+    setProps("playground-pair", { data: pair });
     setProps("playground-quantity", { value: "pair" });
+  };
+  // Selected text is a span: every head's weight on it from the locked query, else from the last token, is drawn below.
+  const markSpan = () => {
+    const selection = getSelection(), spans = [...document.querySelectorAll("#playground-tokens [data-token]")];
+    if (selection.isCollapsed || !spans.length) return;
+    const inside = spans.map((span, position) => (selection.containsNode(span, true) ? position : -1)).filter((position) => position >= 0);
+    if (inside.length < 2) return;  // one token is a click
+    const [key, last_key] = [inside[0], inside.at(-1)], query = lockedQuery !== null && lockedQuery >= last_key ? lockedQuery : spans.length - 1;
+    showPair({ query, key, last_key });
   };
 
   const drawHeads = (colour) => {
@@ -255,6 +268,7 @@
     const nextQuery = lockedQuery ?? limit(query + (cell ? down : 0), picture.length - 1);
     show([nextQuery, limit((key ?? nextQuery) + (cell ? right : 0), nextQuery)]);
   });
+  document.addEventListener("mouseup", (event) => { if (event.target.closest?.("#playground-tokens")) markSpan(); });
   addEventListener("resize", draw);
   new MutationObserver(draw).observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
 })();

@@ -286,15 +286,20 @@ def heads_chart(
 
 
 def pair_chart(data: Mapping[str, Any], model: str, pair: Mapping[str, Any] | None, token: str) -> Any:
-    """A layer x head matrix of the weight from one token of the prompt to another."""
+    """A layer x head matrix of the weight from one token of the prompt to another, or to a selected part of it."""
     query, key = ((pair or {}).get(name) for name in ("query", "key"))
     if not isinstance(query, int) or not isinstance(key, int):
-        raise BadInput("no tokens are chosen. Click a query token of the prompt, then an earlier token")
-    values = run_task(token, "pair", prompt=data["request"]["prompt"], model=model, query=query, key=key)
+        raise BadInput("no tokens are chosen. Click a query token of the prompt, then an earlier token, or select text")
+    last_key = (pair or {}).get("last_key", key)
+    tokens = {"query": query, "key": key, "last_key": last_key}
+    values = run_task(token, "pair", prompt=data["request"]["prompt"], model=model, **tokens)
     texts = next(prediction["token_texts"] for prediction in data["predictions"] if prediction["model"] == model)
-    names = [f"“{display_token(texts[position]).strip()}” ({position})" for position in (query, key)]
+    name, first, last = (
+        f"“{display_token(texts[position]).strip()}” ({position})" for position in (query, key, last_key)
+    )
+    names = [name, first if key == last_key else f"{first} … {last}"]
     title = f"Attention weight from {names[0]} to {names[1]}: {model}"
-    caption = "Attention weight of every head at this query token and this key token of the prompt."
+    caption = "Summed attention weight of every head at this query token on these key tokens of the prompt."
     return _matrix_component(values, data, title, caption, (model, "attention weight", "", False))
 
 

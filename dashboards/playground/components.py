@@ -36,7 +36,7 @@ HIGH_LOSS = 8.0
 """Loss in nats that gets the full shade."""
 QUANTITIES: Mapping[str, str] = {
     "attribution": "direct logit attribution to the next token",
-    "pair": "attention weight from one token to another",
+    "pair": "attention weight from a token to another one, or to selected text",
     "previous": "previous-token score",
     "current": "current-token score",
     "first": "first-token score",

@@ -24,7 +24,9 @@ def parse_view(text: str, models: Collection[str], quantities: Collection[str]) 
 
 def _is_valid(name: str, value: Any, models: Collection[str], quantities: Collection[str]) -> bool:
     match name, value:
-        case ("pair", {"query": int(), "key": int()}) | ("count", int()):
+        case ("pair", {"query": int(), "key": int(), **others}):
+            return all(isinstance(position, int) for position in others.values())
+        case ("count", int()):
             return True
         case ("layer" | "head", str()):
             return value.isascii() and value.isdecimal() and len(value) < 6

@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoProcessor,
     AutoTokenizer,
     PreTrainedModel,
 )
@@ -183,6 +184,20 @@ def load_tokenizer(checkpoint: str) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # as in load_module
         raise _opening_error(error, checkpoint) from error
+
+
+def load_processor(checkpoint: str) -> Any:
+    """The checkpoint's processor of texts and images. Raises BadInput if it gives images no tokens in the text."""
+    folder, name = locate(checkpoint)
+    try:
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # as in load_module
+        raise _opening_error(error, checkpoint) from error
+    if not hasattr(processor, "image_processor") or getattr(processor, "image_token_id", None) is None:
+        raise BadInput(
+            f"checkpoint '{name}' reads no images as tokens of the text. Use a vision-language model that does"
+        )
+    return processor
 
 
 def locate_lora(spec: ModelSpec) -> Path:

@@ -129,14 +129,19 @@ def prompt_scores(session: ModelSession, prompt: str, model: str, kind: str) -> 
     return _mean_weights(session, model, ids, *prompt_score_keys(kind, ids[0].cpu()))
 
 
-def pair_weights(session: ModelSession, prompt: str, model: str, query: int, key: int) -> pd.DataFrame:
-    """Weight of every head from the token `query` to the token `key`, counted from 0; NaN outside a head's window."""
-    ids = prompt_ids(session.model(model), prompt)
-    if not 0 <= key <= query < ids.shape[1]:
+def pair_weights(
+    session: ModelSession, prompt: str, model: str, query: int, key: int, last_key: int | None = None
+) -> pd.DataFrame:
+    """Summed weight of every head from the token `query` to the tokens `key` to `last_key` (default: `key` alone),
+    counted from 0; NaN if a head's window hides them."""
+    ids, last_key = prompt_ids(session.model(model), prompt), key if last_key is None else last_key
+    if not 0 <= key <= last_key <= query < ids.shape[1]:
+        names = f"token {key}" if key == last_key else f"tokens {key} to {last_key}"
         raise BadInput(
-            f"no token {query} of this prompt attends to token {key}. Click a query token, then an earlier token"
+            f"no token {query} of this prompt attends to {names}. Click a query token, then an earlier token"
         )
-    return _mean_weights(session, model, ids, torch.tensor([query]), torch.tensor([key]))
+    keys = torch.arange(key, last_key + 1)
+    return _mean_weights(session, model, ids, torch.full_like(keys, query), keys)
 
 
 def _mean_weights(session: ModelSession, model: str, ids: Tensor, rows: Tensor, keys: Tensor) -> pd.DataFrame:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from headscope.errors import BadInput, first_line
 from headscope.prompts.pairs import continuation_tokens
-from headscope.prompts.spans import FIRST, GENERATED, REST, TEMPLATE, MarkedText, SpanPrompt
+from headscope.prompts.span_images import align_images, process_images
+from headscope.prompts.spans import FIRST, GENERATED, IMAGE, REST, TEMPLATE, MarkedText, SpanPrompt
 from headscope.prompts.special_tokens import leading_special_tokens
 from headscope.prompts.token_text import token_offsets
 from headscope.user_input import quote
@@ -45,20 +46,33 @@ class SpanTokens:
         return SpanTokens([*self.ids, *new_ids], spans, messages, self.prompt_length, self.cut_tokens, self.wrong)
 
 
-def tokenize_spans(tokenizer: Any, prompt: SpanPrompt) -> SpanTokens:
+def tokenize_spans(tokenizer: Any, prompt: SpanPrompt, processor: Any = None) -> SpanTokens:
     """The prompt in tokens, after the tokenizer's leading special tokens or in its chat template.
+
+    A prompt with images needs the model's `processor`; the tokens that stand for an image are the span `image`.
 
     A token in two spans belongs to that with more of its characters, or to the later one. Position 0 is `first`. Raises
     BadInput naming the prompt's location for a span without tokens, a chat template that fails or changes a message,
     and a continuation that merges with the last token of the prompt.
     """
-    text, by_message = _render_chat(tokenizer, prompt) if prompt.messages else (prompt.marked, {})
+    text, by_message = _render_chat(tokenizer, prompt, processor) if prompt.messages else (prompt.marked, {})
     encoded = [*tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]]
     offsets = token_offsets(tokenizer, text.text)
     if offsets is None:
         raise BadInput(f"{prompt.location}: the tokenizer does not say which tokens hold a text. Use another tokenizer")
     leading = [] if prompt.messages else leading_special_tokens(text.text, tokenizer)
     names, text_labels, cut = _label_tokens(text, offsets, prompt.location)
+    messages = {name: _character_mask(offsets, *ends, len(leading)) for name, ends in by_message.items()}
+    if prompt.images:
+        expanded, _ = process_images(processor, prompt, text.text)
+        source = align_images(encoded, expanded, processor.image_token_id, prompt.location)
+        names.append(IMAGE)
+        text_labels = [
+            text_labels[place] if place >= 0 else names.index(IMAGE if token == processor.image_token_id else TEMPLATE)
+            for place, token in zip(source, expanded, strict=True)
+        ]
+        messages = {name: mask[source] & (np.array(source) >= 0) for name, mask in messages.items()}
+        encoded = expanded
     prefix = [names.index(TEMPLATE)] * len(leading)
     labels = np.array([*prefix, *text_labels], np.int64)
     if not len(labels):
@@ -73,7 +87,7 @@ def tokenize_spans(tokenizer: Any, prompt: SpanPrompt) -> SpanTokens:
     masks = {name: (labels == number) & ~is_first for number, name in enumerate(names)}
     order = [TEMPLATE, *(name for name in names if name not in (REST, TEMPLATE)), REST]
     spans = {FIRST: is_first, **{name: masks[name] for name in order if masks[name].any()}}
-    messages = {name: _character_mask(offsets, *ends, len(leading)) & ~is_first for name, ends in by_message.items()}
+    messages = {name: mask & ~is_first for name, mask in messages.items()}
     location = prompt.location
     wrong = _continuation(tokenizer, text.text, prompt.wrong, location) if prompt.wrong else []
     tokens = SpanTokens([*leading, *encoded], spans, messages, len(labels), tuple(cut), tuple(wrong))
@@ -124,14 +138,22 @@ def _continuation(tokenizer: Any, text: str, continuation: str, location: str) -
 # Chat templates ----------------------------------------------------------------------------------------------------
 
 
-def _render_chat(tokenizer: Any, prompt: SpanPrompt) -> tuple[MarkedText, dict[str, tuple[int, int]]]:
+def image_inputs(tokenizer: Any, processor: Any, prompt: SpanPrompt) -> Mapping[str, Any]:
+    """What a model reads of the images beside the token ids, such as pixel values."""
+    text, _ = _render_chat(tokenizer, prompt, processor)
+    return process_images(processor, prompt, text.text)[1]
+
+
+def _render_chat(
+    tokenizer: Any, prompt: SpanPrompt, processor: Any = None
+) -> tuple[MarkedText, dict[str, tuple[int, int]]]:
     """The messages in the tokenizer's chat template with spans by role and mark, and the ends of single messages.
 
     The text of the template comes from rendering placeholders in place of the contents, so that a content that also
     occurs in the template is found where it belongs.
     """
-    pieces = _template_pieces(tokenizer, prompt)
-    text = _apply_template(tokenizer, prompt, [part.text for _, part in prompt.messages])
+    pieces = _template_pieces(tokenizer, prompt, processor)
+    text = _apply_template(tokenizer, prompt, [part.text for _, part in prompt.messages], processor)
     spans: list[tuple[str, int, int]] = []
     by_message: dict[str, tuple[int, int]] = {}
     position = 0
@@ -154,10 +176,10 @@ def _render_chat(tokenizer: Any, prompt: SpanPrompt) -> tuple[MarkedText, dict[s
     return MarkedText(text, (*spans, (TEMPLATE, position, len(text)))), by_message
 
 
-def _template_pieces(tokenizer: Any, prompt: SpanPrompt) -> list[str]:
+def _template_pieces(tokenizer: Any, prompt: SpanPrompt, processor: Any) -> list[str]:
     """The text of the template before each message and after the last. Raises BadInput if it drops a message."""
     placeholders = [PLACEHOLDER.format(number) for number in range(len(prompt.messages))]
-    rest, pieces = _apply_template(tokenizer, prompt, placeholders), []
+    rest, pieces = _apply_template(tokenizer, prompt, placeholders, processor), []
     for number, placeholder in enumerate(placeholders):
         piece, separator, rest = rest.partition(placeholder)
         if not separator:
@@ -169,15 +191,22 @@ def _template_pieces(tokenizer: Any, prompt: SpanPrompt) -> list[str]:
     return [*pieces, rest]
 
 
-def _apply_template(tokenizer: Any, prompt: SpanPrompt, contents: Sequence[str]) -> str:
-    if not getattr(tokenizer, "chat_template", None):
+def _apply_template(tokenizer: Any, prompt: SpanPrompt, contents: Sequence[str], processor: Any) -> str:
+    template = getattr(tokenizer, "chat_template", None) or getattr(processor, "chat_template", None)
+    if not template:
         raise BadInput(f"{prompt.location}: the model's tokenizer has no chat template. Use 'segments' or 'text'")
     roles = [role for role, _ in prompt.messages]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+    messages: list[dict[str, Any]] = [
+        {"role": role, "content": text} for role, text in zip(roles, contents, strict=True)
+    ]
+    if prompt.images:  # templates of vision-language models read the parts of a message
+        for message in messages:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        for image in prompt.images:
+            messages[image.message]["content"].insert(0, {"type": "image"})
+    options = {"tokenize": False, "add_generation_prompt": roles[-1] != "assistant", "chat_template": template}
     try:
-        return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant")
-        )
+        return str(tokenizer.apply_chat_template(messages, **options))
     except Exception as error:  # a template is a Jinja program of the checkpoint, which may raise any error
         raise BadInput(
             f"{prompt.location}: the chat template fails ({first_line(error)}). Change the messages, or use 'segments'"

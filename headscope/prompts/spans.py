@@ -3,9 +3,10 @@
 A line has `segments` ([{"name": "context", "text": "..."}, ...]), `messages` ([{"role": "user", "content": "..."},
 ...]) or `text`. Parts of them may be marked: [[name]]...[[/name]]. Optional: `name`, `group` (a label), `continuation`
 (a text that follows the prompt) and `wrong` (another one to compare it with), or `generate` (a number of tokens that
-the model writes).
+the model writes). A message may have `images`, file names of images before its text.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from headscope import user_input
-from headscope.errors import BadInput, did_you_mean
+from headscope.errors import BadInput, ResourceMissing, did_you_mean
 from headscope.prompts.hub_datasets import read_dataset_rows
 
+IMAGE = "image"
+"""The span of the tokens that stand for the images of a chat."""
 FIRST, TEMPLATE, GENERATED, REST = "first", "template", "generated", "rest"
 """Spans that headscope names itself: the first token, the text of a chat template, generated tokens, and all others."""
 LAST, ALL = "last", "all"
@@ -37,6 +40,15 @@ class MarkedText:
 
 
 @dataclass(frozen=True)
+class ImageFile:
+    """An image before the text of a message, which is counted from 0; `digest` is that of the file."""
+
+    message: int
+    digest: str
+    path: Path = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class SpanPrompt:
     """A prompt with named spans: `messages` (role, content) of a chat, or one `marked` text.
 
@@ -52,14 +64,16 @@ class SpanPrompt:
     continuation: str = ""
     wrong: str = ""
     generate: int = 0
-    location: str = field(default="", compare=False)
+    images: tuple[ImageFile, ...] = ()
+    location: str = field(default="", compare=False, repr=False)
 
     @property
     def span_names(self) -> list[str]:
         """The names of its spans: those of its marks and segments, then the roles of its messages."""
         parts = [part for _, part in self.messages] or [self.marked]
         names = [name for part in parts for name, *_ in part.spans]
-        return [*dict.fromkeys([*names, *(role for role, _ in self.messages)])]
+        images = [IMAGE] if self.images else []
+        return [*dict.fromkeys([*names, *(role for role, _ in self.messages), *images])]
 
     @property
     def message_names(self) -> list[str]:
@@ -83,7 +97,7 @@ def read_span_prompts(source: str) -> list[SpanPrompt]:
         stem = Path(source).name.removesuffix(".jsonl")
         lines = user_input.read_json_lines(source, "file of prompts with spans")
         prompts = [
-            parse_prompt(content, f"{stem}/{number}", location)
+            parse_prompt(content, f"{stem}/{number}", location, Path(source).parent)
             for number, (location, content) in enumerate(lines, start=1)
         ]
     if not prompts:
@@ -95,8 +109,11 @@ def read_span_prompts(source: str) -> list[SpanPrompt]:
     return prompts
 
 
-def parse_prompt(content: Any, name: str, location: str) -> SpanPrompt:
-    """The prompt in one JSON object; `name` if it has none. Raises BadInput naming the location."""
+def parse_prompt(content: Any, name: str, location: str, folder: Path = Path()) -> SpanPrompt:
+    """The prompt in one JSON object; `name` if it has none. Paths of images are relative to `folder`.
+
+    Raises BadInput naming the location.
+    """
     if not isinstance(content, dict):
         raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
     if unknown := [key for key in content if key not in _KEYS]:
@@ -118,7 +135,9 @@ def parse_prompt(content: Any, name: str, location: str) -> SpanPrompt:
         raise BadInput(f"{location} has 'continuation' and 'generate'. Give one of them")
     if "wrong" in texts and (texts["wrong"] == texts.get("continuation") or "continuation" not in texts):
         raise BadInput(f"{location} has 'wrong' without another 'continuation'. Give both, with different texts")
-    parts = _PARSERS[sources[0]](content[sources[0]], location)
+    parts = _PARSERS[sources[0]](content[sources[0]], location, folder)
+    if count and parts.get("images"):
+        raise BadInput(f"{location} has 'images' and 'generate'. Give a 'continuation', or remove one of them")
     return SpanPrompt(**{"name": name, **texts, **parts}, generate=count, location=location)
 
 
@@ -187,7 +206,7 @@ def check_groups(prompts: Sequence[SpanPrompt]) -> None:
         )
 
 
-def _parse_segments(segments: Any, location: str) -> Mapping[str, Any]:
+def _parse_segments(segments: Any, location: str, folder: Path) -> Mapping[str, Any]:
     """One text with the spans of its segments; the marks in a segment without a name are spans, too."""
     text, spans = "", []
     for segment in _objects(segments, "segments", ("name", "text"), "text", location):
@@ -203,8 +222,12 @@ def _parse_segments(segments: Any, location: str) -> Mapping[str, Any]:
     return {"marked": MarkedText(text, tuple(spans))}
 
 
-def _parse_messages(messages: Any, location: str) -> Mapping[str, Any]:
-    parsed = []
+def _parse_messages(messages: Any, location: str, folder: Path) -> Mapping[str, Any]:
+    parsed, images = [], list[ImageFile]()
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        for number, message in enumerate(messages):
+            images += _read_images(message.get("images", []), number, location, folder)
+        messages = [{key: value for key, value in message.items() if key != "images"} for message in messages]
     for message in _objects(messages, "messages", ("role", "content"), "content", location):
         role = message.get("role")
         if role not in ROLES:
@@ -213,10 +236,21 @@ def _parse_messages(messages: Any, location: str) -> Mapping[str, Any]:
         if not message["content"].strip():
             raise BadInput(f"{location}: the message of role '{role}' is empty. Write a text")
         parsed.append((role, parse_message(message["content"], location)))
-    return {"messages": tuple(parsed)}
+        if images and IMAGE in (name for name, *_ in parsed[-1][1].spans):
+            raise BadInput(f"{location}: '{IMAGE}' is the name of a mark and of the images. Rename the mark")
+    return {"messages": tuple(parsed), "images": tuple(images)}
 
 
-def _parse_text(text: Any, location: str) -> Mapping[str, Any]:
+def _read_images(paths: Any, message: int, location: str, folder: Path) -> Iterable[ImageFile]:
+    if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
+        raise BadInput(f"{location}: 'images' is {user_input.quote(paths)}. Write a list of file names")
+    for path in (folder / name for name in paths):
+        if not path.is_file():
+            raise ResourceMissing(f"{location}: there is no image '{path}'. Check the path")
+        yield ImageFile(message, hashlib.sha256(path.read_bytes()).hexdigest(), path)
+
+
+def _parse_text(text: Any, location: str, folder: Path) -> Mapping[str, Any]:
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"{location}: 'text' is {user_input.quote(text)}. Write a text")
     return {"marked": parse_marks(text, location)}

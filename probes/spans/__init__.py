@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.rendering.blocks import Block, ChartGroup, Overview, RenderContext, Term
+    from headscope.rendering.blocks import Block, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.column_metadata import Statistic
@@ -29,6 +29,7 @@ class Spans(Probe):
     name = "spans"
     title = "Attention between spans"
     tab = "Spans"
+    explorer_tab = "Span pairs"
     summary = "Measure how much each head attends from one named part of a prompt to another, or to classes of tokens."
     group = "Prompts"
     order = 22
@@ -98,6 +99,11 @@ class Spans(Probe):
         from probes.spans.report import head_charts
 
         return head_charts(run, model, layer, head)
+
+    def explorer(self, context: RenderContext, query: Mapping[str, str]) -> PageContent:
+        from probes.spans.pair_explorer import pair_page
+
+        return pair_page(context, query)
 
     def bench(self, model: Model, max_length: int) -> Mapping[str, Callable[[], object]]:
         from probes.spans.bench import benchmark_variants

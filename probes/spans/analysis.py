@@ -72,10 +72,12 @@ def shown_pairs(run: RunTables) -> dict[str, tuple[str, str]]:
 
 def shown_rows(run: RunTables) -> pd.DataFrame:
     """The rows of the table `spans` of the shown pairs, of each text at its longest length, with its `group`."""
-    table = run.table("spans")
+    return _rows_of_pairs(run, shown_pairs(run))
+
+
+def _rows_of_pairs(run: RunTables, pairs: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
     blocks = [
-        plain_types(table[(table["model"] == model) & (table["query"] == query) & (table["key"] == key)])
-        for model, (query, key) in shown_pairs(run).items()
+        plain_types(run.rows("spans", model=model, query=query, key=key)) for model, (query, key) in pairs.items()
     ]
     rows = rows_at_longest_length(pd.concat(blocks, ignore_index=True), by=("model", "doc"))
     keys = ["model", "doc", "context_length"]
@@ -84,9 +86,25 @@ def shown_rows(run: RunTables) -> pd.DataFrame:
 
 def complete_rows(run: RunTables) -> pd.DataFrame:
     """The `shown_rows` of the heads that have one of every text with the pair, so that heads compare like with like."""
-    rows = run.derived(shown_rows)
+    return _rows_in_every_text(run.derived(shown_rows))
+
+
+def _rows_in_every_text(rows: pd.DataFrame) -> pd.DataFrame:
     texts, texts_of_head = (rows.groupby(keys)["doc"].transform("nunique") for keys in (["model"], HEAD_KEYS))
     return rows[texts_of_head == texts]
+
+
+def heads_of_pair(run: RunTables, model: str, query: str, key: str) -> pd.DataFrame:
+    """The columns `spans_mass` and `spans_excess` of a model's heads for any pair of spans, with their intervals."""
+    rows = _rows_in_every_text(_rows_of_pairs(run, {model: (query, key)}))
+    if rows.empty:
+        return pd.DataFrame(columns=HEAD_KEYS)
+    return _mass_statistics(rows.set_index([*HEAD_KEYS, "doc"])).reset_index()
+
+
+def _mass_statistics(rows: pd.DataFrame) -> pd.DataFrame:
+    mass = mean_with_interval(rows["mass"], "spans_mass", 0, 1)
+    return mass.join(mean_with_interval(rows["mass"] - rows["chance"], "spans_excess", -1, 1))
 
 
 def prompts_of(run: RunTables, model: str) -> pd.DataFrame:
@@ -97,8 +115,8 @@ def prompts_of(run: RunTables, model: str) -> pd.DataFrame:
 
 def named_spans_of(run: RunTables, model: str) -> list[str]:
     """The key spans of a model's texts that headscope does not name itself: spans, roles, messages and classes."""
-    rows = run.table("spans")
-    return [key for key in plain_types(rows[rows["model"] == model])["key"].unique() if key not in RESERVED_NAMES]
+    keys = map(str, run.rows("spans", ["key"], model=model)["key"].unique())
+    return [key for key in keys if key not in RESERVED_NAMES]
 
 
 def group_names(run: RunTables, model: str) -> list[str]:
@@ -127,10 +145,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     rows = run.derived(complete_rows).set_index([*HEAD_KEYS, "doc"])
     if rows.empty:
         return None
-    blocks = [
-        mean_with_interval(rows["mass"], "spans_mass", 0, 1),
-        mean_with_interval(rows["mass"] - rows["chance"], "spans_excess", -1, 1),
-    ]
+    blocks = [_mass_statistics(rows)]
     compared = [frame for model in shown_pairs(run) if (frame := _compare(run, model)) is not None]
     blocks += [pd.concat(compared)] if compared else []
     if "span_lookback" in run.tables:
@@ -173,8 +188,8 @@ def prompt_scores(run: RunTables, model: str, heads: list[tuple[int, int]]) -> p
 
 def span_means(run: RunTables, model: str, layer: int | None = None, head: int | None = None) -> pd.DataFrame:
     """Mean mass and chance over texts by query and key span, of one head or over all heads."""
-    rows = run.rows("spans", model=model, layer=layer, head=head) if layer is not None else run.table("spans")
-    rows = rows[rows["model"] == model]
+    of_head = {} if layer is None else {"layer": layer, "head": head}
+    rows = run.rows("spans", ["query", "key", "mass", "chance"], model=model, **of_head)
     means: pd.DataFrame = rows.groupby(["query", "key"], observed=True)[["mass", "chance"]].mean().reset_index()
     return plain_types(means)
 

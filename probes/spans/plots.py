@@ -9,6 +9,8 @@ from headscope.heads import format_head
 from headscope.plots import style
 
 RANKED_HEADS = 20
+MAX_LEVEL_NAMES = 3
+"""Key spans whose names fit beside each other in a chart of half the width."""
 
 
 def plot_span_matrix(means: pd.DataFrame, title: str) -> go.Figure:
@@ -35,6 +37,9 @@ def plot_span_matrix(means: pd.DataFrame, title: str) -> go.Figure:
     )
     figure.update_xaxes(title_text="key span", type="category")
     figure.update_yaxes(title_text="query span", type="category", autorange="reversed")
+    if len(keys) > MAX_LEVEL_NAMES:
+        figure.update_xaxes(tickangle=-40)
+        figure.update_layout(margin_b=110, height=figure.layout.height + 54)
     return figure
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 import numpy as np
+import pandas as pd
 
 from headscope.plots.head_matrices import plot_matrix
 from headscope.rendering.blocks import Block, Chart, ChartGroup, RenderContext, Term
@@ -88,21 +89,27 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
 def _mass_charts(context: RenderContext) -> Iterator[Chart]:
     pairs, labels = shown_pairs(context.run), [*context.finite_values("spans_mass")]
     for label in labels[:1]:
-        query, key = pairs[label]
-        for name in ("spans_mass", "spans_excess"):
-            yield Chart(
-                plot_matrix(context.heads, name, label, context.scale_heads),
-                f"From {query} to {key}. One cell per head; layer 0 is at the bottom. {statistic(name).title}: "
-                f"{statistic(name).meaning}.",
-                describe_extremes(context.heads, name, label),
-                half_width=True,
-            )
-        yield Chart(
-            plots.plot_ranking(context.heads, label, pairs[label]),
-            "The heads with the largest mass. Error bars: 95 % confidence interval over texts, each head by itself.",
-        )
+        yield from heads_charts(context.heads, label, pairs[label], context.scale_heads)
     if len(labels) > 1:
         yield comparison_chart(context.heads, "spans_mass", labels[0])
+
+
+def heads_charts(
+    heads: pd.DataFrame, model: str, pair: tuple[str, str], scale_heads: pd.DataFrame | None = None
+) -> Iterator[Chart]:
+    """Mass and excess of all heads of a model for one pair of spans, and the heads with the largest mass."""
+    for name in ("spans_mass", "spans_excess"):
+        yield Chart(
+            plot_matrix(heads, name, model, heads if scale_heads is None else scale_heads),
+            f"From {pair[0]} to {pair[1]}. One cell per head; layer 0 is at the bottom. {statistic(name).title}: "
+            f"{statistic(name).meaning}.",
+            describe_extremes(heads, name, model),
+            half_width=True,
+        )
+    yield Chart(
+        plots.plot_ranking(heads, model, pair),
+        "The heads with the largest mass. Error bars: 95 % confidence interval over texts, each head by itself.",
+    )
 
 
 def _pair_charts(context: RenderContext) -> Iterator[Chart]:

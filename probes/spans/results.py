@@ -93,7 +93,7 @@ def _incomplete(run: Run, model: str, where: dict[str, str]) -> Iterator[Result]
     """A warning if texts lack the shown pair, or if heads lack it in a text that has it."""
     rows = run.derived(shown_rows).query("model == @model")
     texts = len(prompts_of(run, model))
-    heads = len(run.table("spans").query("model == @model")[["layer", "head"]].drop_duplicates())
+    heads = int((run.heads["model"] == model).sum())
     lacking, left_out = texts - rows["doc"].nunique(), heads - len(head_scores(run, model))
     if len(rows) and (lacking or left_out):
         details = {"left_out": left_out, "heads": heads}

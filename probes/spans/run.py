@@ -11,13 +11,16 @@ from torch import Tensor
 
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
+from headscope.forward.image_inputs import adding_inputs, check_images_are_read_in_order
 from headscope.forward.observe import FinishedPass, observe
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.measures.span_mass import LookbackRatios, SpanMass, TokenWeights
+from headscope.models.loading import load_processor
 from headscope.positions.model import Model
-from headscope.prompts.span_tokens import SpanTokens, tokenize_spans
+from headscope.prompts.span_tokens import SpanTokens, image_inputs, tokenize_spans
 from headscope.prompts.spans import (
     FIRST,
+    IMAGE,
     REST,
     SpanPrompt,
     check_class_names,
@@ -55,6 +58,14 @@ class _Steering:
     length: int
 
 
+@dataclass(frozen=True)
+class _WithImages:
+    """A prompt with images, which the passes of other probes do not read."""
+
+    prompt: int
+    length: int
+
+
 class SpansRunner:
     """Cells: each (model, prompt), or each (model, context length, document) of ordinary texts.
 
@@ -70,6 +81,8 @@ class SpansRunner:
         self._tokens: dict[tuple[int, int], SpanTokens] = {}
         self._pairs: dict[str, tuple[str, str]] = {}
         self._warned: set[str] = set()
+        self._checked: set[str] = set()
+        self._processors: dict[str, Any] = {}
 
     def cells(self) -> list[Cell]:
         return [cell for label in self.context.labels for cell in self._cells(label)]
@@ -97,6 +110,8 @@ class SpansRunner:
     def _steering_cells(self, label: str, prompts: Sequence[SpanTokens]) -> list[Cell]:
         _, span = self._pair(label)
         for prompt, tokens in zip(self.prompts, prompts, strict=True):
+            if prompt.images:
+                raise BadInput(f"{prompt.location} has 'images', which steering does not read. Remove 'steer'")
             if not prompt.continuation:
                 raise BadInput(
                     f"{prompt.location} has no 'continuation' that steering could change. Add one to every prompt"
@@ -117,6 +132,8 @@ class SpansRunner:
     def _prompt_cell(self, label: str, number: int, tokens: SpanTokens) -> Cell:
         prompt = self.prompts[number]
         name, length = f"{label}: {prompt.name}", len(tokens.ids) + prompt.generate
+        if prompt.images:
+            return Cell(name, label, 3 * pass_cost(length), _WithImages(number, length))
         if prompt.generate:
             return Cell(name, label, 3 * pass_cost(length), _Generation(number, length))
         return Cell(name, label, pass_cost(length), text_pass=TextPass.over(tokens.ids, number))
@@ -153,6 +170,8 @@ class SpansRunner:
         if isinstance(cell.work, _Steering):
             return {"span_steering": self._steering_rows(cell.model, number, model)}
         tokens = self._prompt_tokens(cell.model, number)
+        if isinstance(cell.work, _WithImages):
+            return self._rows_with_images(cell.model, number, tokens, model)
         generator = PrefixCachedGenerator(model)
         is_end, most = _end_tokens(model), self.prompts[number].generate
         new_ids = generator.generate(np.array(tokens.ids, np.int32), lambda record: None, most, is_end)
@@ -162,6 +181,24 @@ class SpansRunner:
         ids = torch.tensor(extended.ids)
         (tables,) = observe(model, ids, [lambda _: self._prompt_observer(str(cell.model), number, extended, model)])
         return tables
+
+    def _rows_with_images(self, label: str, number: int, tokens: SpanTokens, model: Model) -> Mapping[str, Rows]:
+        ids, processor = torch.tensor(tokens.ids), self._processor(label)
+        inputs = image_inputs(self.context.tokenizer(label), processor, self.prompts[number])
+        if label not in self._checked:
+            check_images_are_read_in_order(model, ids, inputs)
+            self._checked.add(label)
+        with adding_inputs(model, inputs, len(ids)):
+            (tables,) = observe(model, ids, [lambda _: self._prompt_observer(label, number, tokens, model)])
+        return tables
+
+    def _processor(self, label: str) -> Any:
+        if label in self.context.in_memory_models:
+            raise BadInput(f"model '{label}' has no processor of images. Name the folder of its checkpoint instead")
+        checkpoint = self.context.specs[label].checkpoint
+        if checkpoint not in self._processors:
+            self._processors[checkpoint] = load_processor(checkpoint)
+        return self._processors[checkpoint]
 
     def _steering_rows(self, label: str, number: int, model: Model) -> Rows:
         assert self.options.steer is not None
@@ -189,10 +226,11 @@ class SpansRunner:
 
     def _prompt_tokens(self, label: str, number: int) -> SpanTokens:
         """The prompt in the tokens of a model; models that share a tokenizer share them."""
-        tokenizer = self.context.tokenizer(label)
-        key = id(tokenizer), number
+        tokenizer, prompt = self.context.tokenizer(label), self.prompts[number]
+        processor = self._processor(label) if prompt.images else None
+        key = id(processor or tokenizer), number
         if key not in self._tokens:
-            self._tokens[key] = tokenize_spans(tokenizer, self.prompts[number])
+            self._tokens[key] = tokenize_spans(tokenizer, prompt, processor)
         return self._tokens[key]
 
     def _shown(self, label: str) -> dict[str, str]:
@@ -210,11 +248,12 @@ class SpansRunner:
 
     def _check_copies(self, prompts: Sequence[SpanTokens]) -> None:
         """Raise BadInput for two prompts with the same tokens: intervals would count them as independent."""
-        locations: dict[tuple[int, ...], str] = {}
+        locations: dict[tuple[int | str, ...], str] = {}
         for prompt, tokens in zip(self.prompts, prompts, strict=True):
-            if (ids := tuple(tokens.ids)) in locations:
-                raise BadInput(f"{prompt.location} has the same tokens as {locations[ids]}. Remove one of them")
-            locations[ids] = prompt.location
+            content: tuple[int | str, ...] = (*tokens.ids, *(image.digest for image in prompt.images))
+            if content in locations:
+                raise BadInput(f"{prompt.location} has the same tokens as {locations[content]}. Remove one of them")
+            locations[content] = prompt.location
 
     def _warn_about_cut_tokens(self, prompts: Sequence[SpanTokens]) -> None:
         cut = [line for tokens in prompts for line in tokens.cut_tokens]
@@ -230,8 +269,6 @@ class SpansObserver:
     `keys` are the first columns of every table, `text` the others of `span_prompts`.
     """
 
-    needs_whole_text = False
-
     def __init__(
         self,
         model: Model,
@@ -242,6 +279,7 @@ class SpansObserver:
     ):
         self.spans, self.keys, self.text, self.stored = spans, keys, text, stored
         self.tokenizer = model.tokenizer
+        self.needs_whole_text = IMAGE in spans.keys
         self.mass = SpanMass(model.geometry, spans.layout)
         self.lookback = self.weights = None
         if spans.has_continuation:
