@@ -247,7 +247,7 @@ def _training_line_styles(trainings: Sequence[str]) -> dict[str, dict[str, Any]]
 
 
 def _head_line_style(head: int, is_highlighted: bool) -> dict[str, Any]:
-    line_style = {"color": style.PALETTE[head % 8], "dash": style.LINE_DASHES[head // 8 % 4], "width": 1.6}
+    line_style = {"color": style.CATEGORY_PALETTE[head % 8], "dash": style.LINE_DASHES[head // 8 % 4], "width": 1.6}
     return line_style if is_highlighted else {**line_style, "color": style.GRID_COLOUR}
 
 

@@ -65,7 +65,9 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
     )
     sizes = sorted(ablation_rows["size"].unique())
     for heads, name, colour, dash in (("top", "top heads", 4, 0), ("random", "random heads of the same layers", 0, 1)):
-        model_style = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
+        model_style = style.ModelStyle(
+            name, style.CATEGORY_PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash]
+        )
         line = ablation_rows[ablation_rows["heads"] == heads].set_index("size").rename(columns={"effect": "mean"})
         line.index = pd.Index([sizes.index(size) for size in line.index])
         if heads == "random":
