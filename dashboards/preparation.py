@@ -32,7 +32,7 @@ def finish_preparation(receiver: Connection, run: "Run") -> None:
     with suppress(EOFError, OSError), receiver:
         names, heads, values = receiver.recv()
         if names == [part.path.name for part in run.parts]:
-            run.adopt(heads, {pickle.loads(key): pickle.loads(value) for key, value in values})  # noqa: S301 our own
+            run.adopt(heads, {pickle.loads(key): pickle.loads(value) for key, value in values})
 
 
 def _compute(sender: Connection, path: Path, combined_with: Sequence[str]) -> None:

@@ -36,7 +36,7 @@
         plot.openCell = ({ points: [{ pointNumber: [row, column], data }] }) => {
           const links = plot.layout.meta.cell_links[row], url = new URL(links[column] ?? links[0], location.href);
           if (typeof data.meta === "string") url.searchParams.set("model", data.meta);
-          window.dash_clientside.set_props("url", { pathname: url.pathname, search: url.search });
+          window.headscopeFollow(url.href);
         };
         plot.on("plotly_click", plot.openCell);
       }
