@@ -165,7 +165,7 @@ def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles
                 z=counts.to_numpy(dtype=np.float64),
                 visible=position == len(steps) - 1,
                 name=style.escape_label(training),
-                hovertemplate=f"%{{x}}, layer %{{y}}: %{{z}} heads<extra>step {last:,.0f}</extra>",
+                hovertemplate=f"%{{x}}, layer %{{y}}, heads: %{{z}}<extra>step {last:,.0f}</extra>",
                 **scale,
                 **style.panel_row_col(index, trainings, SLIDER_COLUMNS),
             )

@@ -15,7 +15,7 @@ from headscope.effects.sweep import UNIT_KEYS, Effects
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.plots import axes, head_scatter, style
 from headscope.plots.unit_matrix import plot_unit_matrix
-from headscope.results.words import q_value
+from headscope.results.words import count_nouns, q_value
 from headscope.runs.column_metadata import capitalise
 from probes.influence.analysis import unit_of_head
 from probes.influence.effect_rows import TEXT_NOUNS
@@ -197,7 +197,10 @@ def plot_named_sets(sets: pd.DataFrame) -> go.Figure:
     above, below = sets["high"] - sets["effect"], sets["effect"] - sets["low"]
     bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
     figure.add_bar(
-        x=[f"{style.escape_label(name, 20)}<br>{size} heads" for name, size in sets[["choice", "size"]].to_numpy()],
+        x=[
+            f"{style.escape_label(name, 20)}<br>{count_nouns(size, 'heads')}"
+            for name, size in sets[["choice", "size"]].to_numpy()
+        ],
         y=sets["effect"],
         error_y=bars if sets["low"].notna().any() else None,
         marker={"color": style.CATEGORY_PALETTE[0], "line_width": 0},

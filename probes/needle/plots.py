@@ -79,7 +79,7 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
             for extreme in ("minimum", "maximum"):
                 figure.add_scatter(x=line.index, y=line[extreme], showlegend=False, legendgroup=name, **thin_line)
         style.add_line_with_band(
-            figure, line[["mean", "low", "high"]], model_style, "%{customdata} heads: %{text} of trials"
+            figure, line[["mean", "low", "high"]], model_style, "heads ablated: %{customdata}; %{text} of trials"
         )
         figure.data[-1].text = [format_percent(share) for share in line["mean"]]
         figure.data[-1].customdata = [sizes[index] for index in line.index]
