@@ -1,4 +1,4 @@
-"""Charts of several models: one figure with shared axes and one colour scale, names at line ends, one meaning a colour."""
+"""Charts of several models: panels with shared axes and one colour scale, named lines, one meaning a colour."""
 
 import numpy as np
 import plotly.graph_objects as go
