@@ -53,7 +53,9 @@ def small_multiples(title: str, figures: Mapping[str, go.Figure]) -> go.Figure:
     combined.update_yaxes({name: y_axis[name] for name in AXIS_SETTINGS if y_axis[name] is not None})
     style.set_outer_axis_titles(combined, len(labels), x_axis.title.text or "", y_axis.title.text or "", COLUMNS)
     metadata = {name: value for name, value in (drawn.layout.meta or {}).items() if name != "model"}
-    combined.update_xaxes(tickfont_size=11)
+    combined.update_xaxes(tickfont_size=10, title_font_size=11)
+    if x_axis.type == "category" and len(labels) >= COLUMNS:
+        combined.update_xaxes(dtick=2 * (x_axis.dtick or 1))  # a panel is narrow
     combined.update_layout(showlegend=bool(named), barmode=drawn.layout.barmode)
     style.fit_legend(combined) if named else style.set_top_margin(combined, 74)
     return style.set_metadata(combined, **metadata)
