@@ -201,7 +201,7 @@ def test_a_link_keeps_a_choice_whose_page_has_not_arrived_and_the_sort_of_the_br
     synthetic_run(tmp_path, **TINY)
     page = browse(f"{serve(tmp_path)}/heads?model=base&layers=0-0&sort=cov-asc")
     held: list[Route] = []
-    page.route("**/_dash-update-component*", held.append)
+    page.route("**/_dash-update-component*", lambda route: held.append(route))
     page.get_by_label("Model", exact=True).first.click()
     page.get_by_role("option", name="yarn", exact=True).click()
     page.wait_for_url("**model=yarn*")

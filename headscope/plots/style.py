@@ -45,7 +45,7 @@ PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B
 CATEGORY_PALETTE = ("#6A5ACD", "#C2185B", "#5F8A00", "#00838F", "#8B5A2B", "#9575CD", "#F06292", "#A1887F")
 """Colours of everything that is no model: kinds, roles, rules, single heads. None is in `PALETTE`, whose colours always
 name models."""
-HIGHLIGHT_COLOUR = "#D55E00"
+HIGHLIGHT_COLOUR = "#C2185B"
 """Colour of the one element that a figure emphasises."""
 TITLE_WIDTH, SUBTITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 80, 20
 """Characters per line of a title and of a subtitle, and height in px of each title line after the first."""
