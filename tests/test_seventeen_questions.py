@@ -480,7 +480,7 @@ def test_what_changed_between_two_runs(page: Page):
     page.get_by_role("option", name=re.compile("^causes,")).click()
     page.wait_for_url("**run=*run=*")
     heading = page.locator("h2", has_text=re.compile("^Changes from "))
-    expect(heading).to_be_visible()
+    expect(heading).to_be_visible(timeout=180_000)  # every result of both runs is computed first
     earlier, later = in_order_of_time(Run.open(folder) for folder in (EXAMPLE, CAUSES))
     tables = [*comparison_tables(compare(earlier, later))]
     assert tables
