@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -73,9 +74,9 @@ def _share_colours(combined: go.Figure, trace: go.Heatmap) -> go.Heatmap:
 
 def _in_panel(item: go.layout.Annotation | go.layout.Shape, number: str) -> dict[str, object]:
     """An annotation or a shape of a single chart, moved to the panel of this number."""
-    moved = item.to_plotly_json()
+    moved: dict[str, Any] = item.to_plotly_json()
     for axis in ("x", "y"):
-        reference = moved.get(f"{axis}ref", axis)
+        reference = str(moved.get(f"{axis}ref", axis))
         if reference == "paper":
             moved[f"{axis}ref"] = f"{axis}{number} domain"
         else:
