@@ -18,7 +18,7 @@ CLICK_COUNT = 10
 # Waits until the page of that title has drawn its visible charts, then all of them; times are on the page's own clock.
 WATCH_SCRIPT = """([title]) => {
   const heading = () => document.querySelector("#content h1")?.textContent;
-  const charts = () => [...document.querySelectorAll("main figure")];
+  const charts = () => [...document.querySelectorAll("main .dash-graph")];
   const isDrawn = (chart) => chart.querySelector(".main-svg");
   const isLoaded = () => (title ? heading() === title : heading());
   const isBelow = (chart) => chart.getBoundingClientRect().top > innerHeight;
@@ -111,7 +111,7 @@ def _time_click(page: Any, index: int) -> tuple[float, float]:
 def _app_process(runs: Path) -> Iterator[tuple[str, float]]:
     """The app in a separate process: its URL, and the time at which it was started."""
     start_time = time.time()
-    command = [sys.executable, "-m", "headscope.cli.app", "dash", str(runs), "--port", "0"]
+    command = [sys.executable, "-m", "headscope", "dash", str(runs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         process.stdout.readline()

@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from itertools import chain, islice
 
 from dashboards.pages import Page
 from dashboards.run_store import current_store, run_label
-from headscope.errors import BadRun
+from headscope import plugins
+from headscope.probe import Probe
 from headscope.rendering.blocks import Block, Link, Links, PageContent, TextBlock
 from headscope.rendering.explorer_blocks import query_link
 from headscope.runs.run import Run
@@ -15,6 +15,8 @@ from headscope.runs.summary import default_models
 
 MAX_OFFERED_RUNS = 6
 """Runs that an empty page offers, the newest."""
+FEWEST_MODELS = {"/heads": 1, "/head": 1, "/compare": 2}
+"""Models that a page about the per-head table needs."""
 MAX_MODELS = 3
 """Models that a command names."""
 
@@ -39,9 +41,21 @@ def missing_data_page(page: Page, run: Run) -> PageContent:
 def _runs_with_data(page: Page, run: Run) -> Iterator[str]:
     shown = {part.path.name for part in run.parts}
     for name, other in current_store().list_runs().items():
-        with suppress(BadRun):  # a table of it is damaged; opening that run says which
-            if isinstance(other, Run) and name not in shown and not page.missing_command(other):
-                yield name
+        if isinstance(other, Run) and name not in shown and _fills(page, other):
+            yield name
+
+
+def _fills(page: Page, run: Run) -> bool:
+    """Whether the run has the data of the page, from run.json alone: the tables of many runs take minutes."""
+    if page.PATH not in FEWEST_MODELS:
+        return not page.missing_command(run)
+    names = {
+        table.name
+        for probe in plugins.probes().values()
+        if probe.has(Probe.head_columns)
+        for table in plugins.call_part(probe, Probe.tables)
+    }
+    return len(run.models) >= FEWEST_MODELS[page.PATH] and not names.isdisjoint(run.tables)
 
 
 def command_for_run(example: str, run: Run, takes: Collection[str] = ("models", "text", "docs")) -> str:

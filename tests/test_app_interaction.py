@@ -7,12 +7,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from flask import Flask
+from playwright.sync_api import Page, Route, expect
 from support.app_pages import wait_until_drawn
 from support.synthetic_runs import synthetic_run
 
+from dashboards.empty_pages import _runs_with_data
 from dashboards.layout import all_pages
+from dashboards.pages import compare, head, heads
+from dashboards.playground.components import _value as playground_value
+from dashboards.run_store import RunStore
 from headscope.cli.flags import EXAMPLES, example_run
+from headscope.runs.run import Run
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these
@@ -187,3 +193,45 @@ def test_an_empty_page_opens_the_run_that_fills_it(serve: Callable[[Path], str],
     link.click()
     page.wait_for_url("**run=*-patching-*")
     expect(page.locator("#content .dash-graph").first).to_be_visible()
+
+
+def test_a_link_keeps_a_choice_whose_page_has_not_arrived_and_the_sort_of_the_browser(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    synthetic_run(tmp_path, **TINY)
+    page = browse(f"{serve(tmp_path)}/heads?model=base&layers=0-0&sort=cov-asc")
+    held: list[Route] = []
+    page.route("**/_dash-update-component*", lambda route: held.append(route))
+    page.get_by_label("Model", exact=True).first.click()
+    page.get_by_role("option", name="yarn", exact=True).click()
+    page.wait_for_url("**model=yarn*")
+    page.get_by_role("link", name="Show all").click()
+    page.wait_for_url(lambda url: "layers=" not in url)
+    assert "model=yarn" in page.url
+    assert "sort=cov-asc" in page.url
+    page.unroute("**/_dash-update-component*")  # lets them go on
+    expect(page.locator(".introduction")).to_have_text("yarn, head by head.")
+    expect(page.locator("#head-table-count")).to_contain_text("8 heads.")
+
+
+def test_a_link_sets_the_prompt_whatever_was_typed_before() -> None:
+    """A typed prompt returns in the same tab only where no link names one."""
+    assert "persistence" not in playground_value({"prompt": "of the link"}, "prompt", "")
+    assert playground_value({}, "prompt", "an example") == {
+        "value": "an example",
+        "persistence": True,
+        "persistence_type": "session",
+    }
+
+
+def test_runs_that_fill_a_page_are_found_without_reading_their_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = synthetic_run(tmp_path, probes=("window",), **TINY)
+    full = synthetic_run(tmp_path, probes=("measure",), **TINY)
+    monkeypatch.setattr(Run, "table", lambda *_: pytest.fail("a table was read"))
+    server = Flask("test")
+    server.config["RUN_STORE"] = RunStore(tmp_path)
+    with server.app_context():
+        for page in (heads, compare, head):
+            assert [*_runs_with_data(page, Run.open(empty.path))] == [full.path.name]

@@ -16,8 +16,10 @@ from dashboards.view_state import ViewState
 from headscope.plots import style
 from headscope.runs.run import Run
 
-MIDDLE_OF_PLOT = """plot => {
-  const box = plot.getBoundingClientRect(), {xaxis, yaxis} = plot._fullLayout;
+MIDDLE_OF_PANEL = """(plot, model) => {
+  const box = plot.getBoundingClientRect(), layout = plot._fullLayout;
+  const panel = plot._fullData.find(({name}) => name === model);
+  const xaxis = layout["xaxis" + panel.xaxis.slice(1)], yaxis = layout["yaxis" + panel.yaxis.slice(1)];
   return [box.x + xaxis._offset + xaxis._length / 2, box.y + yaxis._offset + yaxis._length / 2];
 }"""
 
@@ -47,13 +49,13 @@ def open_page(page: Page, path: str) -> None:
     page.goto(re.sub(r"(//[^/]+)/.*", rf"\1{path}", page.url))
 
 
-def click_middle(page: Page, title: str) -> None:
+def click_middle(page: Page, title: str, model: str) -> None:
     chart = page.locator(f"[data-head-matrix][aria-label^='{title};']")
     chart.scroll_into_view_if_needed()
     expect(chart.locator(".heatmaplayer image")).to_be_attached()
     expect(page.locator("p.loading")).to_have_count(0)  # the rest of the page replaces what stands for it
     plot, before = chart.locator(".js-plotly-plot"), None
-    while before != (middle := plot.evaluate(MIDDLE_OF_PLOT)):  # charts above it that are drawn later move it
+    while before != (middle := plot.evaluate(MIDDLE_OF_PANEL, model)):  # charts above it that are drawn later move it
         before = middle
         page.wait_for_timeout(200)
     page.mouse.click(*middle)
@@ -64,7 +66,7 @@ def click_middle(page: Page, title: str) -> None:
 def test_a_click_on_the_chart_of_a_model_opens_the_head_of_that_model(page: Page, model: str) -> None:
     other = {"base": "yarn", "yarn": "base"}[model]
     open_page(page, f"/retrieval?model={other}&tab=retrieval-scores-of-heads")
-    click_middle(page, f"Retrieval score: {model}")
+    click_middle(page, "Retrieval score of every head", model)
     expect(page.locator("h1")).to_have_text("Layer 3, head 2")
     expect(page.get_by_role("textbox", name="Model", exact=True)).to_have_value(model)
     assert f"model={model}" in page.url

@@ -37,7 +37,7 @@ LENGTH = 12288
 PROMPT = "The cat sat on the mat. The cat"
 HEAD_KEYS = ["model", "layer", "head"]
 CURVES = """(figure) => figure.querySelector(".js-plotly-plot")._fullData.map(
-    ({ name, xaxis, yaxis, x, y }) => ({ name, yaxis, x: Array.from(x ?? []), y: Array.from(y ?? []) }))"""
+    ({ name, meta, yaxis, x, y }) => ({ name, model: meta, yaxis, x: Array.from(x ?? []), y: Array.from(y ?? []) }))"""
 """Name, axis and points of the curves of a chart."""
 
 
@@ -242,8 +242,8 @@ def test_what_ablating_the_top_retrieval_heads_costs(page: Page):
     open_run(page, CAUSES)
     page.get_by_role("link", name="Tasks", exact=True).click()
     open_tab(page, "Ablation of retrieval heads")
-    figure = figure_titled(page, "Needle retrieved under zero ablation of heads: base")
-    last = {curve["name"]: curve["y"][-1] for curve in figure.evaluate(CURVES) if curve["name"]}
+    figure = figure_titled(page, "Needle retrieved under zero ablation of heads")
+    last = {curve["name"]: curve["y"][-1] for curve in figure.evaluate(CURVES) if curve["model"] == "base"}
     assert last["top heads"] == pytest.approx(top)
     assert last["random heads of the same layers"] == pytest.approx(random)
 

@@ -17,8 +17,15 @@
   addEventListener("beforeprint", () => pending.forEach((draw) => draw()));
 
   // plotly.js assigns window.Plotly once it is loaded; its drawing functions are wrapped at that moment.
-  let library;
-  Object.defineProperty(window, "Plotly", { configurable: true, get: () => library, set: (loaded) => {
+  // It loads while the server computes the first page; charts that come earlier wait for the same file.
+  let library, loading;
+  const loadLibrary = () => {
+    const src = window._dashPlotlyJSURL;  // set by Dash soon after it starts
+    if (!src) setTimeout(loadLibrary, 20);
+    else loading = library ?? new Promise((onload, onerror) => document.head.append(Object.assign(document.createElement("script"), { src, onload, onerror })));
+  };
+  addEventListener("load", loadLibrary);
+  Object.defineProperty(window, "Plotly", { configurable: true, get: () => library ?? loading, set: (loaded) => {
     library = loaded;
     const { react, Plots: { resize } } = loaded;
     loaded.react = async (plot, ...figure) => {
@@ -29,7 +36,7 @@
         plot.openCell = ({ points: [{ pointNumber: [row, column], data }] }) => {
           const links = plot.layout.meta.cell_links[row], url = new URL(links[column] ?? links[0], location.href);
           if (typeof data.meta === "string") url.searchParams.set("model", data.meta);
-          window.dash_clientside.set_props("url", { pathname: url.pathname, search: url.search });
+          window.headscopeFollow(url.href);
         };
         plot.on("plotly_click", plot.openCell);
       }

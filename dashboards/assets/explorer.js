@@ -1,19 +1,15 @@
 "use strict";
 // Explorers: tokens, lists and keyboard shortcuts navigate; links within a page do not scroll it.
 (function () {
-  const go = (href) => {
-    const url = new URL(href, location.href);
-    window.dash_clientside.set_props("url", { pathname: url.pathname, search: url.search });
-  };
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-in-place]");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     event.stopImmediatePropagation();
-    go(link.href);
+    window.headscopeFollow(link.href);
   }, true);
   document.addEventListener("change", (event) => {
-    if (event.target.dataset.navigates && event.target.value) go(event.target.value);
+    if (event.target.dataset.navigates && event.target.value) window.headscopeFollow(event.target.value);
   });
   // The query token of a text stays visible: the text scrolls inside its frame, not the page.
   window.headscopeShowQuery = () => document.querySelectorAll(".passage").forEach((passage) => {

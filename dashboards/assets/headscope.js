@@ -2,6 +2,7 @@
 // The browser's part of the app. The URL is the state: controls, clicks and lassos only change the URL.
 (function () {
   const root = document.documentElement;
+  const BROWSER_PARAMETERS = ["sort", "column_filters", "playground"];  // parameters that the server never changes
   const PERSISTENT_PARAMETERS = ["run", "model", "models", "stat", "baseline", "heads", "sets"];  // parameters that links to other pages keep
   let page = { control_values: {}, title: "", nav_path: "", pathname: "", models: [], file_suffix: "" };
 
@@ -25,6 +26,23 @@
     if (search === location.search) return;
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
+  };
+  // The query of a link that the server wrote for the page on screen, with what the reader has changed since:
+  // a choice whose page has not arrived yet, and what only the browser keeps.
+  const rebase = (pathname, search) => {
+    if (!page.query_string) return search;
+    const [linked, shown, current, result] = [search, page.query_string, location.search, ""].map((text) => new URLSearchParams(text));
+    const isHere = pathname === location.pathname;
+    for (const name of new Set([...linked.keys(), ...current.keys()])) {
+      const values = linked.getAll(name), isKept = isEqual(values, shown.getAll(name)) || (BROWSER_PARAMETERS.includes(name) && !linked.has(name));
+      const isCurrent = isKept && (isHere || PERSISTENT_PARAMETERS.includes(name));
+      (isCurrent ? current.getAll(name) : values).forEach((value) => result.append(name, value));
+    }
+    return "?" + result;
+  };
+  window.headscopeFollow = (href) => {
+    const { pathname, search } = new URL(href, location.href);
+    go(pathname, rebase(pathname, search));
   };
   window.headscopeKeepInUrl = (changes) => replaceQuery(changedQuery(changes));
   const goToHead = ([layer, head, group], model) => window.headscopeChooseHead?.([layer, head]) ||
@@ -100,7 +118,7 @@
         }
         if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
-        const table = ["sort", "column_filters", "playground"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
+        const table = BROWSER_PARAMETERS.filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
         const complete = new URLSearchParams(state.query_string);
         table.forEach(([name, value]) => complete.append(name, value));
         replaceQuery("?" + complete);
@@ -177,7 +195,8 @@
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin) return;
     if (link.getAttribute("href").startsWith("#")) return;
     event.preventDefault();
-    go(link.pathname, link.classList.contains("keep-state") ? changedQuery({}, PERSISTENT_PARAMETERS) : link.search);
+    if (link.classList.contains("keep-state")) go(link.pathname, changedQuery({}, PERSISTENT_PARAMETERS));
+    else window.headscopeFollow(link.href);
     window.scrollTo(0, 0);
   });
 

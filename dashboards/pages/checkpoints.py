@@ -11,6 +11,7 @@ from headscope.plots import layers, role_emergence
 from headscope.probe import Probe
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
+from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import columns_by_length, measured_roles, roles
 from headscope.runs.run import Run
 from headscope.runs.summary import training_checkpoints
@@ -55,7 +56,7 @@ def content(run: Run, view: ViewState) -> PageContent:
 def _introduction(training_steps: pd.DataFrame) -> str:
     trainings = training_steps["training"].nunique()
     suffix = f", from {trainings} trainings" if trainings > 1 else ""
-    return f"{len(training_steps)} models with a training step{suffix}."
+    return f"{count_nouns(len(training_steps), 'models')} with a training step{suffix}."
 
 
 def _statistic_charts(run: Run, view: ViewState, heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[Chart]:

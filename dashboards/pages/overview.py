@@ -34,19 +34,15 @@ def missing_command(run: Run) -> str:
 
 def content(run: Run, view: ViewState) -> PageContent:
     """Cards, charts of every model, headlines, roles of heads, the models, claims, and all results, folded."""
-    claims = run_results.claim_table(all_results(run))
     context = assembly.render_context(run, view.model, None, view.shown_models)
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(assembly.overview_cards(context)),
         "At a glance": LazySequence(assembly.overview_blocks(context)),
-        "In short": run_results.summary_blocks(run),
+        "In short": LazySequence(_summary(run)),
         "Roles of heads": LazySequence(_role_table(run, view)) if len(run.heads) else [],
         "Models": LazySequence(_model_table(run, view)) if run.models else [],
-        "Claims of the paper": [claims] if claims else [],
-        "In words": [
-            TextBlock(sentences, topic, collapsed=True)
-            for topic, sentences in run_results.sentences_by_topic(all_results(run)).items()
-        ],
+        "Claims of the paper": LazySequence(_claims(run)),
+        "In words": LazySequence(_sentences(run)),
         "Runs in this folder": [_runs_link(view)],
         "Run details": [
             TextTable(facts.pop("Run"), ("entry", "value"), [*facts.items()]) for facts in map(_provenance, run.parts)
@@ -59,6 +55,21 @@ def content(run: Run, view: ViewState) -> PageContent:
     title = f"{count} model{'s' if count != 1 else ''}" + (f": {', '.join(names)}" if len(names) == count else "")
     note = f"Differences are against {run.models[0]}, paired by document." if count > 1 else ""
     return PageContent(title, note, sections)
+
+
+def _summary(run: Run) -> Iterator[Block]:
+    """Warnings and headlines. Results take seconds in a large run, so that the cards are sent before."""
+    yield from run_results.summary_blocks(run)
+
+
+def _claims(run: Run) -> Iterator[Block]:
+    if claims := run_results.claim_table(all_results(run)):
+        yield claims
+
+
+def _sentences(run: Run) -> Iterator[Block]:
+    for topic, sentences in run_results.sentences_by_topic(all_results(run)).items():
+        yield TextBlock(sentences, topic, collapsed=True)
 
 
 def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:

@@ -1,7 +1,8 @@
 """The pages of probes: findings and charts of each probe, and an interactive page for those that have an explorer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from dashboards import explorer_components as explorer_components  # registers the components of explorer blocks
 from dashboards.empty_pages import command_for_run
@@ -9,9 +10,13 @@ from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.probe import Probe
 from headscope.rendering import assembly, run_results
-from headscope.rendering.blocks import Block, PageContent, TextBlock
+from headscope.rendering.blocks import Block, LazySequence, PageContent, RenderContext, TextBlock
 from headscope.results.collection import results_by_probe
+from headscope.results.result import Result
 from headscope.runs.run import Run
+
+MAX_CARDS, MAX_HEADLINES = 2, 2
+"""Cards, or else headlines, on top of the page of a probe."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class ProbePage:
         results = results_by_probe(run).get(self.probe.name, [])
         claims = run_results.claim_table(results)
         sections: dict[str, Sequence[Block]] = {
+            "": [] if "tab" in view.query else LazySequence(_answers(context, self.probe, results)),
             **assembly.probe_charts(context, self.probe),
             "Claims of the paper": [claims] if claims else [],
             "In words": [
@@ -56,10 +62,20 @@ class ProbePage:
                 for topic, sentences in run_results.sentences_by_topic(results).items()
             ],
         }
-        if not any(sections.values()):
+        if not any(blocks for heading, blocks in sections.items() if heading):
             hint = f" See {self.probe.explorer_tab}." if self.probe.has(Probe.explorer) else ""
             sections = {"": [TextBlock([f"These runs have no chart or finding of this probe.{hint}"])]}
         return PageContent(self.probe.title, self.probe.summary, sections, tabs=True)
+
+
+def _answers(context: RenderContext, probe: Probe, results: Sequence[Result]) -> Iterator[Block]:
+    """What the page answers: the cards of the probe, each a question, its answer and a picture; else its headlines, and
+    the first chart below is the picture."""
+    cards = [*islice(assembly.probe_cards(context, probe), MAX_CARDS)]
+    yield from cards
+    headlines = [] if cards else run_results.headlines(results)[:MAX_HEADLINES]
+    if headlines:
+        yield TextBlock(headlines)
 
 
 @dataclass(frozen=True)

@@ -96,18 +96,16 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
     prompt = dmc.Textarea(
         id="playground-prompt",
         label="Prompt",
-        value=block.view.get("prompt", EXAMPLE_PROMPT),
         autosize=True,
         minRows=2,
         maxRows=8,
-        **PERSISTENT,
+        **_value(block.view, "prompt", EXAMPLE_PROMPT),
     )
     heads = dmc.TextInput(
         id="playground-heads",
         label="Ablate heads",
         placeholder="none, or L18H6, L5H3",
-        value=block.view.get("heads", ""),
-        **PERSISTENT,
+        **_value(block.view, "heads", ""),
     )
     choices = [{"value": str(choice.heads), "label": choice.name} for choice in block.choices]
     choice = dmc.Select(
@@ -118,12 +116,11 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
         searchable=True,
         comboboxProps={"width": 420, "position": "bottom-start"},
     )
-    chosen_kind = block.view.get("kind", "zero")
     kind = dmc.Autocomplete(
-        id="playground-kind", label="Ablation", data=[*ABLATION_KINDS], value=chosen_kind, **PERSISTENT
+        id="playground-kind", label="Ablation", data=[*ABLATION_KINDS], **_value(block.view, "kind", "zero")
     )
-    generated = {"value": block.view.get("count", 20), "min": 0, "max": MAX_GENERATED}
-    count = dmc.NumberInput(id="playground-count", label="Generate tokens", **generated, **PERSISTENT)
+    generated = {"min": 0, "max": MAX_GENERATED} | _value(block.view, "count", 20)
+    count = dmc.NumberInput(id="playground-count", label="Generate tokens", **generated)
     is_read_only = current_store().is_read_only
     buttons = html.Div(
         [
@@ -141,6 +138,11 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
     ]
 
 
+def _value(view: PlaygroundView, name: str, default: str | int) -> dict[str, Any]:
+    """The value of an input: that of the link, else what the reader typed last in this tab, else the default."""
+    return {"value": view[name]} if name in view else {"value": default} | PERSISTENT
+
+
 PERSISTENT: Mapping[str, Any] = {"persistence": True, "persistence_type": "session"}
 """The browser keeps what the user typed until the tab is closed."""
 
@@ -150,14 +152,13 @@ def _second_prompt(view: PlaygroundView) -> html.Details:
         id="playground-corrupted",
         label="Corrupted prompt",
         description="As many tokens as the prompt, another answer.",
-        value=view.get("corrupted", "When Mary and John went to the store, Mary gave a drink to"),
         autosize=True,
         minRows=1,
         maxRows=4,
-        **PERSISTENT,
+        **_value(view, "corrupted", "When Mary and John went to the store, Mary gave a drink to"),
     )
     answer, wrong = (
-        dmc.TextInput(id=f"playground-{name}", label=label, value=view.get(name, default), w=130, **PERSISTENT)
+        dmc.TextInput(id=f"playground-{name}", label=label, w=130, **_value(view, name, default))
         for name, label, default in (("answer", "Answer", " Mary"), ("wrong", "Wrong answer", " John"))
     )
     button = dmc.Button("Patch", id="playground-patch", size="sm", variant="default")

@@ -72,7 +72,7 @@ def plot_over_steps(
             y=head_rows[statistic_name],
             customdata=head_rows["step"],
             mode="lines+markers",
-            line={"color": style.PALETTE[index % 7], "dash": style.LINE_DASHES[index // 7 % 4]},
+            line={"color": style.CATEGORY_PALETTE[index % 7], "dash": style.LINE_DASHES[index // 7 % 4]},
             name=f"layer {layer}, head {head}",
             hovertemplate=f"{hover}<extra>layer {layer}, head {head}</extra>",
         )

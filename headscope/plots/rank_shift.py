@@ -1,26 +1,29 @@
 """Rank shift: the ranks of heads by a statistic, in a baseline and in another model."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.heads import Head
+from headscope.heads import Head, format_head
 from headscope.plots import style
 from headscope.plots.head_scatter import HEAD_COLUMNS
+from headscope.plots.line_ends import spread_labels
 from headscope.runs.column_metadata import statistic
 
 TOP_COUNT = 10
 """Number of top heads of each model that are drawn and whose overlap is counted."""
 MAX_LINES = 30
 """Maximum number of lines in a panel."""
+NAME_HEIGHT = 11
+"""Height in px of a head's name at the end of its line."""
 CHANGE_STYLES = {
-    1: ("increase, intervals do not overlap", 4),
-    -1: ("decrease, intervals do not overlap", 0),
-    0: ("within noise, or no interval", 7),
+    1: ("increase, intervals do not overlap", style.CATEGORY_PALETTE[1]),
+    -1: ("decrease, intervals do not overlap", style.CATEGORY_PALETTE[3]),
+    0: ("within noise, or no interval", style.TEXT_COLOUR),
 }
-"""Legend label and palette index by direction of the change."""
+"""Legend label and colour by direction of the change."""
 
 
 def plot_rank_shift(
@@ -50,21 +53,23 @@ def plot_rank_shift(
         title, [f"{styles[baseline].name} → {styles[label].name}" for label in other_models], height=440
     )
     directions_in_legend: set[int] = set()
+    lines_by_panel: list[pd.DataFrame] = []
     for index, label in enumerate(other_models):
         changes = rank_changes(heads, statistic_name, baseline, label)
         lines = _select_lines(changes, selected_heads, beyond_noise)
+        lines_by_panel.append(lines)
         if lines.empty:
             reason = _why_no_line(changes, beyond_noise)
             place = style.panel_row_col(index, other_models)
             figure.add_annotation(text=reason, x=0.5, y=0.5, yref="y domain", showarrow=False, **place)
-        for direction, (legend_label, colour_index) in CHANGE_STYLES.items():
+        for direction, (legend_label, colour) in CHANGE_STYLES.items():
             direction_lines = lines[lines["direction"] == direction]
             if len(direction_lines):
                 _add_lines(
                     figure,
                     direction_lines,
                     legend_label,
-                    style.PALETTE[colour_index],
+                    colour,
                     direction not in directions_in_legend,
                     style.panel_row_col(index, other_models),
                 )
@@ -75,7 +80,8 @@ def plot_rank_shift(
     figure.update_yaxes(
         type="log", range=[np.log10(last_rank * 1.15), -0.08], tickvals=ticks, ticktext=list(map(str, ticks))
     )
-    figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.25, 1.25], showgrid=False)
+    figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.25, 1.5], showgrid=False)
+    _name_heads(figure, lines_by_panel, last_rank)
     style.set_outer_axis_titles(figure, len(other_models), "", "rank")
     figure.update_layout(showlegend=bool(directions_in_legend))
     return style.set_metadata(
@@ -148,6 +154,35 @@ def _select_lines(changes: pd.DataFrame, selected_heads: Collection[Head], beyon
             MAX_LINES
         )
     return changes[(changes["before_rank"] <= TOP_COUNT) | (changes["after_rank"] <= TOP_COUNT)].head(MAX_LINES)
+
+
+def _name_heads(figure: go.Figure, lines_by_panel: Sequence[pd.DataFrame], last_rank: int) -> None:
+    """Write the names of the heads at the right ends of their lines."""
+    row_count = -(-len(lines_by_panel) // 3)
+    height = (figure.layout.height - figure.layout.margin.t - 56) / row_count
+    bottom, span = np.log10(last_rank * 1.15), np.log10(last_rank * 1.15) + 0.08
+    labels = []
+    for index, lines in enumerate(lines_by_panel):
+        places = ((bottom - np.log10(lines["after_rank"])) / span * height).tolist()
+        number = str(index + 1) if index else ""
+        for row, place in zip(
+            lines.to_dict("records"), spread_labels(places, [NAME_HEIGHT] * len(lines)) or (), strict=True
+        ):
+            labels.append(
+                {
+                    "text": format_head(row["layer"], row["head"]),
+                    "font": {"size": 10},
+                    "x": 1,
+                    "xref": f"x{number}",
+                    "xanchor": "left",
+                    "xshift": 5,
+                    "y": place / height,
+                    "yref": f"y{number} domain",
+                    "yanchor": "middle",
+                    "showarrow": False,
+                }
+            )
+    style.add_annotations(figure, labels)
 
 
 def _add_lines(

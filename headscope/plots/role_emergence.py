@@ -165,7 +165,7 @@ def plot_roles_by_layer(heads: pd.DataFrame, training_steps: pd.DataFrame, roles
                 z=counts.to_numpy(dtype=np.float64),
                 visible=position == len(steps) - 1,
                 name=style.escape_label(training),
-                hovertemplate=f"%{{x}}, layer %{{y}}: %{{z}} heads<extra>step {last:,.0f}</extra>",
+                hovertemplate=f"%{{x}}, layer %{{y}}, heads: %{{z}}<extra>step {last:,.0f}</extra>",
                 **scale,
                 **style.panel_row_col(index, trainings, SLIDER_COLUMNS),
             )
@@ -247,7 +247,7 @@ def _training_line_styles(trainings: Sequence[str]) -> dict[str, dict[str, Any]]
 
 
 def _head_line_style(head: int, is_highlighted: bool) -> dict[str, Any]:
-    line_style = {"color": style.PALETTE[head % 8], "dash": style.LINE_DASHES[head // 8 % 4], "width": 1.6}
+    line_style = {"color": style.CATEGORY_PALETTE[head % 8], "dash": style.LINE_DASHES[head // 8 % 4], "width": 1.6}
     return line_style if is_highlighted else {**line_style, "color": style.GRID_COLOUR}
 
 

@@ -23,6 +23,8 @@ import plotly.graph_objects as go
 from plotly.colors import diverging, sample_colorscale, sequential
 from plotly.subplots import make_subplots
 
+from headscope.plots.line_ends import label_line_ends
+
 GRAPH_CONFIG: Mapping[str, Any] = {
     "showSendToCloud": False,  # plotly 7 shows an upload button by default
     "displaylogo": False,
@@ -40,7 +42,10 @@ ORDERED_SCALE = ("rgb(46,114,184)", "rgb(138,99,192)", "rgb(194,85,157)", "rgb(2
 """Colours of lines in an order, all of middle luminance."""
 PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
 """The colours of Okabe and Ito; blue is lighter and black is grey for dark pages, yellow is darker for light pages."""
-HIGHLIGHT_COLOUR = "#D55E00"
+CATEGORY_PALETTE = ("#6A5ACD", "#C2185B", "#5F8A00", "#00838F", "#8B5A2B", "#9575CD", "#F06292", "#A1887F")
+"""Colours of everything that is no model: kinds, roles, rules, single heads. None is in `PALETTE`, whose colours always
+name models."""
+HIGHLIGHT_COLOUR = "#C2185B"
 """Colour of the one element that a figure emphasises."""
 TITLE_WIDTH, SUBTITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 80, 20
 """Characters per line of a title and of a subtitle, and height in px of each title line after the first."""
@@ -135,13 +140,13 @@ def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
 
 
 def line_styles(labels: Sequence[str]) -> dict[str, ModelStyle]:
-    """Styles of lines that are not models, in the order of the palette."""
-    return {label: _numbered_style(label, number, len(labels)) for number, label in enumerate(labels)}
+    """Styles of lines that are not models, in the order of their palette."""
+    return {label: _numbered_style(label, number, len(labels), CATEGORY_PALETTE) for number, label in enumerate(labels)}
 
 
-def _numbered_style(label: str, number: int, count: int) -> ModelStyle:
+def _numbered_style(label: str, number: int, count: int, palette: Sequence[str] = PALETTE) -> ModelStyle:
     return ModelStyle(
-        escape_label(label), PALETTE[number % 8], LINE_DASHES[number % 4], MARKER_SYMBOLS[number % 5], count
+        escape_label(label), palette[number % 8], LINE_DASHES[number % 4], MARKER_SYMBOLS[number % 5], count
     )
 
 
@@ -328,10 +333,13 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Raise height and top margin, once, so that a wrapped legend stays below the title and above small multiples.
+    """Name the lines at their ends; where that is impossible, raise height and top margin, once, so that a wrapped
+    legend stays below the title and above small multiples.
 
     A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
     """
+    if label_line_ends(set_top_margin(figure)):
+        return figure
     widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
     has_panels = figure.layout.legend.yref == "container"
     rows = max(1, math.ceil(sum(widths) / (110 if has_panels else 58)))

@@ -78,7 +78,8 @@ def card_picture(figure: go.Figure) -> go.Figure:
 
 def fit_to_card(figure: go.Figure) -> go.Figure:
     """Fit a figure to a card, in place, and return it."""
-    return figure.update_layout(height=CARD_HEIGHT, margin={"l": 74, "r": 24, "b": 52})
+    right = figure.layout.margin.r if figure.layout.showlegend is False and figure.layout.margin.r else 24
+    return figure.update_layout(height=CARD_HEIGHT, margin={"l": 74, "r": right, "b": 52})
 
 
 def hide_long_legend(figure: go.Figure) -> go.Figure:

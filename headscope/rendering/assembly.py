@@ -214,6 +214,11 @@ def overview_cards(context: RenderContext) -> Iterator[Block]:
     yield from islice(cards, MAX_CARDS)
 
 
+def probe_cards(context: RenderContext, probe: Probe) -> Iterator[Block]:
+    """The cards of one probe, created lazily."""
+    yield from _iterate_part(probe, Probe.overview_cards, context)
+
+
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
     """Blocks of the probes for a page of the app, by heading, drawn lazily."""
     iterators: dict[str, list[Iterator[Block]]] = {}

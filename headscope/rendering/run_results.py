@@ -26,7 +26,12 @@ def warning_lines(run: Run) -> list[str]:
 
 def headline_lines(run: Run) -> list[str]:
     """The results to read first, one line each."""
-    return [*map(_line, ranking.headlines(all_results(run)))]
+    return headlines(all_results(run))
+
+
+def headlines(results: Iterable[Result]) -> list[str]:
+    """The results to read first among these, one line each."""
+    return [*map(_line, ranking.headlines([*results]))]
 
 
 def row_lines(run: Run) -> list[str]:

@@ -108,8 +108,10 @@ def _unmarked_components(run: Run, components: Components, model: str) -> go.Fig
 
 def _role_trace(members: pd.DataFrame, role: str, index: int) -> dict[str, object]:
     number = index - 1
-    colour = "rgba(128,128,128,0.45)" if role == NO_ROLE else style.PALETTE[number % len(style.PALETTE)]
-    symbol = "circle" if role == NO_ROLE else style.MARKER_SYMBOLS[number // len(style.PALETTE)]
+    colour = (
+        "rgba(128,128,128,0.45)" if role == NO_ROLE else style.CATEGORY_PALETTE[number % len(style.CATEGORY_PALETTE)]
+    )
+    symbol = "circle" if role == NO_ROLE else style.MARKER_SYMBOLS[number // len(style.CATEGORY_PALETTE)]
     return {
         "type": "scatter",
         "x": members["x"].to_numpy(),

@@ -6,14 +6,46 @@ import pandas as pd
 
 from headscope.heads import Head
 from headscope.plots import head_matrices as head_figures
-from headscope.plots import head_scatter, rank_shift
+from headscope.plots import head_scatter, rank_shift, style
+from headscope.plots.small_multiples import small_multiples
 from headscope.plots.top_heads import plot_top_heads
 from headscope.rendering.blocks import Card, Chart, RenderContext
 from headscope.rendering.explorer_blocks import query_link
+from headscope.rendering.text import describe_extremes
 from headscope.results.head_results import TOP_HEADS
 from headscope.results.result import Result
 from headscope.results.words import answers
 from headscope.runs.column_metadata import exceeds, format_number, parse_column
+
+
+def model_panels(charts: Iterable[tuple[str, Chart]]) -> Iterator[Chart]:
+    """The same chart of several models, given with their labels, as one chart with a panel per model."""
+    by_model = dict(charts)
+    if len(by_model) < 2:
+        yield from by_model.values()
+        return
+    label, first = next(iter(by_model.items()))
+    title = (
+        str(first.figure.layout.title.text).replace("<br>", " ").replace(f": {style.escape_label(label, 200)}", "", 1)
+    )
+    yield Chart(
+        small_multiples(title, {label: chart.figure for label, chart in by_model.items()}),
+        first.caption,
+        " ".join(f"{label}: {chart.summary}" for label, chart in by_model.items() if chart.summary),
+        cell_links=first.cell_links,
+    )
+
+
+def matrix_panels(context: RenderContext, statistic_name: str, caption: str) -> Iterator[Chart]:
+    """A layer x head matrix of the statistic per model, in one chart."""
+    labels = [*context.finite_values(statistic_name)]
+    if len(labels) > 1:
+        figure = head_figures.plot_small_matrices(context.heads, statistic_name, context.scale_heads)
+    elif labels:
+        figure = head_figures.plot_matrix(context.heads, statistic_name, labels[0], context.scale_heads)
+    for label in labels[:1]:
+        summary = describe_extremes(context.heads, statistic_name, label)
+        yield Chart(figure, caption, f"{label}: {summary}" if len(labels) > 1 else summary, half_width=len(labels) == 1)
 
 
 def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) -> Chart:

@@ -22,7 +22,9 @@ def plot_by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
     for index, (part, name) in enumerate(PART_LABELS.items()):
         by_layer = means[means.index.get_level_values("part") == part].droplevel("part")
         hover = "layer %{x}: %{y:+.3f} logits<extra>" + name + "</extra>"
-        figure.add_bar(x=by_layer.index, y=by_layer, name=name, marker_color=style.PALETTE[index], hovertemplate=hover)
+        figure.add_bar(
+            x=by_layer.index, y=by_layer, name=name, marker_color=style.CATEGORY_PALETTE[index], hovertemplate=hover
+        )
     figure.update_xaxes(title_text="layer")
     figure.update_yaxes(title_text="contribution (logits)")
     return style.fit_legend(figure.update_layout(barmode="relative"))

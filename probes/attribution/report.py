@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from headscope.plots import head_matrices as head_figures
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.statistic_charts import comparison_chart
+from headscope.rendering.statistic_charts import comparison_chart, model_panels
 from headscope.rendering.text import describe_extremes
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with
@@ -72,11 +72,12 @@ def _part_charts(context: RenderContext) -> Iterator[Chart]:
     parts = context.table("attribution_parts")
     if parts is None:
         return
-    for label in context.models:
-        if (parts["model"] == label).any():
-            yield Chart(
-                plots.plot_by_layer(parts, label),
-                "Mean over positions and documents. The bars, the embedding and the biases add up to the logit, minus "
-                "its mean over the vocabulary.",
-                half_width=True,
-            )
+    caption = (
+        "Mean over positions and documents. The bars, the embedding and the biases add up to the logit, minus its mean "
+        "over the vocabulary."
+    )
+    yield from model_panels(
+        (label, Chart(plots.plot_by_layer(parts, label), caption, half_width=True))
+        for label in context.models
+        if (parts["model"] == label).any()
+    )

@@ -47,7 +47,7 @@ def plot_completeness(rows: pd.DataFrame, place: str, label: str) -> go.Figure:
                 x=points["x"],
                 y=points["y"],
                 mode="markers",
-                marker={"symbol": style.MARKER_SYMBOLS[number], "size": 9, "color": style.PALETTE[number]},
+                marker={"symbol": style.MARKER_SYMBOLS[number], "size": 9, "color": style.CATEGORY_PALETTE[number]},
                 text=[heads or "nothing" for heads in points["heads"]],
                 hovertemplate="%{text} removed<br>model %{x:.3g}<br>circuit %{y:.3g}<extra></extra>",
                 name=name,

@@ -140,7 +140,7 @@ def plot_token_pairs(rows: pd.DataFrame, models: list[str], layer: int, head: in
             y=block,
             mode="lines+markers",
             name=name,
-            line={"color": style.PALETTE[index % len(style.PALETTE)]},
+            line={"color": style.CATEGORY_PALETTE[index % len(style.CATEGORY_PALETTE)]},
             hovertemplate="distance %{x:,.0f}: %{y:+.2f} logits<extra>" + name + "</extra>",
         )
     figure.update_xaxes(
@@ -162,7 +162,7 @@ def plot_qk_components(means: pd.DataFrame, name: str, row: str = "") -> go.Figu
             x=leading[side],
             orientation="h",
             name=text,
-            marker_color=style.PALETTE[index],
+            marker_color=style.CATEGORY_PALETTE[index],
             hovertemplate="%{y}: %{x:+.2f} logits<extra>" + text + "</extra>",
         )
     figure.update_xaxes(title_text="contribution (logits)" if row else "mean contribution (logits)")

@@ -70,7 +70,7 @@ def plot_scores_by_length(means: pd.DataFrame, model: str) -> go.Figure:
     for index, kind in enumerate(KIND_COLUMNS):
         line = means[means["kind"] == kind].set_index("context_length").rename(columns={"score": "mean"})
         dash, symbol = style.LINE_DASHES[index % len(style.LINE_DASHES)], style.MARKER_SYMBOLS[index]
-        model_style = style.ModelStyle(kind, style.PALETTE[index], dash, symbol)
+        model_style = style.ModelStyle(kind, style.CATEGORY_PALETTE[index], dash, symbol)
         if len(line):
             style.add_line_with_band(figure, line[["mean", "low", "high"]], model_style, "%{x:,} tokens: %{y:.3f}")
     figure.update_xaxes(title_text="context length (tokens)", **axes.length_axis(means["context_length"]))

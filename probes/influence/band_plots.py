@@ -91,7 +91,7 @@ def plot_joint_effects_by_band(sets: pd.DataFrame, wavelengths: BandWavelengths 
                 x=[_narrow_band_axis_label(component, wavelengths) for component in rows["intervention"]],
                 y=rows["effect"],
                 error_y=bars if rows["low"].notna().any() else None,
-                marker={"color": style.PALETTE[number], "line_width": 0},
+                marker={"color": style.CATEGORY_PALETTE[number], "line_width": 0},
                 name=change,
                 hovertemplate=f"pairs %{{x}}, {change}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
             )

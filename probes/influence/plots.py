@@ -15,7 +15,7 @@ from headscope.effects.sweep import UNIT_KEYS, Effects
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns
 from headscope.plots import axes, head_scatter, style
 from headscope.plots.unit_matrix import plot_unit_matrix
-from headscope.results.words import q_value
+from headscope.results.words import count_nouns, q_value
 from headscope.runs.column_metadata import capitalise
 from probes.influence.analysis import unit_of_head
 from probes.influence.effect_rows import TEXT_NOUNS
@@ -39,7 +39,7 @@ def plot_histogram(effects: Effects, marked_heads: Mapping[str, pd.Series] = Map
         x=(edges[1:] + edges[:-1]) / 2,
         y=np.where(counts > 0, counts, np.nan),
         width=np.diff(edges),
-        marker={"color": style.PALETTE[0], "line_width": 0},
+        marker={"color": style.CATEGORY_PALETTE[0], "line_width": 0},
         hovertemplate=f"Δ about %{{x:.2g}} nats/token: %{{y}} {nouns}<extra></extra>",
         showlegend=False,
     )
@@ -108,7 +108,7 @@ def plot_forest(effects: Effects) -> go.Figure:
             x=rows["effect"],
             y=rows.index,
             mode="markers",
-            marker={"color": style.PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
+            marker={"color": style.CATEGORY_PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
             error_x=bars if has_interval.any() else None,
             customdata=rows[["layer", "head", "kv_group"]].to_numpy(),
             text=[
@@ -173,7 +173,7 @@ def plot_cumulative_effect(sets: pd.DataFrame) -> go.Figure:
         line = sets[sets["choice"] == choice].rename(columns={"effect": "mean"}).set_index("size").sort_index()
         if len(line):
             line_style = style.ModelStyle(
-                label, style.PALETTE[colour], style.LINE_DASHES[colour // 7], style.MARKER_SYMBOLS[colour // 7]
+                label, style.CATEGORY_PALETTE[colour], style.LINE_DASHES[colour // 7], style.MARKER_SYMBOLS[colour // 7]
             )
             style.add_line_with_band(
                 figure, line[["mean", "low", "high"]], line_style, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token"
@@ -197,10 +197,13 @@ def plot_named_sets(sets: pd.DataFrame) -> go.Figure:
     above, below = sets["high"] - sets["effect"], sets["effect"] - sets["low"]
     bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
     figure.add_bar(
-        x=[f"{style.escape_label(name, 20)}<br>{size} heads" for name, size in sets[["choice", "size"]].to_numpy()],
+        x=[
+            f"{style.escape_label(name, 20)}<br>{count_nouns(size, 'heads')}"
+            for name, size in sets[["choice", "size"]].to_numpy()
+        ],
         y=sets["effect"],
         error_y=bars if sets["low"].notna().any() else None,
-        marker={"color": style.PALETTE[0], "line_width": 0},
+        marker={"color": style.CATEGORY_PALETTE[0], "line_width": 0},
         hovertemplate="%{x}: Δ %{y:+.3g} nats/token<extra></extra>",
         showlegend=False,
     )

@@ -16,7 +16,7 @@ from headscope.plots import effective_length, layers, learned_frequencies, loss,
 from headscope.plots import head_matrices as head_figures
 from headscope.rendering.assembly import training_steps
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
-from headscope.rendering.statistic_charts import box_chart, comparison_chart
+from headscope.rendering.statistic_charts import box_chart, comparison_chart, model_panels
 from headscope.rendering.text import describe_extremes, head_mask
 from headscope.runs.aggregation import rows_at_longest_length
 from headscope.runs.column_metadata import statistic
@@ -71,13 +71,13 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
     other_models = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
     if other_models:
         yield comparison_chart(heads, name, first)
-    for label in other_models[:3]:
-        yield Chart(
-            head_figures.plot_change(heads, name, label, first, context.scale_heads),
-            f"Ratio of effective lengths, {label} over {first}. Red: the effective length rises, blue: it falls, "
-            "white: no change.",
-            half_width=True,
-        )
+    caption = (
+        f"Ratio of effective lengths to {first}. Red: the effective length rises, blue: it falls, white: no change."
+    )
+    changes = {
+        label: head_figures.plot_change(heads, name, label, first, context.scale_heads) for label in other_models
+    }
+    yield from model_panels((label, Chart(figure, caption, half_width=True)) for label, figure in changes.items())
     notable = [*context.notable_heads]
     if "attention" in context.run.tables and notable:
         yield Chart(

@@ -65,7 +65,9 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
     )
     sizes = sorted(ablation_rows["size"].unique())
     for heads, name, colour, dash in (("top", "top heads", 4, 0), ("random", "random heads of the same layers", 0, 1)):
-        model_style = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
+        model_style = style.ModelStyle(
+            name, style.CATEGORY_PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash]
+        )
         line = ablation_rows[ablation_rows["heads"] == heads].set_index("size").rename(columns={"effect": "mean"})
         line.index = pd.Index([sizes.index(size) for size in line.index])
         if heads == "random":
@@ -77,7 +79,7 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
             for extreme in ("minimum", "maximum"):
                 figure.add_scatter(x=line.index, y=line[extreme], showlegend=False, legendgroup=name, **thin_line)
         style.add_line_with_band(
-            figure, line[["mean", "low", "high"]], model_style, "%{customdata} heads: %{text} of trials"
+            figure, line[["mean", "low", "high"]], model_style, "heads ablated: %{customdata}; %{text} of trials"
         )
         figure.data[-1].text = [format_percent(share) for share in line["mean"]]
         figure.data[-1].customdata = [sizes[index] for index in line.index]

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from headscope.plots import head_matrices as head_figures
 from headscope.plots import head_scatter
 from headscope.rendering.blocks import Card, Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.statistic_charts import top_heads_card
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import matrix_panels, model_panels, top_heads_card
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
 from probes.needle.analysis import DETECTOR_PAIRS, scores_by_seed, seed_columns
@@ -90,30 +88,26 @@ def _success_by_length_charts(needles: pd.DataFrame) -> Iterator[Chart]:
 
 
 def _success_map_charts(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
-    for label in models:
-        for mode in analysis.present_modes(needles):
-            yield success_map_chart(needles, label, mode)
+    for mode in analysis.present_modes(needles):
+        yield from model_panels((label, success_map_chart(needles, label, mode)) for label in models)
 
 
 def _attribution_charts(context: RenderContext) -> Iterator[Chart]:
     """Direct logit attribution through the needle, and its relation to the retrieval score."""
     for name in ("needle_write", "needle_write_indirect"):
-        for label in context.finite_values(name):
-            yield Chart(
-                head_figures.plot_matrix(context.heads, name, label, context.scale_heads),
-                "Direct logit attribution of each head to the answer through its attention to the needle, minus the "
-                "same through the tokens at that position in the control prompt.",
-                describe_extremes(context.heads, name, label),
-                half_width=True,
-            )
-    for label in context.models:
-        for x, y in DETECTOR_PAIRS:
-            if label in context.finite_values(x) and label in context.finite_values(y):
-                yield Chart(
-                    plots.plot_detector_comparison(context.heads, label, x, y),
-                    "One point per head. Each axis is a score that detects retrieval heads.",
-                    half_width=True,
-                )
+        yield from matrix_panels(
+            context,
+            name,
+            "Direct logit attribution of each head to the answer through its attention to the needle, minus the same "
+            "through the tokens at that position in the control prompt.",
+        )
+    caption = "One point per head. Each axis is a score that detects retrieval heads."
+    for x, y in DETECTOR_PAIRS:
+        yield from model_panels(
+            (label, Chart(plots.plot_detector_comparison(context.heads, label, x, y), caption, half_width=True))
+            for label in context.finite_values(x)
+            if label in context.finite_values(y)
+        )
 
 
 def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
@@ -122,12 +116,18 @@ def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
         return
     curves = context.run.derived(analysis.ablation_curves)
     curves = curves[curves["model"].isin(list(context.models))]
-    for (label, _, _), curve in curves.groupby([*analysis.ABLATION_SWEEP.keys]):
-        yield Chart(
-            plots.plot_ablation_curve(curve, str(label)),
-            "Each half of the needles is tested with heads ranked on the other half. Bands: 95 % "
-            "confidence interval over trials; thin lines: minimum and maximum over random sets.",
-            half_width=True,
+    caption = (
+        "Each half of the needles is tested with heads ranked on the other half. Bands: 95 % confidence interval over "
+        "trials; thin lines: minimum and maximum over random sets."
+    )
+    for _, of_kind in curves.groupby([name for name in analysis.ABLATION_SWEEP.keys if name != "model"]):
+        yield from model_panels(
+            (
+                label,
+                Chart(plots.plot_ablation_curve(of_kind[of_kind["model"] == label], label), caption, half_width=True),
+            )
+            for label in context.models
+            if (of_kind["model"] == label).any()
         )
 
 
@@ -135,14 +135,12 @@ def _retrieval_charts(context: RenderContext) -> Iterator[Chart]:
     """Retrieval score of every head, its relation to growth, and agreement of models and haystacks."""
     heads, growth_models = context.heads, context.finite_values("growth")
     score_models = [label for label in context.models if label in context.finite_values("retrieval")]
-    for label in score_models:
-        yield Chart(
-            head_figures.plot_matrix(heads, "retrieval", label, context.scale_heads),
-            "Share of the needle that a head copies in successful trials: its largest attention weight is on the token "
-            "that the model outputs.",
-            describe_extremes(heads, "retrieval", label),
-            half_width=True,
-        )
+    yield from matrix_panels(
+        context,
+        "retrieval",
+        "Share of the needle that a head copies in successful trials: its largest attention weight is on the token "
+        "that the model outputs.",
+    )
     if score_models:
         yield Chart(
             plots.plot_ranked_scores(heads),
@@ -150,23 +148,23 @@ def _retrieval_charts(context: RenderContext) -> Iterator[Chart]:
             "over trials.",
             half_width=True,
         )
-    for label in score_models:
-        if label in growth_models:
-            yield Chart(
-                plots.plot_against_growth(heads, label),
-                "One point per head. A retrieval head is expected to have a growth exponent near 0: its effective "
-                "length does not grow with the context.",
-                half_width=True,
-            )
+    caption = (
+        "One point per head. A retrieval head is expected to have a growth exponent near 0: its effective length does "
+        "not grow with the context."
+    )
+    yield from model_panels(
+        (label, Chart(plots.plot_against_growth(heads, label), caption, half_width=True))
+        for label in score_models
+        if label in growth_models
+    )
     if len(score_models) > 1:
         yield Chart(
             head_scatter.plot_against_baseline(heads, "retrieval", score_models[0]),
             f"One point per head. On the dashed line the score equals that in {score_models[0]}.",
         )
     scores = context.run.derived(scores_by_seed)
-    for label in score_models if len(seed_columns(scores)) > 1 else ():
-        yield Chart(
-            plots.plot_seed_agreement(scores, label),
-            "The same needles in two haystacks. One point per head.",
-            half_width=True,
-        )
+    caption = "The same needles in two haystacks. One point per head."
+    yield from model_panels(
+        (label, Chart(plots.plot_seed_agreement(scores, label), caption, half_width=True))
+        for label in (score_models if len(seed_columns(scores)) > 1 else ())
+    )

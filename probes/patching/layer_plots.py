@@ -29,7 +29,7 @@ def plot_layers(effects: Effects) -> go.Figure:
         y=units["effect"],
         error_y=style.error_bars(units["effect"], units["low"], units["high"]) if units["low"].notna().any() else None,
         marker={
-            "color": style.PALETTE[0],
+            "color": style.CATEGORY_PALETTE[0],
             "opacity": [1.0 if method == EXACT else 0.45 for method in units["method"]],
         },
         text=[effect_text(effects, unit, LAYER_EFFECT) for _, unit in units.iterrows()],

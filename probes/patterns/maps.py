@@ -180,7 +180,7 @@ def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap],
     pooled_map = maps[0]
     centers = ((pooled_map.first_tokens + pooled_map.last_tokens) / 2).tolist()
     axis = {"tickvals": centers, "ticktext": _block_texts(run, pooled_map), "ticks": ""}
-    axis |= {"showticklabels": False, "showgrid": False}
+    axis |= {"showticklabels": False, "showgrid": False, "constrain": "domain"}
     ends = [-0.5, pooled_map.length - 0.5]
     positions = np.linspace(0, pooled_map.length - 1, TICKS + 1).round().astype(int).tolist()
     label = {"showarrow": False, "font": {"size": 11, "color": style.TEXT_COLOUR}, "name": "tick"}
@@ -193,7 +193,7 @@ def _label_axes(figure: go.Figure, run: RunTables, maps: Sequence[AttentionMap],
         y_title = {"text": "query token" if is_leftmost else None, "standoff": 40}
         x_axis, y_axis = (figure.layout[f"{letter}axis{number}"].to_plotly_json() for letter in "xy")
         axes[f"xaxis{number}"] = {**x_axis, **axis, "range": ends, "title": x_title}
-        axes[f"yaxis{number}"] = {**y_axis, **axis, "range": ends[::-1], "title": y_title}
+        axes[f"yaxis{number}"] = {**y_axis, **axis, "range": ends[::-1], "title": y_title, "scaleanchor": f"x{number}"}
         for position in positions:
             if is_lowest:
                 place = {"x": position, "y": 0, "xref": f"x{number}", "yref": f"y{number} domain", "yanchor": "top"}

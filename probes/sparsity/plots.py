@@ -23,8 +23,8 @@ def plot_recall_curves(curves: pd.DataFrame, title: str) -> go.Figure:
             name=style.escape_label(family),
             customdata=line["rule"],
             line={
-                "color": style.PALETTE[number % len(style.PALETTE)],
-                "dash": style.LINE_DASHES[number // len(style.PALETTE) % len(style.LINE_DASHES)],
+                "color": style.CATEGORY_PALETTE[number % len(style.CATEGORY_PALETTE)],
+                "dash": style.LINE_DASHES[number // len(style.CATEGORY_PALETTE) % len(style.LINE_DASHES)],
             },
             marker={"symbol": style.MARKER_SYMBOLS[number % len(style.MARKER_SYMBOLS)]},
             hovertemplate="%{customdata}: %{x:.0f} keys, recall %{y:.3f}<extra></extra>",
@@ -45,7 +45,7 @@ def plot_shared_sets(recall: pd.DataFrame, title: str) -> go.Figure:
             y=recall[rule],
             mode="lines+markers",
             name=style.escape_label(rule),
-            line={"color": style.PALETTE[number]},
+            line={"color": style.CATEGORY_PALETTE[number]},
             marker={"symbol": style.MARKER_SYMBOLS[number]},
             hovertemplate="layer %{x}: recall %{y:.3f}<extra>%{fullData.name}</extra>",
         )
@@ -66,7 +66,7 @@ def plot_answer_rows(heads: pd.DataFrame, title: str) -> go.Figure:
         mode="markers",
         customdata=rows[["layer", "head", "kv_group"]],
         text=[format_head(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)],
-        marker={"color": style.PALETTE[0], "size": 6},
+        marker={"color": style.CATEGORY_PALETTE[0], "size": 6},
         showlegend=False,
         hovertemplate="%{text}: %{x:.0f} keys in text, %{y:.0f} in answers<extra></extra>",
     )

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-from headscope.plots.head_matrices import plot_matrix
 from headscope.plots.layers import plot_by_layer
 from headscope.rendering.blocks import Block, Chart, ChartGroup, RenderContext, Term
-from headscope.rendering.statistic_charts import comparison_chart
-from headscope.rendering.text import describe_extremes
+from headscope.rendering.statistic_charts import comparison_chart, matrix_panels, model_panels
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.sparsity import PROBE, plots
@@ -50,14 +48,8 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
 
 def _key_charts(context: RenderContext) -> Iterator[Chart]:
     labels = [*context.finite_values("sparse_keys")]
-    for label in labels:
-        yield Chart(
-            plot_matrix(context.heads, "sparse_keys", label, context.scale_heads),
-            f"One cell per head; layer 0 is at the bottom. {statistic('sparse_keys').title}: "
-            f"{statistic('sparse_keys').meaning}.",
-            describe_extremes(context.heads, "sparse_keys", label),
-            half_width=True,
-        )
+    described = f"{statistic('sparse_keys').title}: {statistic('sparse_keys').meaning}."
+    yield from matrix_panels(context, "sparse_keys", f"One cell per head; layer 0 is at the bottom. {described}")
     if labels:
         yield Chart(
             plot_by_layer(context.heads, "sparse_keys"),
@@ -69,35 +61,33 @@ def _key_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _rule_charts(context: RenderContext) -> Iterator[Chart]:
-    for label in context.finite_values("sparse_recall"):
-        curves = context.run.derived(recall_curves, label)
-        yield Chart(
-            plots.plot_recall_curves(curves, f"Recall by rule, mean over heads: {label}"), _CURVES, half_width=True
-        )
-        yield Chart(
-            plot_matrix(context.heads, "sparse_recall", label, context.scale_heads),
-            f"One cell per head, under {shown_rule(context.run)}. {statistic('sparse_recall').title}: "
-            f"{statistic('sparse_recall').meaning}.",
-            describe_extremes(context.heads, "sparse_recall", label),
-            half_width=True,
-        )
+    titles = {label: f"Recall by rule, mean over heads: {label}" for label in context.finite_values("sparse_recall")}
+    curves = {label: context.run.derived(recall_curves, label) for label in titles}
+    yield from model_panels(
+        (label, Chart(plots.plot_recall_curves(curves[label], title), _CURVES, half_width=True))
+        for label, title in titles.items()
+    )
+    described = f"{statistic('sparse_recall').title}: {statistic('sparse_recall').meaning}."
+    rule = shown_rule(context.run) if titles else ""
+    yield from matrix_panels(context, "sparse_recall", f"One cell per head, under {rule}. {described}")
 
 
 def _shared_charts(context: RenderContext) -> Iterator[Chart]:
-    for label in context.finite_values("sparse_shared_loss"):
-        yield Chart(
-            plots.plot_shared_sets(recall_by_layer(context.run, label), f"One set for several heads: {label}"),
-            "Mean recall over the heads of a layer, if a head, a KV group or the whole layer has one set of keys.",
-            half_width=True,
-        )
+    caption = "Mean recall over the heads of a layer, if a head, a KV group or the whole layer has one set of keys."
+    figures = {
+        label: plots.plot_shared_sets(recall_by_layer(context.run, label), f"One set for several heads: {label}")
+        for label in context.finite_values("sparse_shared_loss")
+    }
+    yield from model_panels((label, Chart(figure, caption, half_width=True)) for label, figure in figures.items())
 
 
 def _answer_charts(context: RenderContext) -> Iterator[Chart]:
-    for label in context.finite_values("sparse_keys_answer"):
-        yield Chart(
-            plots.plot_answer_rows(
-                context.heads[context.heads["model"] == label], f"Keys for 95 % of the mass: {label}"
-            ),
-            "One point per head.",
-            half_width=True,
+    figures = {
+        label: plots.plot_answer_rows(
+            context.heads[context.heads["model"] == label], f"Keys for 95 % of the mass: {label}"
         )
+        for label in context.finite_values("sparse_keys_answer")
+    }
+    yield from model_panels(
+        (label, Chart(figure, "One point per head.", half_width=True)) for label, figure in figures.items()
+    )

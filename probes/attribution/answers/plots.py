@@ -48,7 +48,7 @@ def plot_components(parts: pd.DataFrame, model: str, prompts: str) -> go.Figure:
             y=bars["mean"],
             error_y=style.error_bars(bars["mean"], bars["low"], bars["high"]) if bars["low"].notna().any() else None,
             name=name,
-            marker_color=style.PALETTE[number],
+            marker_color=style.CATEGORY_PALETTE[number],
             hovertemplate=hover,
         )
     order = list(dict.fromkeys(names))
