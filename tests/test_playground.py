@@ -17,9 +17,10 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from dash._utils import to_json
 from flask import Flask
-from playwright.sync_api import Browser, Page, Response, Route, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 from support import families
 from support.adapters import noisy
+from support.playground_page import CONTINUATION, waiting_for_results
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
@@ -45,8 +46,6 @@ from headscope.runs.run import Run
 
 PROMPT = "w5 w6 w7 w5 w6 w9 w5 w5 w6"
 HEADS = [(0, 1), (1, 2)]
-CONTINUATION = '{"output":"playground-continuation.children"'
-"""Start of the request for the continuation, the last one about a prompt."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -471,12 +470,7 @@ def run_prompt(page: Page, prompt: str, heads: str = "") -> None:
 
 def run_to_the_end(page: Page, prompt: str, heads: str = "") -> None:
     """Run a prompt and wait for its last result, so that no results of an earlier prompt are shown."""
-
-    def continues(response: Response) -> bool:
-        data = response.request.post_data or ""
-        return data.startswith(CONTINUATION) and f'"prompt":"{prompt}"' in data
-
-    with page.expect_response(continues, timeout=120_000):
+    with waiting_for_results(page, prompt):
         run_prompt(page, prompt, heads)
 
 
@@ -622,23 +616,20 @@ def test_a_head_chosen_while_a_layer_loads_stays_chosen(page: Page) -> None:
     other = "1" if "L0" in title.inner_text() else "0"
     held: list[Route] = []
     pattern = "**/_dash-update-component**"
-    page.route(
-        pattern,
-        lambda route: (
-            held.append(route) if "playground-layer" in (route.request.post_data or "") else route.continue_()
-        ),
-    )
-    page.locator("#playground-layer").click()
-    page.get_by_role("option", name=other, exact=True).click()
-    for _ in range(500):
-        if held:
-            break
-        page.wait_for_timeout(20)
-    assert held
-    page.locator("#attention-heads button").nth(3).click()
-    for route in held:
-        route.continue_()
-    page.unroute(pattern)
+
+    def is_of_the_layer(request: Request) -> bool:
+        return '"changedPropIds":["playground-layer.value"]' in (request.post_data or "")
+
+    page.route(pattern, lambda route: held.append(route) if is_of_the_layer(route.request) else route.continue_())
+    try:
+        with page.expect_request(is_of_the_layer):
+            page.locator("#playground-layer").click()
+            page.get_by_role("option", name=other, exact=True).click()
+        page.locator("#attention-heads button").nth(3).click()
+    finally:
+        for route in held:
+            route.continue_()
+        page.unroute(pattern)
     expect(title).to_contain_text(f"L{other}H3: base")
 
 

@@ -142,16 +142,17 @@
     byId("attention-scale").replaceChildren(isLog ? "weight ≤ 0.0001 " : "weight 0 ", bar, " 1");
   };
 
-  let drawn = null, lastStep = null;  // the data that the thumbnails show, and its request
+  let drawn = null, lastStep = null, body = null;  // the data that the thumbnails show, its request, and the element
   window.dash_clientside = Object.assign(window.dash_clientside || {}, {
     playground: {
       drawAttention(data, chosenHead, scale) {
         const { no_update } = window.dash_clientside;
         if (!data) return no_update;
+        if (byId("attention-body") !== body) [body, picture, lastStep] = [byId("attention-body"), null, null];  // the page was opened anew
         const isNew = data !== drawn, { picture: encoded, ...step } = data;
         const isNewStep = JSON.stringify(step) !== JSON.stringify(lastStep);
         [lastStep, drawn] = [step, data];
-        byId("attention-body").hidden = !encoded;
+        body.hidden = !encoded;
         if (isNew) {
           const before = picture?.tokens.join("\n");
           picture = encoded ? decode(encoded) : null;
