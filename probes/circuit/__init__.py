@@ -34,7 +34,7 @@ class Circuit(Probe):
     )
     group = "Causes"
     order = 47
-    example = "headscope circuit --model base=smollm2-135m --pairs ioi --count 8 --heads L20H0,L23H0,L23H3,L29H1"
+    example = "headscope circuit --model base=smollm2-135m --pairs ioi --count 8 --by span --heads L20H0,L23H3,L29H1"
 
     def options(self) -> type[CircuitOptions]:
         from probes.circuit.schema import CircuitOptions
