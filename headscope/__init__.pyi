@@ -389,6 +389,7 @@ def patch(
     activations: Sequence[Literal["z", "q", "k", "v", "pattern"] | Literal["resid_pre", "attn_out", "mlp_out"]] = ...,
     positions: Sequence[str] | Positions = ...,
     heads: Sequence[str] = ...,
+    pattern_entries: bool = False,
 ) -> Run:
     """Measure each head's effect on the answer by activation patching between two prompts."""
 
@@ -422,6 +423,8 @@ def paths(
     norms: Literal["frozen", "recomputed"] = "frozen",
     mlps: Literal["frozen", "recomputed"] = "frozen",
     together: bool = False,
+    sender_positions: Sequence[str] | Positions = ...,
+    receiver_positions: Sequence[str] | Positions = ...,
 ) -> Run:
     """Measure the effect of single paths on the answer by path patching: from a head to a later head or to the logits."""
 

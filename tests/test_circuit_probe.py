@@ -43,12 +43,15 @@ def write_pairs(file: Path, pairs: Sequence[dict[str, Any]]) -> str:
     return str(file)
 
 
+def spanned_pairs() -> list[dict[str, Any]]:
+    return [pair | {"spans": {"first": [1, 2], "second": [3, 4]}} for pair in PAIRS]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("circuit")
     save_checkpoint(folder / "tiny")
-    spans = {"spans": {"first": [1, 2], "second": [3, 4]}}
-    write_pairs(folder / "pairs.jsonl", [pair | spans for pair in PAIRS])
+    write_pairs(folder / "pairs.jsonl", spanned_pairs())
     longer = [pair | {side: f"w9 {pair[side]}" for side in ("clean", "corrupted")} for pair in PAIRS]
     write_pairs(folder / "longer.jsonl", [pair | {"spans": {"first": [2, 3], "second": [4, 5]}} for pair in longer])
     write_pairs(folder / "no-spans.jsonl", PAIRS)
@@ -89,15 +92,20 @@ class EagerCircuit:
     def outputs(self, ids: np.ndarray) -> Outputs:
         return [record["z"] for record in eager_patching.run(self.model, torch.tensor([ids.tolist()]))[1]]
 
-    def mean(self) -> Outputs:
-        by_prompt = [self.outputs(pair.corrupted) for pair in self.reference]
+    def others(self, number: int) -> list[Any]:
+        """The reference prompts without a prompt itself."""
+        own = self.pairs[number].corrupted.tolist()
+        return [pair for pair in self.reference if pair.corrupted.tolist() != own]
+
+    def mean(self, number: int) -> Outputs:
+        by_prompt = [self.outputs(pair.corrupted) for pair in self.others(number)]
         return [torch.stack([z[layer] for z in by_prompt]).mean(0) for layer in range(LAYERS)]
 
     def mean_of_spans(self, number: int) -> Outputs:
         means = []
         for layer in range(LAYERS):
             by_class: dict[str, list[Tensor]] = {}
-            for pair in self.reference:
+            for pair in self.others(number):
                 z = self.outputs(pair.corrupted)[layer]
                 for at, name in enumerate(self.names(pair)):
                     by_class.setdefault(name, []).append(z[:, at])
@@ -144,8 +152,8 @@ def check_tables(run: Run, eager: EagerCircuit, outputs_of: Callable[[int], list
 
 def test_mean_ablation_by_position_equals_eager_attention(run: Run, folder: Path) -> None:
     eager = EagerCircuit(folder)
-    mean = eager.mean()
-    check_tables(run, eager, lambda number: [mean])
+    means = [eager.mean(number) for number in range(4)]
+    check_tables(run, eager, lambda number: [means[number]])
 
 
 def test_mean_ablation_by_span_equals_eager_attention_for_a_reference_of_other_lengths(
@@ -159,7 +167,7 @@ def test_mean_ablation_by_span_equals_eager_attention_for_a_reference_of_other_l
 
 def test_zero_ablation_equals_eager_attention(folder: Path, tmp_path: Path) -> None:
     eager = EagerCircuit(folder)
-    zeros = [torch.zeros_like(z) for z in eager.mean()]
+    zeros = [torch.zeros_like(z) for z in eager.mean(0)]
     check_tables(measured(folder, tmp_path, complement="zero", random_subsets=4), eager, lambda number: [zeros])
 
 
@@ -169,6 +177,76 @@ def test_resample_ablation_by_all_other_reference_prompts_equals_eager_attention
     run = measured(folder, tmp_path, complement="resample", draws=3, random_subsets=4)
     check_tables(run, eager, lambda number: [z for other, z in enumerate(outputs) if other != number])
     assert (run.table("circuit")["reference_prompts"] == 3).all()
+
+
+PLACED = {"L0H1@first": (0, 1, [1]), "L1H2@-2:": (1, 2, [3, 4]), "L3H0": (3, 0, [0, 1, 2, 3, 4])}
+"""A circuit of heads at a span, at the last two tokens and at all positions, with their tokens by hand."""
+
+
+def test_members_at_positions_equal_eager_attention_with_their_other_positions_replaced(
+    folder: Path, tmp_path: Path
+) -> None:
+    eager = EagerCircuit(folder)
+    run = measured(folder, tmp_path, heads=[*PLACED], random_subsets=2, greedy=1)
+    assert validate(run) == []
+
+    def value(number: int, kept: Collection[str], others_are_kept: bool = False) -> float:
+        """The metric with the members `kept` intact, and the outputs of no member if `others_are_kept`."""
+        pair, mean = eager.pairs[number], eager.mean(number)
+        intact = eager.outputs(pair.clean)
+        is_kept = {(*PLACED[name][:2], token) for name in kept for token in PLACED[name][2]}
+        member_tokens = {(layer, head, token) for layer, head, tokens in PLACED.values() for token in tokens}
+        assert len(intact) == LAYERS
+
+        def edits(record: Any, layer: int) -> Tensor:
+            z = record.clone()
+            for head in range(HEADS):
+                for token in range(len(pair.clean)):
+                    place = (layer, head, token)
+                    is_intact = place in is_kept or (others_are_kept and place not in member_tokens)
+                    if not is_intact:
+                        z[0, head, token] = mean[layer][head, token]
+            return z
+
+        logits = eager_logits(eager.model, pair.clean.tolist(), edits)
+        return float(logits[int(pair.answer[0])] - logits[int(pair.wrong[0])])
+
+    for _, row in run.table("circuit").iterrows():
+        number, removed = int(row["pair"][-1]), row["heads"].split(",")
+        rest = [name for name in PLACED if name not in removed]
+        assert row["metric_circuit"] == pytest.approx(value(number, rest), abs=1e-5)
+        assert row["metric_model"] == pytest.approx(value(number, rest, others_are_kept=True), abs=1e-5)
+    for _, row in run.table("circuit_members").iterrows():
+        place = "" if row["positions"] == "all" else f"@{row['positions']}"
+        rest = [name for name in PLACED if name != f"L{row['layer']}H{row['head']}{place}"]
+        assert len(rest) == 2
+        assert row["metric_without"] == pytest.approx(value(int(row["pair"][-1]), rest), abs=1e-5)
+
+
+@torch.no_grad()
+def eager_logits(model: Model, ids: list[int], edit: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """The last logits of the module with its heads' outputs edited by hooks before the output projections."""
+    handles = []
+    for number, layer in enumerate(model.module.model.layers):
+
+        def replace(module: Any, args: Any, number: int = number) -> Any:
+            z = args[0].view(1, len(ids), HEADS, -1).transpose(1, 2)
+            return (edit(z, number).transpose(1, 2).reshape(args[0].shape), *args[1:])
+
+        handles.append(layer.self_attn.o_proj.register_forward_pre_hook(replace))
+    try:
+        return model.module(torch.tensor([ids])).logits[0, -1]  # type: ignore[no-any-return]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_every_member_and_no_other_head_has_its_minimality_in_the_table_of_heads(run: Run) -> None:
+    heads = run.heads.set_index(["layer", "head"])["circuit_mean"].dropna()
+    assert sorted(heads.index) == CIRCUIT
+    rows = run.table("circuit_members")
+    falls = (rows["metric_circuit"] - rows["metric_without"]).groupby([rows["layer"], rows["head"]]).mean()
+    np.testing.assert_allclose(heads.sort_index(), falls.sort_index(), atol=1e-6)
 
 
 # Laws and statistics -----------------------------------------------------------------------------------------------
@@ -308,14 +386,21 @@ def first_pairs(folder: Path, count: int) -> list[str]:
     return [write_pairs(folder / f"first-{count}.jsonl", PAIRS[:count])]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_mean_over_fewer_than_three_reference_prompts_warns_with_length_and_number(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+@pytest.mark.parametrize(("count", "by"), [(3, "position"), (3, "span"), (4, "position")])
+def test_a_mean_over_fewer_than_three_other_prompts_warns_with_length_and_number(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int, by: str
 ) -> None:
-    run = measured(folder, tmp_path, pairs=first_pairs(folder, count), greedy=0, random_subsets=0)
-    assert (run.table("circuit")["reference_prompts"] == count).all()
-    assert (f"5 tokens ({count})" in caplog.text) == (count < 3)
-    assert ("by 'span'" in caplog.text) == (count < 3)
+    pairs = write_pairs(folder / f"first-{count}.jsonl", spanned_pairs()[:count])
+    run = measured(folder, tmp_path, pairs=[pairs], greedy=0, random_subsets=0, by=by)
+    assert (run.table("circuit")["reference_prompts"] == count - 1).all()
+    assert (f"5 tokens ({count - 1})" in caplog.text) == (count == 3)
+    assert ("by 'span'" in caplog.text) == (count == 3 and by == "position")
+
+
+def test_a_prompt_is_not_the_only_one_in_its_own_mean(folder: Path, tmp_path: Path) -> None:
+    for by in ("position", "span"):
+        with pytest.raises(BadInput, match="pair 0"):
+            measured(folder, tmp_path, pairs=first_pairs(folder, 1), by=by)
 
 
 def test_resample_never_draws_the_own_corrupted_prompt_and_warns_of_fewer_draws(
@@ -325,7 +410,7 @@ def test_resample_never_draws_the_own_corrupted_prompt_and_warns_of_fewer_draws(
     assert (run.table("circuit")["reference_prompts"] == 3).all()
     assert "the 4 draws" in caplog.text
     assert "5 tokens (3)" in caplog.text
-    with pytest.raises(BadInput, match="only the corrupted prompt of 'pair 0' itself with 5 tokens"):
+    with pytest.raises(BadInput, match="only the prompt 'pair 0' itself with 5 tokens"):
         measured(folder, tmp_path, pairs=first_pairs(folder, 1), complement="resample")
 
 
@@ -333,7 +418,8 @@ def test_resample_never_draws_the_own_corrupted_prompt_and_warns_of_fewer_draws(
 def test_one_prompt_warns_that_the_greedy_test_is_left_out(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    run = measured(folder, tmp_path, pairs=first_pairs(folder, count), random_subsets=0)
+    reference = f"{folder}/pairs.jsonl"
+    run = measured(folder, tmp_path, pairs=first_pairs(folder, count), reference=reference, random_subsets=0)
     has_greedy = run.table("circuit")["subset"].astype(str).str.startswith("greedy").any()
     assert has_greedy == (count > 1)
     assert ("greedy test of completeness is left out" in caplog.text) == (count == 1)
@@ -377,6 +463,11 @@ class RecordedProgress(NoProgress):
         ("--by has no effect here", ("--heads", "L0H1", "--complement", "zero", "--by", "span")),
         ("--reference has no effect here", ("--heads", "L0H1", "--complement", "zero", "--reference", "longer")),
         ("--draws has no effect here", ("--heads", "L0H1", "--draws", 3)),
+        ("has L0H1@last twice", ("--heads", "L0H1@last,L0H1@last")),
+        ("members L0H1 and L0H1@last of the circuit both have token 4", ("--heads", "L0H1,L0H1@last")),
+        ("members L0H1@-2: and L0H1@second of the circuit both have token 3", ("--heads", "L0H1@second,L0H1@-2:")),
+        ("no span 'secnd'", ("--heads", "L0H1@secnd")),
+        ("positions '5' are not in its 5 tokens", ("--heads", "L0H1@5")),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

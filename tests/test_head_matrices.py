@@ -1,6 +1,5 @@
 """Matrices of a head equal dense products of the weights, and give the logits of the first layer at any distance."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
+from headscope.decomposition.head_circuits import LayerCircuits
+from headscope.decomposition.head_weights import inspect_head_weights
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.models.loading import locate
 from headscope.positions.model import Model
@@ -127,6 +128,40 @@ def test_qk_with_the_normed_inputs_gives_the_logits_of_the_first_layer(family: s
             )
 
 
+def composed_logits(model: Model, sender: tuple[int, int], receiver: tuple[int, int], tokens: Tensor) -> Tensor:
+    """Logits [n, n] of queries that read tokens with keys that read what a head writes for tokens, by the modules."""
+    layers, embedded = model.module.base_model.layers, model.module.get_input_embeddings()(tokens)
+    heads, dim = model.geometry.heads, model.geometry.head_dim
+    first, second = layers[sender[0]], layers[receiver[0]]
+    values = first.self_attn.v_proj(first.input_layernorm.weight * embedded).view(len(tokens), -1, dim)
+    outputs = torch.zeros(len(tokens), heads, dim)
+    outputs[:, sender[1]] = values[:, sender[1] * values.shape[1] // heads]
+    written = first.self_attn.o_proj(outputs.flatten(1))
+    keys = second.self_attn.k_proj(second.input_layernorm.weight * written).view(len(tokens), -1, dim)
+    queries = second.self_attn.q_proj(second.input_layernorm.weight * embedded).view(len(tokens), heads, dim)
+    return queries[:, receiver[1]] @ keys[:, receiver[1] * keys.shape[1] // heads].T / dim**0.5
+
+
+@torch.no_grad()
+def check_composition(model: Model, sender: tuple[int, int], receiver: tuple[int, int], tokens: Tensor) -> None:
+    """The line of the page from-transformer-lens."""
+    embedding = model.module.get_input_embeddings().weight[tokens]
+    line = embedding @ hs.head_matrices(model, *receiver).qk(0) @ hs.head_matrices(model, *sender).ov @ embedding.T
+    expected = composed_logits(model, sender, receiver, tokens)
+    np.testing.assert_allclose(line, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "smollm3"])
+def test_k_composition_over_the_vocabulary_equals_the_modules(family: str) -> None:
+    model = tiny(family)
+    check_composition(model, (0, 3), (1, 1), torch.arange(model.module.config.vocab_size))
+
+
+@pytest.mark.model
+def test_k_composition_of_smollm2_equals_the_modules(smollm2: Model) -> None:
+    check_composition(smollm2, (8, 2), (16, 0), torch.arange(200))
+
+
 def input_gain(model: Model) -> Tensor:
     layer = model.module.base_model.layers[0]
     return layer.input_layernorm.weight + ("Gemma" in type(layer).__name__)
@@ -209,13 +244,17 @@ def test_ov_and_qk_matrices_of_smollm2_equal_those_of_transformer_lens(smollm2: 
     lens = TransformerBridge.boot_transformers("any", hf_model=module, tokenizer=smollm2.tokenizer)
     lens.enable_compatibility_mode(disable_warnings=True)
     stacked = {name: getattr(lens, name).detach().double() for name in ("W_Q", "W_K", "W_V", "W_O")}
-    for layer, head in itertools.product((0, 15, 29), range(9)):
-        ours = hs.head_matrices(smollm2, layer, head)
+    weights = inspect_head_weights(smollm2)  # what `hs.head_matrices` reads, once for all heads
+    ours = hs.head_matrices(smollm2, 16, 5)
+    torch.testing.assert_close(ours.query, LayerCircuits.of_layer(weights.layers[16]).query[5], rtol=0, atol=0)
+    for layer in range(30):
+        circuits = LayerCircuits.of_layer(weights.layers[layer])
         query, key, value, output = (
-            weights[layer][head * weights.shape[1] // 9] for weights in stacked.values()
-        )  # [D, d] and [d, D]; keys and values by KV group
+            tensors[layer].repeat_interleave(9 // tensors.shape[1], 0) for tensors in stacked.values()
+        )  # [H, D, d] and [H, d, D]; keys and values by KV group
         for actual, expected in (
-            (ours.output.double() @ ours.value.double(), (value @ output).T),
-            (ours.query.double().T @ ours.key.double(), query @ key.T),
+            (circuits.output.double() @ circuits.value.double(), (value @ output).mT),
+            (circuits.query.double().mT @ circuits.key.double(), query @ key.mT),
         ):
-            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+            largest = expected.abs().amax((1, 2))
+            assert float(((actual - expected).abs().amax((1, 2)) / largest).max()) <= 1e-5

@@ -19,6 +19,7 @@ from headscope.patching.activation_patching import GROUP_ACTIVATIONS, PatchingRe
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
 from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import Path, PathPatching, inspect_paths
+from headscope.patching.pattern_entries import PatternEntries
 from headscope.positions.model import Model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -127,6 +128,29 @@ def test_patches_of_one_position_equal_those_of_transformer_lens(
             for _, _, value in replay.patch(activation, "denoising", [unit], [range(position, position + 1)])
         ]
     assert_equal(replay, values, patched_by_lens(bridge, pair, POSITION_FUNCTIONS[activation], index[columns]))
+
+
+@torch.no_grad()
+def test_patches_of_pattern_entries_equal_those_of_transformer_lens(
+    smollm2: Model, bridge: Any, pairs: list[PairTokens]
+) -> None:
+    pair, at = pairs[0], pairs[0].aligned - 1
+    changed = int(torch.nonzero(pair.clean[0] != pair.corrupted[0])[0])
+    heads, places = [(17, 4), (23, 3)], [(at, changed), (changed, 0), (at, at)]
+    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
+    entries = PatternEntries(replay)
+    units = [Unit(layer, smollm2.geometry.kv_group(layer, head), head) for layer, head in heads]
+    entries.entries = places
+    with replay.capturing():
+        values = [value for _, patched in entries.patch("denoising", units) for value in patched]
+    rows = [(layer, head, *place) for layer, head in heads for place in places]
+    index = pd.DataFrame(rows, columns=["layer", "head", "dest_pos", "src_pos"])
+    cache, corrupted = activation_cache(bridge, pair.clean), pair.corrupted[:, :-1]
+    difference, edit = logit_difference_of(pair), lens.layer_head_dest_src_pos_pattern_patch_setter
+    expected = lens.generic_activation_patch(
+        bridge, corrupted, cache, difference, edit, "pattern", index_axis_names=None, index_df=index
+    )
+    assert_equal(replay, values, expected.numpy())
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from headscope.patching.path_patching import (
     PathEnd,
     PathModel,
     PathPatching,
+    PathSpan,
     inspect_paths,
 )
 from headscope.positions.model import Model
@@ -115,6 +116,28 @@ def test_paths_through_mlps_into_sets_of_receivers_equal_the_three_runs_of_wang_
             assert change == pytest.approx(expected_change, rel=1e-5, abs=1e-5)
             sizes.append(abs(change))
     assert max(sizes) > 1e-3
+
+
+@ALL_FAMILIES
+def test_paths_at_positions_equal_eager_attention_patched_by_hand(family: str) -> None:
+    """The sender changes at the first span, and the receivers' input follows at the second one."""
+    last, pair = loaded(family).geometry.layers - 1, random_pair()
+    spans: list[tuple[PathSpan, PathSpan]] = [((3, 6), ()), ((), (4, LENGTH)), ((2, 5), (3, LENGTH))]
+    paths = [Path((0, 2), ((1, 3), (last, 1)), end, *places) for end in ("q", "k", "v") for places in spans]
+    paths += [Path((last - 1, 1), (), "logits", (LENGTH - 1, LENGTH)), Path((0, 1), (), "logits", (0, LENGTH - 1))]
+    for mlps in ("frozen", "recomputed"):
+        changes = exact(family, paths, norms="recomputed", mlps=mlps)
+        assert max(map(abs, changes.values())) > 1e-3
+        for path, change in changes.items():
+            expected, unpatched = (
+                eager_paths.patched(
+                    loaded(family), pair.corrupted[:, :-1], source[:, :-1], path, False, mlps == "recomputed"
+                )
+                for source in (pair.clean, pair.corrupted)
+            )
+            difference = (expected - unpatched)[-1]
+            expected_change = (difference[pair.answer[0]] - difference[pair.wrong[0]]).item()
+            assert change == pytest.approx(expected_change, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.model

@@ -27,6 +27,7 @@ from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
+from probes.patching.labels import path_name
 from probes.patching.paths import analysis, plots, report
 from probes.patching.paths.results import head_results, overview, results
 from probes.patching.paths.run import select_paths
@@ -104,6 +105,34 @@ def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: FilePath) 
         assert stored[(*path.sender, path.end)] == pytest.approx(value, abs=1e-5)
 
 
+def test_paths_by_position_are_rows_and_an_array(folder: FilePath, tmp_path: FilePath) -> None:
+    """All sender positions, and two names of receiver positions, equal those of the engine."""
+    heads = {"senders": ["L0H1"], "receivers": ["L2H3"], "through": ["k", "logits"], "method": "exact"}
+    places = {"sender_positions": ["each", "all"], "receiver_positions": ["last", "1:3"]}
+    run = runner.run_study(study(folder, **heads, **places), tmp_path, progress=NoProgress())
+    assert validate(run) == []
+    pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    model = hs.load(f"{folder}/tiny", device="cpu")
+    tokens = PairTokens.on_device(pairs.build(1), model.device)
+    length = len(pairs.build(1).clean)
+    replay = PatchingReplay(model, tokens, "logit_diff", 1e9)
+    spans = [(at, at + 1) for at in range(length)] + [()]
+    ends = {"last": (length - 1, length), "1:3": (1, 3)}
+    paths = [Path((0, 1), ((2, 3),), "k", span, end) for span in spans for end in ends.values()]
+    direct = [Path((0, 1), (), "logits", span) for span in spans]
+    with replay.capturing():
+        values = dict(PathPatching(replay, inspect_paths(model, tokens.clean), "denoising").patch([*paths, *direct]))
+    own = {"model": "base", "pair": "pair 1"}
+    stored = run.array("paths", "metric_patched", ["sender_positions", "receiver_positions"], through="k", **own)
+    assert [*stored.labels["sender_positions"]] == [*map(str, range(length)), "all"]
+    assert [*stored.labels["receiver_positions"]] == [*ends]
+    np.testing.assert_allclose(stored.values.ravel(), [values[path] for path in paths], atol=1e-5)
+    logits = run.array("paths", "metric_patched", ["sender_positions"], through="logits", **own)
+    np.testing.assert_allclose(logits.values, [values[path] for path in direct], atol=1e-5)
+    assert "L0H1@0 to k of L2H3@last" in {path_name(path) for _, path in analysis.sweeps(run)[0].units.iterrows()}
+    assert "@" in "".join(sentence(result) for result in results(run))
+
+
 def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, folder: FilePath) -> None:
     estimates = verified.table("path_estimates")
     used = verified.table("paths").query("is_normalised").groupby("model", observed=True)["pair"].nunique()
@@ -135,7 +164,7 @@ def test_verify_patches_the_same_number_of_paths_of_each_kind_in_every_pair(veri
         assert all(selection == selections[0] for selection in selections)
         estimates = verified.table("path_estimates").query(f"model == '{model}'")
         for through in estimates["through"].unique():
-            assert sum(path[-1] == through for path in selections[0]) == 3
+            assert sum(path[keys.index("through")] == through for path in selections[0]) == 3
 
 
 def test_paths_are_verified_if_their_estimates_are_large_in_any_direction() -> None:
@@ -214,6 +243,13 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
         ("--mlps is for method exact, not verify", ("--mlps", "recomputed")),
         ("--together is for method exact, not verify", ("--together", "--receivers", "L3H0")),
         ("--together is for named receivers", ("--together", "--method", "exact")),
+        ("--sender-positions is for method exact, not verify", ("--sender-positions", "last")),
+        ("no span 'subject'", ("--method", "exact", "--receiver-positions", "subject")),
+        ("positions '9' are not in its 5 tokens", ("--method", "exact", "--sender-positions", 9)),
+        (
+            "--receiver-positions has no effect here",
+            ("--method", "exact", "--through", "logits", "--receiver-positions", "last"),
+        ),
         ("--receivers has no effect here", ("--through", "logits", "--receivers", "L3H0")),
         ("--verify-top has no effect here: it selects", ("--method", "exact", "--verify-top", 3)),
         ("kl cannot be estimated for noising", ("--metric", "kl", "--direction", "noising")),

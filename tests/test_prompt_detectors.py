@@ -31,7 +31,7 @@ from probes.detectors.results import results
 from probes.detectors.run import run_listener
 
 IDS = np.array([5, 6, 7, 5, 5, 6, 8, 7, 5, 6, 6, 9])
-FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
+FAMILIES = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox", "qwen2")
 
 
 def matched_keys(ids: np.ndarray, kind: str, row: int) -> list[int]:

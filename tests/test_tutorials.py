@@ -90,13 +90,49 @@ def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_pat
         assert namespace["lens"][-1] == pytest.approx(logits[sums.index[-1]], abs=1e-3)
 
 
+MAX_LINES, STEPS, STEPS_WITH_CODE = 5, 90, 82
+"""Of 110 steps that were tried, 90 are listed; 82 of 90 are at least 100 of 110."""
+
+
+def test_every_listed_step_has_its_line_on_the_page_or_a_reason():
+    """Each step of the list has at most five lines of code under its number, among them the quoted one."""
+    code: dict[int, list[str]] = {}
+    for language, _, content in blocks("from-transformer-lens"):
+        numbers: list[int] = []
+        for line in content.splitlines() if language == "python" else []:
+            if match := re.match(r"# (\d+(?:, \d+)*) ", line):
+                numbers = [int(number) for number in match[1].split(", ")]
+            elif line.strip() and not line.startswith("#"):
+                for number in numbers:
+                    code.setdefault(number, []).append(line)
+    page = page_path("from-transformer-lens").read_text(encoding="utf-8")
+    reasons = re.findall(r"^\| (\d+(?:, \d+)*)", page[page.index("## Not here") :], re.MULTILINE)
+    explained = {int(number) for numbers in reasons for number in numbers.split(", ")}
+    rows = re.findall(r"^\| (\d+) \|.*?\| ([^|]*) \| (\d*) ?\|$", page_path("comparison").read_text(), re.MULTILINE)
+    assert [int(step) for step, *_ in rows] == [*range(1, STEPS + 1)]
+    listed = {int(step): line for step, line, _ in rows}
+    assert {step for step, line in listed.items() if line == "not here"} <= explained
+    for step, line, count in rows:
+        if line != "not here":
+            own = code[int(step)]
+            assert any(line.strip("`") in part for part in own), step
+            assert len(own) == int(count) <= MAX_LINES, step
+    assert {*code} == {step for step, line in listed.items() if line != "not here"}
+    assert len(code) == STEPS_WITH_CODE
+    assert explained >= OTHER_NUMBERS
+
+
+OTHER_NUMBERS = {8, 21, 32, 42, 45, 46, 64, 75, 78, 85}
+"""Steps that gave another number than the tool of the notebook when they were first tried."""
+
+
 def test_bertviz_and_circuitsvis_take_the_patterns_of_the_page():
     pytest.importorskip("bertviz")
     pytest.importorskip("circuitsvis")
     views = next(content for _, file, content in blocks("from-transformer-lens") if file == "views.py")
     weights = torch.rand(1, 9, 4, 4).tril().softmax(-1)
     names = {"maps": [weights] * 30, "tokens": ["When", " Mary", " and", " John"]}
-    *imports, head, model, heads = views.strip().splitlines()
+    *imports, head, model, heads = [line for line in views.strip().splitlines() if not line.startswith("#")]
     exec("\n".join(imports), names)
     for view in (head, model, heads):
         html = eval(view, names)

@@ -20,9 +20,10 @@ def unit_nouns(units: pd.DataFrame) -> str:
 
 
 def unit_name(unit: pd.Series) -> str:
-    """The name of a head or KV group, such as L3H1 or "L3 KV group 0"."""
+    """The name of a head or KV group, such as L3H1, L3H1@last for one at some positions, or "L3 KV group 0"."""
     if unit["head"] >= 0:
-        return format_head(int(unit["layer"]), int(unit["head"]))
+        place = unit.get("positions", "all")
+        return format_head(int(unit["layer"]), int(unit["head"])) + ("" if place == "all" else f"@{place}")
     return f"L{int(unit['layer'])} KV group {int(unit['kv_group'])}"
 
 
@@ -51,7 +52,7 @@ def unit_result(effects: Effects, unit: pd.Series, question: str, **fields: Any)
 
     `fields` are further fields of the result. The head is set if the unit is a head or KV group.
     """
-    place = unit_fields(unit) if effects.sweep.units == UNIT_KEYS else {}
+    place = unit_fields(unit) if {*UNIT_KEYS} <= {*effects.sweep.units} else {}
     values: dict[str, Any] = {
         "model": effects.model,
         "where": effects.where,

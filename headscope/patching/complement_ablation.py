@@ -1,12 +1,14 @@
 """Run a prompt with only some heads intact: the outputs of all others are replaced (complement ablation).
 
-A circuit is a set of heads. In its run, the output z of every other head is zero, its mean over a reference set of
-prompts, or that of one reference prompt (Wang et al. 2022, section 2.2). Means are taken by position, over reference
-prompts with the same number of tokens as the prompt, or by class of tokens: each named span, the last token, and all
-other tokens. Only the tokens of the prompt are changed, not those of the answer.
+A circuit is a set of heads, each at all positions of the prompt or at some. In its run, every other output z is zero,
+its mean over a reference set of prompts, or that of one reference prompt (Wang et al. 2022, section 2.2). Means are
+taken by class of tokens: the position, over reference prompts with the same number of tokens, or the named span, the
+last token, and all other tokens. The prompt itself, clean or corrupted, is not among the prompts of its mean. Only the
+tokens of the prompt are changed, not those of the answer.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,21 +19,46 @@ from headscope.attention import backend
 from headscope.forward.ablation import reference_outputs
 from headscope.forward.free_memory import runs_per_batch
 from headscope.forward.replay import Replay
+from headscope.forward.stream_store import ResidualStreamStore
 from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
-from headscope.patching.path_patching import LayerIndexHead
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts.pairs import TokenPair
-from headscope.prompts.token_positions import LAST_SPAN
+from headscope.prompts.token_positions import ALL_TOKENS, LAST_SPAN
 
-LayerOutputs = Mapping[int, Tensor]
-"""Head outputs z [H, L, d] by index of the attention layer; empty for zeros."""
+LayerOutputs = ResidualStreamStore
+"""Head outputs z [H, L, d] by index of the attention layer; none for zeros."""
+ClassedPrompt = tuple[Sequence[int], Sequence[Hashable]]
+"""Token ids of a prompt, with the class of each token."""
 REST = "rest"
 """The class of tokens in no span."""
 
 
+@dataclass(frozen=True, order=True)
+class Member:
+    """A head of a circuit, by index of its attention layer, at all positions, or at those of a span or by number."""
+
+    layer: int
+    head: int
+    positions: str = ALL_TOKENS
+
+    def tokens(self, pair: TokenPair) -> range:
+        """The positions in a prompt. Raises BadInput if the prompt lacks them."""
+        if self.positions == ALL_TOKENS:
+            return range(len(pair.clean))
+        return pair.span(self.positions, reserved=[ALL_TOKENS])
+
+
+@dataclass(frozen=True)
+class Intact:
+    """What keeps its outputs in a run: these members, or everything else if they are removed."""
+
+    members: Collection[Member]
+    are_removed: bool = False
+
+
 class ComplementReplay:
-    """A prompt whose heads outside of a set have replaced outputs, one run for each set.
+    """A prompt in which all but some heads have replaced outputs, one run for each set of intact heads.
 
     `replacements` are head outputs of the prompt's tokens, such as one mean, or one reference prompt per draw; values
     are averaged over them.
@@ -45,7 +72,7 @@ class ComplementReplay:
         replacements: Sequence[LayerOutputs],
         memory_bytes: float,
     ):
-        self.model, self.replacements, self.prompt_length = model, replacements, len(pair.clean)
+        self.model, self.replacements, self.pair = model, replacements, pair
         tokens = PairTokens.on_device(pair, model.device)
         self._answer = tokens.answer
         schedule: Any = model.schedule
@@ -56,82 +83,96 @@ class ComplementReplay:
         self._metric = metric_function(metric, tokens, logits)
         self.unchanged = finite_metric(model, self._metric, logits, self._answer)
 
-    def values(self, kept: Sequence[Collection[LayerIndexHead]]) -> list[float]:
-        """The metric with only these heads intact, for each set of heads (layer index, head)."""
+    def values(self, sets: Sequence[Intact]) -> list[float]:
+        """The metric with only these outputs intact, for each set."""
         batch = runs_per_batch(self.model, self._replay.ids.shape[1])
         by_replacement = []
         with self._replay.capturing():
             for outputs in self.replacements:
                 values: list[float] = []
-                for first in range(0, len(kept), batch):
-                    members = kept[first : first + batch]
+                for first in range(0, len(sets), batch):
+                    members = sets[first : first + batch]
                     logits = self._replay.target_logits_of_edits(self._edits(members, outputs), len(members))
                     values += [finite_metric(self.model, self._metric, one, self._answer) for one in logits]
                 by_replacement.append(values)
         return [float(value) for value in np.mean(by_replacement, axis=0)]
 
-    def _edits(
-        self, kept: Sequence[Collection[LayerIndexHead]], outputs: LayerOutputs
-    ) -> dict[int, backend.OutputEdit]:
-        """Edits of all layers, one run for each set of kept heads."""
+    def _edits(self, sets: Sequence[Intact], outputs: LayerOutputs) -> dict[int, backend.OutputEdit]:
+        """Edits of all layers, one run for each set."""
+        length = len(self.pair.clean)
 
         def edit_of(layer: int, heads: int) -> backend.OutputEdit:
-            is_replaced = torch.tensor([[(layer, head) not in members for head in range(heads)] for members in kept])
+            is_replaced = torch.stack([self._is_replaced(intact, layer, heads) for intact in sets])
 
             def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
-                replaced, at = z.clone(), is_replaced.to(z.device)[:, :, None, None]
-                new = outputs[layer].to(z) if outputs else torch.zeros_like(z[0, :, : self.prompt_length])
-                prompt = slice(None, self.prompt_length)
-                replaced[:, :, prompt] = torch.where(at, new, z[:, :, prompt])
+                replaced, at = z.clone(), is_replaced.to(z.device)[..., None]
+                new = outputs.load(layer).to(z) if len(outputs) else torch.zeros_like(z[0, :, :length])
+                replaced[:, :, :length] = torch.where(at, new, z[:, :, :length])
                 return replaced
 
             return edit
 
         return {layer: edit_of(layer, heads) for layer, heads in enumerate(self.model.geometry.layer_heads)}
 
+    def _is_replaced(self, intact: Intact, layer: int, heads: int) -> Tensor:
+        """Which outputs [H, L] of a layer are replaced."""
+        is_replaced = torch.full((heads, len(self.pair.clean)), not intact.are_removed)
+        for member in intact.members:
+            if member.layer == layer:
+                tokens = member.tokens(self.pair)
+                is_replaced[member.head, tokens.start : tokens.stop] = intact.are_removed
+        return is_replaced
 
-def outputs_of_prompt(model: Model, ids: Sequence[int]) -> LayerOutputs:
+
+def outputs_of_prompt(model: Model, ids: Sequence[int], memory_bytes: float) -> LayerOutputs:
     """The head outputs of all layers on a prompt, under the model's position scheme."""
+    layers = range(model.geometry.layers)
     with attached(model), torch.no_grad():
-        return reference_outputs(model, [*range(model.geometry.layers)], ids)
+        outputs = reference_outputs(model, [*layers], ids)
+    return _stored([outputs[layer] for layer in layers], memory_bytes)
 
 
-def mean_by_position(model: Model, prompts: Iterable[Sequence[int]]) -> LayerOutputs:
-    """The mean of the head outputs over prompts with the same number of tokens, position by position."""
-    sums: dict[int, Tensor] = {}
-    count = 0
-    for ids in prompts:
-        count += 1
-        for layer, z in outputs_of_prompt(model, ids).items():
-            sums[layer] = z.double().cpu() + sums.get(layer, 0)
-    return {layer: (total / count).float() for layer, total in sums.items()}
+class ReferenceMeans:
+    """Mean head outputs over reference prompts by class of tokens, such as their position or span."""
 
+    def __init__(self, model: Model, prompts: Sequence[ClassedPrompt]):
+        self.model = model
+        names = dict.fromkeys(name for _, classes in prompts for name in classes)
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._sums, self._counts = self._totals(prompts)
 
-def mean_by_span(model: Model, prompts: Iterable[tuple[Sequence[int], np.ndarray]]) -> dict[str, LayerOutputs]:
-    """The mean of the head outputs over all tokens of each class: layer -> [H, 1, d], by class.
+    def of_prompt(
+        self, classes: Sequence[Hashable], left_out: Sequence[ClassedPrompt], memory_bytes: float
+    ) -> LayerOutputs:
+        """The means for a prompt whose tokens have these classes, without the reference prompts `left_out`."""
+        own_sums, own_counts = self._totals(left_out)
+        columns = torch.tensor([self._numbers[name] for name in classes])
+        counts = (self._counts - own_counts)[columns, None]
+        means = [(total - own)[:, columns] / counts for total, own in zip(self._sums, own_sums, strict=True)]
+        return _stored([mean.float() for mean in means], memory_bytes)
 
-    `prompts` are token ids with the class of each token, as `token_classes` has them.
-    """
-    sums: dict[str, dict[int, Tensor]] = {}
-    counts: dict[str, int] = {}
-    for ids, classes in prompts:
-        outputs = outputs_of_prompt(model, ids)
-        for name in dict.fromkeys(classes.tolist()):
-            at = torch.from_numpy(np.flatnonzero(classes == name))
-            counts[name] = counts.get(name, 0) + len(at)
-            by_layer = sums.setdefault(name, {})
+    def _totals(self, prompts: Sequence[ClassedPrompt]) -> tuple[list[Tensor], Tensor]:
+        """Sums [H, classes, d] of the outputs of every layer, and the number of tokens [classes]."""
+        geometry, size = self.model.geometry, len(self._numbers)
+        sums = [torch.zeros(()) for _ in range(geometry.layers)]
+        counts = torch.zeros(size, dtype=torch.int64)
+        for ids, classes in prompts:
+            columns = torch.tensor([self._numbers[name] for name in classes])
+            counts.index_add_(0, columns, torch.ones_like(columns))
+            with attached(self.model), torch.no_grad():
+                outputs = reference_outputs(self.model, [*range(geometry.layers)], ids)
             for layer, z in outputs.items():
-                by_layer[layer] = z.double().cpu()[:, at].sum(1, keepdim=True) + by_layer.get(layer, 0)
-    return {
-        name: {layer: (total / counts[name]).float() for layer, total in by_layer.items()}
-        for name, by_layer in sums.items()
-    }
+                total = torch.zeros(len(z), size, z.shape[-1], dtype=torch.float64)
+                sums[layer] = sums[layer] + total.index_add_(1, columns, z.double().cpu())
+        return sums, counts
 
 
-def outputs_by_class(means: Mapping[str, LayerOutputs], classes: np.ndarray) -> LayerOutputs:
-    """The head outputs of a prompt whose tokens have these classes, each with the mean of its class."""
-    layers = next(iter(means.values()))
-    return {layer: torch.cat([means[name][layer] for name in classes.tolist()], 1) for layer in layers}
+def _stored(outputs: Sequence[Tensor], memory_bytes: float) -> LayerOutputs:
+    """The outputs of all layers, the first `memory_bytes` in memory."""
+    store = LayerOutputs(memory_bytes)
+    for z in outputs:
+        store.append(z)
+    return store
 
 
 def token_classes(pair: TokenPair) -> np.ndarray:

@@ -46,17 +46,30 @@ Norms = Literal["frozen", "recomputed"]
 MLPs = Literal["frozen", "recomputed"]
 LayerIndexHead = tuple[int, int]
 """Index of an attention layer, and query head."""
+PathSpan = tuple[int, ...]
+"""The first position and the one after the last, counted from the first aligned one; () for all."""
+PathOrigin = tuple[LayerIndexHead, PathSpan]
 ESTIMATE_TOKENS = 2**15
 """Tokens of the copies of a residual stream, one per receiver, whose gradients are computed as one batch."""
 
 
 @dataclass(frozen=True, order=True)
 class Path:
-    """A path from a sender to the q, k or v of receivers in later layers together, or to the logits without any."""
+    """A path from a sender to the q, k or v of receivers in later layers together, or to the logits without any.
+
+    The sender changes, and the receivers' inputs follow, at `sender_span` and `receiver_span` only.
+    """
 
     sender: LayerIndexHead
     receivers: tuple[LayerIndexHead, ...]
     end: PathEnd
+    sender_span: PathSpan = ()
+    receiver_span: PathSpan = ()
+
+    @property
+    def origin(self) -> "PathOrigin":
+        """The sender and the positions at which it changes."""
+        return self.sender, self.sender_span
 
     @property
     def receiver_layers(self) -> tuple[int, ...]:
@@ -131,9 +144,9 @@ class PathPatching:
         self.run, source = replay.run_and_source(direction)
         self._changes, self._outputs = ResidualStreamStore(memory_bytes), ResidualStreamStore(memory_bytes)
         self._write_scales: list[Tensor | None] = []
+        self._aligned = replay.pair.aligned_positions(self.run.ids)
         positions, source_positions = (
-            slice(span.start, span.stop)
-            for span in (replay.pair.aligned_positions(run.ids) for run in (self.run, source))
+            slice(span.start, span.stop) for span in (self._aligned, replay.pair.aligned_positions(source.ids))
         )
         for layer, branch in enumerate(model_paths.branches):
             z = self.run.attention(layer)[0]
@@ -194,13 +207,13 @@ class PathPatching:
 
     def _patch_receivers(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
         """Patch paths whose receivers are in the same layers: one batch of runs."""
-        senders = sorted({path.sender for path in paths})
+        origins = sorted({path.origin for path in paths})
         layers = {self.run.decoder_layer_of(layer): layer for layer in paths[0].receiver_layers}
         edits = {}
-        for decoder_layer, streams in self._changed_streams(senders, [*layers]).items():
+        for decoder_layer, streams in self._changed_streams(origins, [*layers]).items():
             layer = layers[decoder_layer]
             changed = self._attention(layer, streams)[1]
-            edits[layer] = self._receiver_edit(layer, changed, paths, [senders.index(path.sender) for path in paths])
+            edits[layer] = self._receiver_edit(layer, changed, paths, [origins.index(path.origin) for path in paths])
         if len(edits) == 1:  # no receiver before this layer changes its inputs
             ((layer, edit),) = edits.items()
             edits = {layer: _constant(edit(*self.run.attention(layer)))}
@@ -212,7 +225,7 @@ class PathPatching:
     ) -> backend.OutputEdit:
         """The edit of a layer's head outputs, one run for each path, that gives its receivers their changed input.
 
-        `changed` has the inputs of the layer with the change of one sender each, that of a path at its number in
+        `changed` has the inputs of the layer with the change of one origin each, that of a path at its number in
         `copies`. The receivers' other inputs are those of the run that is edited.
         """
         geometry = self.replay.model.geometry
@@ -226,7 +239,9 @@ class PathPatching:
                     heads = slice(head, head + 1), slice(group, group + 1)
                     one_head, new = call.for_heads(*heads), changed.for_heads(*heads)
                     inputs = {name: getattr(one_head, name)[run] for name in RECEIVER_INPUTS}
-                    inputs[cast(ReceiverInput, path.end)] = getattr(new, path.end)[copy : copy + 1]
+                    name = cast(ReceiverInput, path.end)
+                    follows = self._is_in(path.receiver_span).to(z.device)[:, None]
+                    inputs[name] = torch.where(follows, getattr(new, name)[copy : copy + 1], inputs[name])
                     patched[number, heads[0]] = one_head.attend(**inputs)[0]
             return patched
 
@@ -235,7 +250,7 @@ class PathPatching:
     def _patch_logits(self, paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
         """Patch paths to the logits."""
         last = len(self.run.layers)
-        streams = self._changed_streams([path.sender for path in paths], [last])[last]
+        streams = self._changed_streams([path.origin for path in paths], [last])[last]
         with self._freezing(self.model_paths.final_norm, self._last_stream()):
             all_logits = self.run.target_logits_after(streams)
         for path, logits in zip(paths, all_logits, strict=True):
@@ -285,37 +300,45 @@ class PathPatching:
         """The output of the last layer [1, L, D]."""
         return self.run.residual_stream_before(len(self.run.layers))
 
-    def _changed_streams(
-        self, senders: Sequence[LayerIndexHead], decoder_layers: Sequence[int]
-    ) -> Mapping[int, Tensor]:
+    def _changed_streams(self, origins: Sequence[PathOrigin], decoder_layers: Sequence[int]) -> Mapping[int, Tensor]:
         """The residual streams before decoder layers, with the change of one sender each, [n, L, D]."""
         if self.mlps == "recomputed":
-            return self._streams_through_mlps(senders, decoder_layers)
-        by_layer = {layer: self._written(layer) for layer in {layer for layer, _ in senders}}
-        changes = [by_layer[layer][head] for layer, head in senders]
+            return self._streams_through_mlps(origins, decoder_layers)
+        by_layer = {layer: self._written(layer) for layer in {layer for (layer, _), _ in origins}}
+        changes = [self._limited(by_layer[layer][head], span) for (layer, head), span in origins]
         streams = {layer: self.run.residual_stream_before(layer) for layer in decoder_layers}
         return {
             layer: stream + torch.stack([change.to(stream) for change in changes]) for layer, stream in streams.items()
         }
 
     def _streams_through_mlps(
-        self, senders: Sequence[LayerIndexHead], decoder_layers: Sequence[int]
+        self, origins: Sequence[PathOrigin], decoder_layers: Sequence[int]
     ) -> Mapping[int, Tensor]:
         """The same streams in a pass in which only the heads' outputs are frozen (Wang et al. 2022, appendix B)."""
-        first = min(layer for layer, _ in senders)
+        first = min(layer for (layer, _), _ in origins)
 
         def frozen_outputs(layer: int) -> backend.OutputEdit:
             def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
                 outputs = self._outputs.load(layer).to(z).expand_as(z).clone()
-                for number, (sender_layer, head) in enumerate(senders):
+                for number, ((sender_layer, head), span) in enumerate(origins):
                     if sender_layer == layer:
-                        outputs[number, head] += self._changes.load(layer)[head].to(z)
+                        outputs[number, head] += self._limited(self._changes.load(layer)[head], span).to(z)
                 return outputs
 
             return edit
 
         edits = {layer: frozen_outputs(layer) for layer in range(first, len(self.model_paths.branches))}
-        return self.run.streams_before(decoder_layers, edits, len(senders))
+        return self.run.streams_before(decoder_layers, edits, len(origins))
+
+    def _is_in(self, span: PathSpan) -> Tensor:
+        """Which positions [L] of the run are in a span."""
+        chosen = self._aligned[slice(*span)] if span else range(self.run.ids.shape[1])
+        positions = torch.arange(self.run.ids.shape[1])
+        return (positions >= chosen.start) & (positions < chosen.stop)
+
+    def _limited(self, change: Tensor, span: PathSpan) -> Tensor:
+        """A change [L, n] at the positions of a span, and 0 elsewhere."""
+        return change * self._is_in(span).to(change)[:, None]
 
     def _written(self, layer: int) -> Tensor:
         """What each head of a layer adds to the residual stream in the source run minus the patched run, [H, L, D]."""

@@ -119,7 +119,9 @@ def add_absent_columns(table: Table, stored: pa.Table) -> pa.Table:
     for index, column in enumerate(table.columns):
         if column.absent is None or column.name in stored.column_names:
             continue
-        if not isinstance(column.absent, str):
+        if column.kind == "label":
+            values = pa.array([column.absent] * stored.num_rows, pa.string()).dictionary_encode()
+        elif not isinstance(column.absent, str):
             values = pa.repeat(pa.scalar(column.absent, ARROW_TYPES[column.kind]), stored.num_rows)
         elif column.absent in stored.column_names:
             values = stored[column.absent]

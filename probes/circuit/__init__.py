@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 from headscope.probe import Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pandas as pd
 
     from headscope.rendering.blocks import ChartGroup, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
+    from headscope.runs.column_metadata import Statistic
     from headscope.runs.columns import Table
     from headscope.runs.run import Run
+    from headscope.runs.run_tables import RunTables
     from probes.circuit.run import CircuitRunner
     from probes.circuit.schema import CircuitOptions
 
@@ -30,7 +34,7 @@ class Circuit(Probe):
     )
     group = "Causes"
     order = 47
-    example = "headscope circuit --model base=smollm2-135m --pairs ioi --count 8 --heads L20H0,L23H0,L23H3,L29H1"
+    example = "headscope circuit --model base=smollm2-135m --pairs ioi --count 8 --by span --heads L20H0,L23H3,L29H1"
 
     def options(self) -> type[CircuitOptions]:
         from probes.circuit.schema import CircuitOptions
@@ -46,6 +50,16 @@ class Circuit(Probe):
         from probes.circuit.schema import TABLES
 
         return TABLES
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        from probes.circuit.analysis import STATISTICS
+
+        return STATISTICS
+
+    def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.circuit.analysis import head_statistics
+
+        return head_statistics(tables)
 
     def questions(self) -> Sequence[Question]:
         from probes.circuit.questions import QUESTIONS

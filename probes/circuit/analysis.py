@@ -1,27 +1,65 @@
 """Statistics of circuits of heads: minimality of every member, completeness by subsets, faithfulness."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headscope.effects.sweep import Effects, Sweep, sweep_effects
+from headscope.effects.sweep import UNIT_KEYS, Effects, Sweep, sweep_effects
+from headscope.effects.units import head_columns
 from headscope.runs.aggregation import confidence_interval, plain_types
+from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
 KEYS = ("model", "prompts", "complement", "metric")
-MEMBERS = Sweep(keys=KEYS, sample="pair", value="fall")
+ABLATED = {"mean": "mean-ablated", "resample": "resample-ablated", "zero": "zero-ablated"}
+MEMBERS = Sweep(keys=KEYS, sample="pair", value="fall", units=(*UNIT_KEYS, "positions"))
 """Minimality of every member: m(C) - m(C without v)."""
 SUBSETS = Sweep(keys=KEYS, sample="pair", value="difference", units=("subset",))
 """Completeness of every removed subset K: m(M without K) - m(C without K), over the prompts that did not choose it."""
 
 
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        f"circuit_{complement}": Statistic(
+            f"minimality in the circuit, others {name}",
+            "logits or nats",
+            "fall of the answer's metric when the head is removed from the circuit, mean over the prompts of all sets; "
+            f"all other heads are {name}. The sum over its positions if they are separate members; empty for heads "
+            "outside of the circuit",
+            number_format="+.3g",
+        )
+        for complement, name in ABLATED.items()
+    }
+)
+
+
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
+    """Columns `circuit_<complement>` by (model, layer, head, kv_group), each with its interval over prompts.
+
+    A head that is a member at several places has the sum of their minimalities.
+    """
+    if CIRCUIT_MEMBERS.name not in run.tables:
+        return None
+    by_member: Any = _with_fall(run).groupby([*KEYS, *UNIT_KEYS, "pair"], sort=False)
+    rows = by_member["fall"].sum().reset_index()
+    rows = rows.assign(doc=rows["prompts"] + "/" + rows["pair"], column="circuit_" + rows["complement"])
+    return head_columns(run, rows, MEMBERS)
+
+
 def member_sweeps(run: RunTables) -> list[Effects]:
     """The minimality of the members of every circuit."""
+    return sweep_effects(_with_fall(run), MEMBERS, run.models)
+
+
+def _with_fall(run: RunTables) -> pd.DataFrame:
+    """The rows of members with `fall`, what the metric of the circuit loses without the member."""
     rows = plain_types(run.table(CIRCUIT_MEMBERS.name))
-    return sweep_effects(rows.assign(fall=rows["metric_circuit"] - rows["metric_without"]), MEMBERS, run.models)
+    return rows.assign(fall=rows["metric_circuit"] - rows["metric_without"])
 
 
 def subset_sweeps(run: RunTables, family: str) -> list[Effects]:

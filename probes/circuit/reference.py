@@ -2,20 +2,13 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from headscope.errors import BadInput
-from headscope.patching.complement_ablation import (
-    LayerOutputs,
-    mean_by_position,
-    mean_by_span,
-    outputs_by_class,
-    outputs_of_prompt,
-    token_classes,
-)
+from headscope.patching.complement_ablation import LayerOutputs, ReferenceMeans, outputs_of_prompt, token_classes
 from headscope.positions.model import Model
 from headscope.prompts.pair_sets import PairSet
 from headscope.prompts.pairs import TokenPair
@@ -40,17 +33,21 @@ class Reference:
 
         By span, it is that of the rarest class of the prompt's tokens.
         """
-        if self.options.by == "span":
-            known = Counter(name for other in self.others for name in {*token_classes(other).tolist()})
-            return [min(known[name] for name in token_classes(pair).tolist()) for pair in self.prompts]
-        return [len(self._ids_for(index)) for index in range(len(self.prompts))]
+        if self.options.complement == "resample":
+            return [len(self._draws_for(index)) for index in range(len(self.prompts))]
+        known = Counter(name for other in self.others for name in {*self._classes(other)})
+        counts = []
+        for pair in self.prompts:
+            own = Counter(name for other in self._own(pair) for name in {*self._classes(other)})
+            counts.append(min(known[name] - own[name] for name in self._classes(pair)))
+        return counts
 
     @cached_property
-    def _ids_by_length(self) -> dict[int, list[list[int]]]:
-        by_length: dict[int, list[list[int]]] = {}
+    def _by_ids(self) -> dict[tuple[int, ...], list[TokenPair]]:
+        by_ids: dict[tuple[int, ...], list[TokenPair]] = {}
         for other in self.others:
-            by_length.setdefault(len(other.corrupted), []).append(other.corrupted.tolist())
-        return by_length
+            by_ids.setdefault(tuple(other.corrupted.tolist()), []).append(other)
+        return by_ids
 
     def check(self, label: str) -> None:
         """Raise BadInput for a prompt without reference prompts; warn of too few, with the label of the model."""
@@ -72,54 +69,63 @@ class Reference:
             )
         else:
             log.warning(
-                "%s: the reference set '%s' has fewer than %d prompts in the mean, for prompts of %s; a mean of one "
-                "may be the prompt's own corrupted run. Use a larger reference set%s",
+                "%s: the reference set '%s' has fewer than %d prompts in the mean besides a prompt's own, for prompts "
+                "of %s. Use a larger reference set%s",
                 *(label, self.name, needed, lengths),
                 "" if self.options.by == "span" else ", or by 'span'",
             )
 
-    def replacements(self, model: Model) -> list[Sequence[LayerOutputs]]:
+    def replacements(self, model: Model, memory_bytes: float) -> Iterator[Sequence[LayerOutputs]]:
         """For each prompt the replaced outputs: one mean, one reference prompt per draw, or none for zeros."""
         if self.options.complement == "zero":
-            return [[{}] for _ in self.prompts]
-        if self.options.complement == "resample":
-            return [
-                [outputs_of_prompt(model, ids) for ids in self._ids_for(index)] for index in range(len(self.prompts))
-            ]
+            yield from ([LayerOutputs(0)] for _ in self.prompts)
+        elif self.options.complement == "resample":
+            for index in range(len(self.prompts)):
+                drawn = self._draws_for(index)
+                yield [outputs_of_prompt(model, ids, memory_bytes / len(drawn)) for ids in drawn]
+        else:
+            lengths = {len(pair.clean) for pair in self.prompts}
+            used = [other for other in self.others if self.options.by == "span" or len(other.corrupted) in lengths]
+            means = ReferenceMeans(model, [(other.corrupted.tolist(), self._classes(other)) for other in used])
+            for pair in self.prompts:
+                own = [(other.corrupted.tolist(), self._classes(other)) for other in self._own(pair)]
+                yield [means.of_prompt(self._classes(pair), own, memory_bytes)]
+
+    def _classes(self, pair: TokenPair) -> Sequence[Hashable]:
+        """The classes of a prompt's tokens, whose outputs are averaged together."""
         if self.options.by == "span":
-            means = mean_by_span(model, ((pair.corrupted.tolist(), token_classes(pair)) for pair in self.others))
-            return [[outputs_by_class(means, token_classes(pair))] for pair in self.prompts]
-        first = {len(pair.clean): index for index, pair in reversed([*enumerate(self.prompts)])}
-        of_length = {length: mean_by_position(model, self._ids_for(first[length])) for length in sorted(first)}
-        return [[of_length[len(pair.clean)]] for pair in self.prompts]
+            return [*map(str, token_classes(pair))]
+        return [(len(pair.clean), position) for position in range(len(pair.clean))]
 
-    def _ids_for(self, index: int) -> list[list[int]]:
-        """Reference prompts of the length of one prompt: all for a mean; to resample, drawn with the study's seed.
+    def _own(self, pair: TokenPair) -> list[TokenPair]:
+        """The reference prompts that are the prompt itself, clean or corrupted, whose outputs keep its words."""
+        own = {tuple(pair.clean.tolist()), tuple(pair.corrupted.tolist())}
+        return [other for ids in sorted(own) for other in self._by_ids.get(ids, [])]
 
-        The draws leave out the prompt's own corrupted prompt, which keeps the words of the clean one.
-        """
+    def _draws_for(self, index: int) -> list[list[int]]:
+        """The reference prompts of the length of one prompt that are drawn with the study's seed, to resample."""
         pair = self.prompts[index]
-        prompts = self._ids_by_length.get(len(pair.clean), [])
-        if self.options.complement != "resample":
-            return prompts
-        prompts = [ids for ids in prompts if ids != pair.corrupted.tolist()]
+        own = [other.corrupted.tolist() for other in self._own(pair)]
+        prompts = [other.corrupted.tolist() for other in self.others if len(other.corrupted) == len(pair.clean)]
+        prompts = [ids for ids in prompts if ids not in own]
         order = np.random.default_rng([self.seed, index]).permutation(len(prompts))
         return [prompts[number] for number in order[: self.options.draws]]
 
     def _missing(self, pair: TokenPair) -> BadInput:
         """The error for a prompt without reference prompts."""
         if self.options.by == "span":
-            known = {name for other in self.others for name in token_classes(other).tolist()}
-            missing = sorted({*token_classes(pair).tolist()} - known)
+            own = self._own(pair)
+            known = {name for other in self.others if other not in own for name in self._classes(other)}
+            missing = sorted({*map(str, self._classes(pair))} - {*map(str, known)})
             return BadInput(
-                f"the reference set '{self.name}' has no tokens of the span '{missing[0]}' of '{pair.name}'. Name the "
-                "span there, or use by 'position'"
+                f"the reference set '{self.name}' has no tokens of the span '{missing[0]}' of '{pair.name}' in other "
+                "prompts. Name the span there, or use by 'position'"
             )
-        length, lengths = len(pair.clean), sorted(self._ids_by_length)
+        length, lengths = len(pair.clean), sorted({len(other.corrupted) for other in self.others})
         if length in lengths:
             return BadInput(
-                f"the reference set '{self.name}' has only the corrupted prompt of '{pair.name}' itself with {length} "
-                "tokens: no other can be drawn. Use a larger reference set, or complement 'mean' by 'span'"
+                f"the reference set '{self.name}' has only the prompt '{pair.name}' itself with {length} tokens, which "
+                "is not in its own mean or draws. Use a larger reference set, or complement 'mean' by 'span'"
             )
         return BadInput(
             f"the reference set '{self.name}' has no prompt of {length} tokens, the length of '{pair.name}': its "

@@ -9,8 +9,8 @@ from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term
 from headscope.results.words import sentence
 from headscope.runs.aggregation import plain_types
 from probes.circuit import PROBE, plots
-from probes.circuit.analysis import member_sweeps
-from probes.circuit.results import ABLATED, results
+from probes.circuit.analysis import ABLATED, member_sweeps
+from probes.circuit.results import results
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS
 
 GLOSSARY = (

@@ -15,10 +15,9 @@ from headscope.results.answers import answered_result
 from headscope.results.result import Result
 from headscope.runs.aggregation import MIN_DOCUMENTS, SIGNIFICANCE
 from headscope.runs.run import Run
-from probes.circuit.analysis import KEYS, circuit_rows, faithfulness, member_sweeps, subset_sweeps
+from probes.circuit.analysis import ABLATED, KEYS, circuit_rows, faithfulness, member_sweeps, subset_sweeps
 from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE
 
-ABLATED = {"mean": "mean-ablated", "resample": "resample-ablated", "zero": "zero-ablated"}
 DOUBT = "Answer and wrong answer may be exchanged"
 
 

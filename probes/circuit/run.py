@@ -16,22 +16,20 @@ from headscope.forward.ablation import heads_by_layer
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import format_head
 from headscope.model_identity import refuse_other_weights
-from headscope.patching.complement_ablation import ComplementReplay
-from headscope.patching.path_patching import LayerIndexHead
+from headscope.patching.complement_ablation import ComplementReplay, Intact, Member
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import PairSet, check_set_names, load_pair_set
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from probes.circuit.reference import Reference
-from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions
+from probes.circuit.schema import CIRCUIT, CIRCUIT_MEMBERS, WHOLE, CircuitOptions, split_positions
 
 log = logging.getLogger("headscope")
 RESIDUAL_STREAM_MEMORY_BYTES = 2**30
-"""Memory for the residual streams of all prompts of a set; the rest is on disk."""
-
-HeadSets = Sequence[Collection[LayerIndexHead]]
+"""Memory for the residual streams of all prompts of a set, and for replaced outputs; the rest is on disk."""
 
 
 class CircuitRunner:
@@ -40,7 +38,7 @@ class CircuitRunner:
     def __init__(self, options: CircuitOptions, context: StudyContext):
         self.options, self.context = options, context
         self._pair_sets: dict[tuple[str, str], PairSet] = {}
-        self._named_heads = {name: parse_heads(name) for name in options.heads}
+        self._named_heads = {name: parse_heads(split_positions(name)[0]) for name in options.heads}
 
     def cells(self) -> list[Cell]:
         cells = []
@@ -49,6 +47,7 @@ class CircuitRunner:
             check_set_names(sets)
             circuit = self._circuit(self.context.model(label), label)
             for source, pairs in zip(self.options.pairs, sets, strict=True):
+                _refuse_shared_tokens(self.context.model(label), circuit, pairs)
                 self._reference(label, source).check(label)
                 if len(pairs) == 1 and self._greedy_steps(len(circuit)):
                     log.warning(
@@ -66,27 +65,27 @@ class CircuitRunner:
         reference = self._reference(cell.model, cell.work)
         draws, length = self._draws, len(pairs.build(0).clean)
         replays = self._replays(model, pairs, reference)
-        self.context.advance(2 * len(pairs) * pass_cost(length))
-        prompts = _Prompts(model, replays, circuit, lambda runs: self.context.advance(runs * draws * pass_cost(length)))
+        self.context.advance(self._recording_passes * len(pairs) * pass_cost(length))
+        prompts = _Prompts(replays, circuit, lambda runs: self.context.advance(runs * draws * pass_cost(length)))
         keys = {"model": cell.model, "prompts": pairs.name, "complement": self.options.complement}
         names = pd.DataFrame({"pair": pairs.pair_names}).assign(**keys, metric=self.options.metric)
         common: dict[str, Any] = {"size": len(circuit), "reference_prompts": reference.counts}
         removed = {WHOLE: [], **self._random_subsets(circuit)}
         is_selecting = np.arange(len(pairs)) % 2 == 0
         greedy = self._greedy_subsets(prompts, is_selecting) if len(pairs) > 1 else {}
-        empty = prompts.values([[]])[:, 0]
+        empty = prompts.values([Intact([])])[:, 0]
         blocks = []
         for name, subset in {**removed, **greedy}.items():
             values = prompts.without(subset)
-            text = ",".join(_head_name(model, head) for head in subset)
+            text = ",".join(_member_name(model, member) for member in subset)
             columns = {"metric_circuit": values[:, 0], "metric_model": values[:, 1], "metric_empty": empty}
             selects = is_selecting & (name in greedy)
             blocks.append(names.assign(subset=name, heads=text, **common, **columns, is_selecting=selects))
         whole = blocks[0]["metric_circuit"].to_numpy()
-        without = prompts.values([[head for head in circuit if head != member] for member in circuit])
+        without = prompts.values([Intact([other for other in circuit if other != member]) for member in circuit])
         members = [
-            names.assign(**_head_columns(model, head), metric_circuit=whole, metric_without=without[:, number])
-            for number, head in enumerate(circuit)
+            names.assign(**_member_columns(model, member), metric_circuit=whole, metric_without=without[:, number])
+            for number, member in enumerate(circuit)
         ]
         return {
             CIRCUIT.name: pd.concat(blocks, ignore_index=True),
@@ -99,7 +98,12 @@ class CircuitRunner:
         selecting = -(-prompts // 2)
         steps = range(1, self._greedy_steps(size) + 1) if prompts > 1 else []
         greedy = sum(2 * (size - step + 1) * selecting + 2 * prompts for step in steps)
-        return 2 * prompts + ((3 + size + 2 * subsets) * prompts + greedy) * self._draws
+        return self._recording_passes * prompts + ((3 + size + 2 * subsets) * prompts + greedy) * self._draws
+
+    @property
+    def _recording_passes(self) -> int:
+        """Passes per prompt that record residual streams and reference outputs, also those that a mean leaves out."""
+        return 3 if self.options.complement == "mean" else 2
 
     @property
     def _draws(self) -> int:
@@ -112,13 +116,12 @@ class CircuitRunner:
     def _replays(self, model: Model, pairs: PairSet, reference: Reference) -> list[ComplementReplay]:
         """The prompts with what replaces the outputs of the heads that are ablated."""
         memory = RESIDUAL_STREAM_MEMORY_BYTES / len(pairs)
-        replacements = reference.replacements(model)
         return [
             ComplementReplay(model, pairs.build(index), self.options.metric, outputs, memory)
-            for index, outputs in enumerate(replacements)
+            for index, outputs in enumerate(reference.replacements(model, memory))
         ]
 
-    def _random_subsets(self, circuit: Sequence[LayerIndexHead]) -> dict[str, list[LayerIndexHead]]:
+    def _random_subsets(self, circuit: Sequence[Member]) -> dict[str, list[Member]]:
         """Distinct subsets with a random number of members, at least one and not all, the same for all prompts.
 
         All 2^n - 2 of a circuit of n heads if there are fewer than asked for.
@@ -131,10 +134,10 @@ class CircuitRunner:
             drawn[tuple(sorted(rng.permutation(len(circuit))[:size].tolist()))] = None
         return {f"random {number}": [circuit[at] for at in members] for number, members in enumerate(drawn, 1)}
 
-    def _greedy_subsets(self, prompts: "_Prompts", is_selecting: np.ndarray) -> dict[str, list[LayerIndexHead]]:
+    def _greedy_subsets(self, prompts: "_Prompts", is_selecting: np.ndarray) -> dict[str, list[Member]]:
         """Subsets that grow by the head that most separates circuit and model in the mean over selecting prompts."""
-        subsets: dict[str, list[LayerIndexHead]] = {}
-        subset: list[LayerIndexHead] = []
+        subsets: dict[str, list[Member]] = {}
+        subset: list[Member] = []
         for step in range(1, self._greedy_steps(len(prompts.circuit)) + 1):
             candidates = [[*subset, head] for head in prompts.circuit if head not in subset]
             scores = [abs(float(np.diff(prompts.without(candidate, is_selecting)).mean())) for candidate in candidates]
@@ -142,19 +145,20 @@ class CircuitRunner:
             subsets[f"greedy {step}"] = subset
         return subsets
 
-    def _circuit(self, model: Model, label: str) -> list[LayerIndexHead]:
+    def _circuit(self, model: Model, label: str) -> list[Member]:
         """The members by layer index and head. Raises BadInput for a head twice and for all heads of the model."""
         names: list[str] = []
         for name, heads in self._named_heads.items():
             source = f"head set '{heads if name.startswith(HEADS_OF_WEIGHTS) else name}'"
             if refuse_other_weights(source, heads.model_digests, model.identity, label, self.options.weights):
                 self.context.record_other_weights(label, source, heads.model_digests.label)
-            names += heads.identifiers
+            positions = split_positions(name)[1]
+            names += [f"{head}@{positions}" if positions else head for head in heads.identifiers]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise BadInput(f"the circuit has {repeated[0]} twice. Name every head once")
         self.context.record_input("heads", [",".join(names).encode()])
-        circuit = [(layer, head) for layer, members in heads_by_layer(model, names).items() for head in members]
-        if len(circuit) == sum(model.geometry.layer_heads):
+        circuit = sorted(_member(model, name) for name in names)
+        if len(circuit) == sum(model.geometry.layer_heads) and all(one.positions == ALL_TOKENS for one in circuit):
             raise BadInput(
                 f"the circuit has all {len(circuit)} heads of '{label}', so that nothing is ablated. Name fewer"
             )
@@ -193,37 +197,61 @@ class _Prompts:
 
     def __init__(
         self,
-        model: Model,
         replays: Sequence[ComplementReplay],
-        circuit: Sequence[LayerIndexHead],
+        circuit: Sequence[Member],
         advance: Callable[[int], None],
     ):
         self.replays, self.circuit, self._advance = replays, circuit, advance
-        self._all_heads = [
-            (layer, head) for layer, heads in enumerate(model.geometry.layer_heads) for head in range(heads)
-        ]
 
-    def values(self, kept: HeadSets, chosen: np.ndarray | None = None) -> np.ndarray:
-        """The metric [prompts, sets] with only the heads of each set intact, of all or the chosen prompts."""
+    def values(self, sets: Sequence[Intact], chosen: np.ndarray | None = None) -> np.ndarray:
+        """The metric [prompts, sets] with only these outputs intact, of all or the chosen prompts."""
         chosen = np.ones(len(self.replays), bool) if chosen is None else chosen
         rows = []
         for replay, is_chosen in zip(self.replays, chosen, strict=True):
             if is_chosen:
-                rows.append(replay.values(kept))
-                self._advance(len(kept))
-        return np.array(rows).reshape(-1, len(kept))
+                rows.append(replay.values(sets))
+                self._advance(len(sets))
+        return np.array(rows).reshape(-1, len(sets))
 
-    def without(self, subset: Collection[LayerIndexHead], chosen: np.ndarray | None = None) -> np.ndarray:
-        """The metric [prompts, 2] of the circuit and of the model, both without these heads."""
-        kept = [[head for head in heads if head not in subset] for heads in (self.circuit, self._all_heads)]
-        return self.values(kept, chosen)
-
-
-def _head_name(model: Model, head: LayerIndexHead) -> str:
-    return format_head(model.geometry.layer_numbers[head[0]], head[1])
+    def without(self, subset: Collection[Member], chosen: np.ndarray | None = None) -> np.ndarray:
+        """The metric [prompts, 2] of the circuit and of the model, both without these members."""
+        rest = [member for member in self.circuit if member not in subset]
+        return self.values([Intact(rest), Intact(subset, are_removed=True)], chosen)
 
 
-def _head_columns(model: Model, head: LayerIndexHead) -> dict[str, Any]:
-    layer, number = head
+def _member(model: Model, name: str) -> Member:
+    """The member of a name such as L18H6 or L18H6@last."""
+    head, positions = split_positions(name)
+    ((layer, (number,)),) = heads_by_layer(model, [head]).items()
+    return Member(layer, number, positions or ALL_TOKENS)
+
+
+def _refuse_shared_tokens(model: Model, circuit: Sequence[Member], pairs: PairSet) -> None:
+    """Raise BadInput for a prompt that lacks a member's positions, and for one in which members share an output."""
+    if all(member.positions == ALL_TOKENS for member in circuit):
+        return
+    for pair in map(pairs.build, range(len(pairs))):
+        owners: dict[tuple[int, int, int], Member] = {}
+        for member in circuit:
+            for token in member.tokens(pair):
+                owner = owners.setdefault((member.layer, member.head, token), member)
+                if owner != member:
+                    raise BadInput(
+                        f"the members {_member_name(model, owner)} and {_member_name(model, member)} of the circuit "
+                        f"both have token {token} of '{pair.name}'. Name every position of a head once"
+                    )
+
+
+def _member_name(model: Model, member: Member) -> str:
+    head = format_head(model.geometry.layer_numbers[member.layer], member.head)
+    return head if member.positions == ALL_TOKENS else f"{head}@{member.positions}"
+
+
+def _member_columns(model: Model, member: Member) -> dict[str, Any]:
     geometry = model.geometry
-    return {"layer": geometry.layer_numbers[layer], "head": number, "kv_group": geometry.kv_group(layer, number)}
+    return {
+        "layer": geometry.layer_numbers[member.layer],
+        "head": member.head,
+        "kv_group": geometry.kv_group(member.layer, member.head),
+        "positions": member.positions,
+    }

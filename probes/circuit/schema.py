@@ -8,6 +8,7 @@ from headscope.errors import OptionError
 from headscope.head_names import head_names
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
 from headscope.prompts.pair_sets import unused_pair_options
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import Options, refuse_unused
 
@@ -23,6 +24,14 @@ def _distinct_names(value: Any) -> Any:
     return names
 
 
+def split_positions(name: str) -> tuple[str, str]:
+    """The head of a name such as L18H6@last, and its positions; "" for all, and for the name of a set of heads."""
+    head, mark, positions = name.partition("@")
+    if not mark or ":" in head:
+        return name, ""
+    return head, "" if positions == ALL_TOKENS else positions
+
+
 class CircuitOptions(Options):
     """Test a set of heads as a circuit: ablate all other heads, and subsets of the circuit."""
 
@@ -34,20 +43,21 @@ class CircuitOptions(Options):
     )
     heads: Annotated[list[str], BeforeValidator(_distinct_names)] = Field(
         min_length=1,
-        description="the heads of the circuit, such as L18H6; file:FILE: a saved head set; "
+        description="the heads of the circuit, such as L18H6, at some positions only as in L18H6@last: a named span, "
+        "a token such as 3 or -1, or a range such as -4:; file:FILE: a saved head set; "
         "run:FOLDER:STATISTIC:COUNT[:MODEL]: the top heads of a run",
     )
     complement: Literal["mean", "resample", "zero"] = Field(
         "mean",
         description="outputs of the heads that are ablated: mean: their mean over the reference prompts; resample: "
-        "those of one reference prompt of the same number of tokens, not the prompt's own, averaged over --draws; "
+        "those of one reference prompt of the same number of tokens, averaged over --draws; "
         "zero: 0",
     )
     reference: str | None = Field(
         None,
         min_length=1,
         description="set of prompt pairs whose corrupted prompts are the reference prompts; by default the set that is "
-        "run",
+        "run. A prompt itself is never among its reference prompts",
     )
     by: Literal["position", "span"] = Field(
         "position",
@@ -141,6 +151,14 @@ CIRCUIT_MEMBERS = Table(
         LAYER,
         HEAD,
         GROUP,
+        Column(
+            "positions",
+            "label",
+            "",
+            "positions at which the head is a member: all, a named span, a token or a range by number",
+            key=True,
+            absent=ALL_TOKENS,
+        ),
         Column("metric_circuit", "value", "logits, nats", "metric of the run with only the circuit intact"),
         Column("metric_without", "value", "logits, nats", "the same without the head"),
     ),

@@ -4,6 +4,7 @@ import pandas as pd
 
 from headscope.effects.sweep import Effects
 from headscope.heads import format_head
+from headscope.prompts.token_positions import ALL_TOKENS
 from probes.patching.paths.schema import LOGITS, TOGETHER
 from probes.patching.schema import ACTIVATION_LABELS, LAYER_ACTIVATION_LABELS
 
@@ -34,10 +35,15 @@ def describe_methods(effects: Effects, nouns: str) -> str:
 
 
 def path_name(path: pd.Series) -> str:
-    """Name of a path: "L23H3 to v of L29H1" or "L23H3 to the logits"."""
-    sender = format_head(path["sender_layer"], path["sender_head"])
+    """Name of a path: "L23H3 to v of L29H1", "L23H3@last to the logits" with the positions of the sender."""
+    sender_at, receiver_at = (
+        "" if path[f"{end}_positions"] == ALL_TOKENS else f"@{path[f'{end}_positions']}"
+        for end in ("sender", "receiver")
+    )
+    sender = format_head(path["sender_layer"], path["sender_head"]) + sender_at
     if path["receiver_layer"] == LOGITS:
         return f"{sender} to the logits"
     if path["receiver_layer"] == TOGETHER:
-        return f"{sender} to {path['through']} of the named receivers together"
-    return f"{sender} to {path['through']} of {format_head(path['receiver_layer'], path['receiver_head'])}"
+        return f"{sender} to {path['through']} of the named receivers together{receiver_at and f' ({receiver_at})'}"
+    receiver = format_head(path["receiver_layer"], path["receiver_head"])
+    return f"{sender} to {path['through']} of {receiver}{receiver_at}"

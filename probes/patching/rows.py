@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import Activation, Direction, PatchingReplay
 from headscope.patching.layer_patching import LayerActivation, LayerPatching
+from headscope.patching.pattern_entries import PatternEntries
 from headscope.positions.model import Model
 from headscope.prompts.haystack import decode_tokens
 from headscope.prompts.pairs import TokenPair
@@ -104,6 +105,23 @@ def estimate_rows(
         columns = unit_columns(model, unit) | result_columns(replay, activation, direction, patched)
         blocks.append(span_columns.assign(**columns, method="estimate"))
     return pd.concat(blocks, ignore_index=True)
+
+
+def entry_rows(
+    entries: PatternEntries, units: Sequence[Unit], model: Model, step: str, direction: Direction, first: int
+) -> Iterator[pd.DataFrame]:
+    """Rows of every entry of the patterns of heads. `step` is exact or estimate; `first` is the first aligned token."""
+    replay = entries.replay
+    places = pd.DataFrame(first + np.array(entries.entries), columns=["destination", "source"])
+    if step == "exact":
+        values = ((unit, np.array(patched)) for unit, patched in entries.patch(direction, units))
+    else:
+        changes, unpatched = entries.estimate(direction), replay.unpatched_value(direction)
+        values = ((unit, unpatched + changes[unit.layer][unit.head].numpy()) for unit in units)
+    for unit, patched in values:
+        columns = unit_columns(model, unit) | result_columns(replay, "pattern", direction, patched)
+        del columns["activation"]
+        yield places.assign(**columns, method=step)
 
 
 def unit_columns(model: Model, unit: Unit) -> dict[str, Any]:

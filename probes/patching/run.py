@@ -17,6 +17,7 @@ from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import Activation, PatchingReplay, patched_units
 from headscope.patching.layer_patching import LayerActivation, LayerParts, LayerPatching, inspect_layer_parts
 from headscope.patching.metrics import PairTokens
+from headscope.patching.pattern_entries import PatternEntries
 from headscope.positions.model import Model
 from headscope.prompts.answers import shows_answer
 from headscope.prompts.haystack import Haystack
@@ -26,12 +27,22 @@ from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.patching.rows import PatchedSpan, estimate_rows, layer_rows, result_columns, token_rows, unit_columns
+from probes.patching.rows import (
+    PatchedSpan,
+    entry_rows,
+    estimate_rows,
+    layer_rows,
+    result_columns,
+    token_rows,
+    unit_columns,
+)
 from probes.patching.schema import (
     ACTIVATIONS,
     ALL_POSITIONS,
     LAYER_ACTIVATIONS,
+    MAX_ENTRY_TOKENS,
     PATCHING,
+    PATCHING_ENTRIES,
     PATCHING_LAYERS,
     PATCHING_SETS,
     PATCHING_SPANS,
@@ -122,6 +133,7 @@ class PatchingRunner:
         for activations, compute in (
             (self._activations, self._head_tables),
             (self._layer_activations, self._layer_table),
+            (self.options.pattern_entries and not work.prerequisites, self._entry_table),
         ):
             for name, table in (compute(replay, model, cell, pair) if activations else {}).items():
                 is_pair_counted = table["is_counted"] & is_counted
@@ -184,6 +196,20 @@ class PatchingRunner:
             ]
         return {PATCHING_LAYERS.name: pd.DataFrame(rows)} if rows else {}
 
+    def _entry_table(
+        self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
+    ) -> dict[str, pd.DataFrame]:
+        """Rows of the entries of the patterns."""
+        entries, units = PatternEntries(replay), self._units(model, "pattern")
+        first = len(pair.clean) - pair.aligned
+        with replay.capturing():
+            blocks = [
+                block
+                for direction in self.options.directions
+                for block in entry_rows(entries, units, model, cell.work.step, direction, first)
+            ]
+        return {PATCHING_ENTRIES.name: pd.concat(blocks, ignore_index=True)}
+
     def _set_cells(self, label: str, source: str, unit_count: int, layer_count: int) -> Iterator[Cell]:
         """Cells of one model and one set. Costs are in forward passes over a prompt."""
         pairs, options = self._pair_set(label, source), self.options
@@ -194,6 +220,8 @@ class PatchingRunner:
         patches += layer_count * len(options.directions)
         length = options.length if source in SETS_OF_ANY_LENGTH else 32
         passes = 1 + len(options.span_names) + (length if options.by_position and options.method == "exact" else 0)
+        if options.pattern_entries and options.method == "exact":
+            passes += length**2 // 2
         costs = {"estimate": 2 + 2.5 * len(options.directions), "exact": 2 + 0.5 * patches * passes}
         steps = costs if options.method == "verify" else [options.method]
         return pair_cells(label, source, pairs, {step: costs[step] * pass_cost(length) for step in steps})
@@ -268,7 +296,13 @@ class PatchingRunner:
             if source not in GENERATED_SETS:
                 self._check_lengths(pairs)
             for number in range(len(pairs) if source not in GENERATED_SETS else 1):
-                self._spans(pairs.build(number), with_positions=False)  # refuses a pair that lacks a span
+                pair = pairs.build(number)
+                self._spans(pair, with_positions=False)  # refuses a pair that lacks a span
+                if self.options.pattern_entries and len(pair.clean) > MAX_ENTRY_TOKENS:
+                    raise BadInput(
+                        f"{pair.location or pair.name}: {len(pair.clean)} tokens have too many pattern entries. Use "
+                        f"prompts of at most {MAX_ENTRY_TOKENS} tokens, or remove --pattern-entries"
+                    )
             self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
 

@@ -10,7 +10,7 @@ from headscope.errors import OptionError
 from headscope.heads import HeadSet, format_head, parse_head
 from headscope.prompts.pair_sets import GENERATED_SETS, unused_pair_options
 from headscope.prompts.pairs import OWN_METRIC, RESERVED_SPAN_NAMES, metric_unit
-from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
+from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
 from headscope.study.config import Options, refuse_unused
 from headscope.study.python_options import ACCEPTS_FUNCTION, ACCEPTS_POSITIONS, STORES_NAME
 
@@ -22,6 +22,9 @@ MIN_OWN_DIFFERENCE = 1e-4
 difference within the rounding of float32 logits would make any effect."""
 MAX_UNITS = 1_000_000
 """More units than any model has."""
+
+MAX_ENTRY_TOKENS = 128
+"""Most tokens of a prompt whose patterns are patched entry by entry: 8,256 entries of every head [ours]."""
 
 HeadActivation = Literal["z", "q", "k", "v", "pattern"]
 LayerActivation = Literal["resid_pre", "attn_out", "mlp_out"]
@@ -160,6 +163,18 @@ class PatchingOptions(PairOptions):
         description="heads to patch one at a time, such as L18H6; all: every head. Named heads, or their KV groups, "
         "are also patched together, unless the method is estimate",
     )
+
+    pattern_entries: bool = Field(
+        False,
+        description="for the activation pattern: also every entry of the pattern separately, a destination (query) and "
+        f"a source (key), which verify only estimates; for prompts of at most {MAX_ENTRY_TOKENS} tokens",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_entries_of_other_activations(self) -> Self:
+        if self.pattern_entries and "pattern" not in self.activations:
+            raise OptionError("{pattern_entries} is for the activation 'pattern'. Add it to {activations}")
+        return self
 
     @model_validator(mode="after")
     def _refuse_the_whole_residual_stream(self) -> Self:
@@ -338,7 +353,26 @@ PATCHING_SETS = Table(
         *VALUES,
     ),
 )
-TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS, PATCHING_SETS)
+PATCHING_ENTRIES = Table(
+    "patching_entries",
+    "metric of one prompt of a pair when one entry of a head's attention pattern comes from the run of the other "
+    "prompt, without normalising its row again",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        LAYER,
+        HEAD,
+        GROUP,
+        key("destination", "index32", "tokens", "position of the query in the clean prompt"),
+        key("source", "index32", "tokens", "position of the key in the clean prompt, at most the destination"),
+        DIRECTION,
+        METRIC,
+        METHOD,
+        *VALUES,
+    ),
+)
+TABLES = (PATCHING, PATCHING_TOKENS, PATCHING_SPANS, PATCHING_LAYERS, PATCHING_SETS, PATCHING_ENTRIES)
 
 
 MAX_SUBSETS = 12

@@ -87,16 +87,20 @@ def patched(
     """
     run, source = _run(model, prompt), _run(model, source_prompt)
     layer, head = path.sender
+    sender_tokens, receiver_tokens = (
+        slice(*span) if span else slice(None) for span in (path.sender_span, path.receiver_span)
+    )
     if runs_mlps:
         frozen = {index: record["z"].clone() for index, record in enumerate(run[1])}
-        frozen[layer][head] = source[1][layer]["z"][head]
+        frozen[layer][head, sender_tokens] = source[1][layer]["z"][head, sender_tokens]
         replaced = {index: {"z": (slice(None), slice(None), z)} for index, z in frozen.items()}
         changed = _run(model, prompt, replaced=replaced)[2]
 
         def change(module: nn.Module) -> Tensor:
             return changed[module] - run[2][module]
     else:
-        written = _written(model, layer, slice(head, head + 1), run, source)
+        written = torch.zeros_like(_written(model, layer, slice(head, head + 1), run, source))
+        written[:, sender_tokens] = _written(model, layer, slice(head, head + 1), run, source)[:, sender_tokens]
 
         def change(module: nn.Module) -> Tensor:
             return written
@@ -107,7 +111,7 @@ def patched(
     for receiver_layer in {layer for layer, _ in path.receivers}:
         heads = [head for layer, head in path.receivers if layer == receiver_layer]
         record = _record_of_layer(model, prompt, run, receiver_layer, change, is_frozen)
-        new[receiver_layer] = {path.end: (heads, slice(None), record[path.end])}
+        new[receiver_layer] = {path.end: (heads, receiver_tokens, record[path.end])}
     return eager_patching.run(model, prompt, new)[0]
 
 

@@ -1,6 +1,8 @@
 """Runner of path patching: estimates and exact patches of one prompt pair of one model per cell."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,11 @@ from headscope.forward.ablation import heads_by_layer
 from headscope.heads import format_head
 from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.patching.metrics import PairTokens
-from headscope.patching.path_patching import LayerIndexHead, Path, PathModel, PathPatching, inspect_paths
+from headscope.patching.path_patching import LayerIndexHead, Path, PathModel, PathPatching, PathSpan, inspect_paths
 from headscope.positions.model import Model
-from headscope.prompts.pair_sets import PairSet, check_set_names
+from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, check_set_names
+from headscope.prompts.pairs import TokenPair
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
@@ -41,6 +45,10 @@ from probes.patching.run import (
 from probes.patching.schema import effect_columns
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
+EACH = "each"
+"""Every position separately."""
+Places = tuple[str, str]
+"""Names of the positions of the sender and of the receiver."""
 ESTIMATE_COST, PATCH_COST = 12.0, 0.4
 """Costs of estimates and of one exact patch, in forward passes over a prompt."""
 
@@ -100,7 +108,7 @@ class PathsRunner:
                     block = self._estimate_rows(patching, replay, model, direction)
                 else:
                     paths = self._selection(cell.model, model, work)[direction]
-                    block = _exact_rows(patching, replay, model, direction, paths, self.options.together)
+                    block = self._exact_rows(patching, replay, model, direction, self._placed_paths(paths, pair))
                 blocks.append(block.assign(direction=direction, **keys))
         table = pd.concat(blocks, ignore_index=True)
         if work.step == "exact":
@@ -115,6 +123,8 @@ class PathsRunner:
         if options.method == "verify":
             path_count = (options.verify_top + options.verify_random) * len(options.through)
         length = max(len(pairs.build(0).clean), 1)
+        for names in (options.sender_positions, options.receiver_positions):
+            path_count *= len({*names} - {EACH}) + (length if EACH in names else 0)
         costs = {"estimate": ESTIMATE_COST, "exact": 3 + PATCH_COST * path_count}
         steps = costs if options.method == "verify" else [options.method]
         cost = len(options.directions) * pass_cost(length)
@@ -129,6 +139,39 @@ class PathsRunner:
         columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
         rows = _path_columns(model, paths).assign(effect=columns["effect"], pairs=1)
         return rows if columns["is_normalised"] else rows.iloc[:0]
+
+    def _exact_rows(
+        self,
+        patching: PathPatching,
+        replay: PatchingReplay,
+        model: Model,
+        direction: Direction,
+        placed: Mapping[Places, Sequence[Path]],
+    ) -> pd.DataFrame:
+        """Rows of exact patches, by the names of the positions of sender and receiver."""
+        values = dict(patching.patch([*dict.fromkeys(path for paths in placed.values() for path in paths)]))
+        blocks = []
+        for (sender_positions, receiver_positions), paths in placed.items():
+            patched = np.array([values[path] for path in paths])
+            columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
+            block = _path_columns(model, paths, self.options.together).assign(**columns)
+            blocks.append(block.assign(sender_positions=sender_positions, receiver_positions=receiver_positions))
+        return pd.concat(blocks, ignore_index=True)
+
+    def _placed_paths(self, paths: Sequence[Path], pair: TokenPair) -> dict[Places, list[Path]]:
+        """The paths at all positions that the options name. Those to the logits have none of a receiver."""
+        senders, receivers = (
+            _spans(pair, names) for names in (self.options.sender_positions, self.options.receiver_positions)
+        )
+        placed: dict[Places, list[Path]] = {}
+        for (sender, sender_span), (receiver, receiver_span) in product(senders.items(), receivers.items()):
+            for path in paths:
+                if path.receivers:
+                    own = replace(path, sender_span=sender_span, receiver_span=receiver_span)
+                    placed.setdefault((sender, receiver), []).append(own)
+                elif receiver == next(iter(receivers)):
+                    placed.setdefault((sender, ALL_TOKENS), []).append(replace(path, sender_span=sender_span))
+        return placed
 
     def _paths(self, model: Model) -> list[Path]:
         """All paths between the chosen senders and receivers. Raises BadInput for a head without any."""
@@ -188,7 +231,10 @@ class PathsRunner:
     def _pair_set(self, label: str, source: str) -> PairSet:
         """A set of pairs in the tokens of a model."""
         if (label, source) not in self._pair_sets:
-            self._pair_sets[label, source] = open_pair_set(self.context, self.options, label, source)
+            pairs = open_pair_set(self.context, self.options, label, source)
+            for number in range(len(pairs) if source not in GENERATED_SETS else 1):
+                self._placed_paths([], pairs.build(number))  # refuses a pair that lacks a span
+            self._pair_sets[label, source] = pairs
         return self._pair_sets[label, source]
 
 
@@ -231,19 +277,19 @@ def _estimates_of(paths: Sequence[Path], to_heads: Tensor, to_logits: Tensor) ->
     return np.array([float(change) for change in changes])
 
 
-def _exact_rows(
-    patching: PathPatching,
-    replay: PatchingReplay,
-    model: Model,
-    direction: Direction,
-    paths: Sequence[Path],
-    is_together: bool,
-) -> pd.DataFrame:
-    """Rows of exact patches."""
-    results = dict(patching.patch(paths))
-    patched = np.array([*results.values()])
-    columns = effect_columns(patched, replay.clean_value, replay.corrupted_value, direction, replay.metric_name)
-    return _path_columns(model, [*results], is_together).assign(**columns)
+def _spans(pair: TokenPair, names: Sequence[str]) -> dict[str, PathSpan]:
+    """The spans of a pair that these names stand for. Raises BadInput for one that the pair lacks."""
+    spans: dict[str, PathSpan] = {}
+    for name in names:
+        if name == ALL_TOKENS:
+            spans[name] = ()
+        elif name == EACH:
+            first = len(pair.clean) - pair.aligned
+            spans |= {str(first + at): (at, at + 1) for at in range(pair.aligned)}
+        else:
+            span = pair.aligned_span(name)
+            spans[name] = (span.start, span.stop)
+    return spans
 
 
 def _path_columns(model: Model, paths: Sequence[Path], is_together: bool = False) -> pd.DataFrame:

@@ -1,12 +1,14 @@
 """Options and stored tables of path patching."""
 
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from headscope.errors import OptionError, OptionName
 from headscope.heads import HeadSet
+from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.columns import MODEL, Column, Table, key
+from headscope.study.python_options import ACCEPTS_POSITIONS
 from probes.patching.schema import (
     DIRECTION,
     MAX_UNITS,
@@ -25,6 +27,9 @@ LOGITS = -1
 TOGETHER = -2
 """Value of `receiver_layer` and `receiver_head` for a path to all named receivers together."""
 ALL_HEADS = ["all"]
+ALL_POSITIONS = [ALL_TOKENS]
+
+_Positions = Annotated[list[Annotated[str, Field(min_length=1)]], ACCEPTS_POSITIONS]
 
 
 class PathsOptions(PairOptions):
@@ -55,6 +60,17 @@ class PathsOptions(PairOptions):
     together: bool = Field(
         False,
         description="patch the named receivers of a sender together, those in later layers than it; for method exact",
+    )
+    sender_positions: _Positions = Field(
+        ALL_POSITIONS,
+        min_length=1,
+        description="positions at which the sender changes: all together; each: every position separately; NAME: a "
+        "named span, last, a token such as 3 or -1, or a range such as -4:; for method exact",
+    )
+    receiver_positions: _Positions = Field(
+        ALL_POSITIONS,
+        min_length=1,
+        description="positions at which q, k or v of the receiver follow, as in --sender-positions; for method exact",
     )
     method: Literal["exact", "estimate", "verify"] = Field(
         "verify",
@@ -88,11 +104,16 @@ class PathsOptions(PairOptions):
 
     @model_validator(mode="after")
     def _check_exact(self) -> Self:
-        for name, is_set in (("mlps", self.mlps == "recomputed"), ("together", self.together)):
+        for name, is_set in (
+            ("mlps", self.mlps == "recomputed"),
+            ("together", self.together),
+            ("sender_positions", self.sender_positions != ALL_POSITIONS),
+            ("receiver_positions", self.receiver_positions != ALL_POSITIONS),
+        ):
             if is_set and self.method != "exact":
                 raise OptionError(
-                    "{option} is for method exact, not {value}: estimates are of direct paths to one head. Use method "
-                    "exact, or remove {option}",
+                    "{option} is for method exact, not {value}: estimates are of direct paths to one head, at all "
+                    "positions. Use method exact, or remove {option}",
                     option=OptionName(name),
                     value=self.method,
                 )
@@ -102,8 +123,12 @@ class PathsOptions(PairOptions):
 
     @model_validator(mode="after")
     def _refuse_unused_receivers(self) -> Self:
-        if self.through == ["logits"] and "receivers" in self.model_fields_set:
-            raise OptionError("{receivers} has no effect here: paths lead to the logits only. Remove {receivers}")
+        for name in ("receivers", "receiver_positions"):
+            if self.through == ["logits"] and name in self.model_fields_set:
+                raise OptionError(
+                    "{option} has no effect here: paths lead to the logits only. Remove {option}",
+                    option=OptionName(name),
+                )
         return self
 
 
@@ -114,6 +139,17 @@ PATH_KEYS = (
     key("receiver_layer", "index16", "", f"decoder layer of the receiver, from 0; {_HEAD}", TOGETHER),
     key("receiver_head", "index16", "", f"query head of the receiver, from 0; {_HEAD}", TOGETHER),
     key("through", "label", "", "changed input of the receiver: q, k or v; logits: path to the logits", None),
+)
+PLACE_KEYS = tuple(
+    Column(
+        f"{end}_positions",
+        "label",
+        "",
+        f"positions at which {meaning}: all, a named span, a token or a range by number",
+        key=True,
+        absent=ALL_TOKENS,
+    )
+    for end, meaning in (("sender", "the sender changes"), ("receiver", "the input of the receiver follows"))
 )
 NORMS = key("norms", "label", "", "norms on the path: frozen or recomputed", None)
 MLPS_RECOMPUTED = Column(
@@ -128,7 +164,7 @@ MLPS_RECOMPUTED = Column(
 PATHS = Table(
     "paths",
     "metric of one prompt of a pair when one head receives from one earlier head what it sends in the other run",
-    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, DIRECTION, METRIC, NORMS, MLPS_RECOMPUTED, *VALUES),
+    (MODEL, PROMPTS, PAIR_NAME, *PATH_KEYS, *PLACE_KEYS, DIRECTION, METRIC, NORMS, MLPS_RECOMPUTED, *VALUES),
 )
 PATH_ESTIMATES = Table(
     "path_estimates",

@@ -31,5 +31,5 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
             is_selecting = name.startswith("greedy") and number % 2 == 0
             subsets.append({**keys, "subset": name, "heads": removed, **columns, "is_selecting": is_selecting})
         without = (3.0 - np.array([1.5, 0.8, 0.0]) + rng.normal(0, 0.1, 3))[: len(heads)]
-        members.append(heads.assign(**keys, metric_circuit=3.0, metric_without=without))
+        members.append(heads.assign(**keys, positions="all", metric_circuit=3.0, metric_without=without))
     yield "ioi", {CIRCUIT.name: pd.DataFrame(subsets), CIRCUIT_MEMBERS.name: pd.concat(members, ignore_index=True)}

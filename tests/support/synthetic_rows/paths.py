@@ -25,6 +25,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         patched = -1 + 3 * (true_effect.iloc[chosen] + rng.normal(0, 0.01, len(chosen)))
         columns = effect_columns(patched, 2.0, -1.0, "denoising")
         pair: dict[str, Any] = {"pair": f"ioi {number}", "group": "", "mlps_recomputed": False}
+        pair |= {"sender_positions": "all", "receiver_positions": "all"}
         exact = paths.iloc[chosen].assign(**pair, **keys, **columns)
         yield f"ioi {number}", {"paths": exact, "path_estimates": estimates}
 
