@@ -5,7 +5,6 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from dashboards.lazy_loading import rendered_page
 from dashboards.pages.runs import describe_progress
 from dashboards.playground.callbacks import register_callbacks
 from dashboards.playground.worker import ModelWorker, add_worker
-from dashboards.preparation import finish_preparation
 from dashboards.request_checks import add_request_checks
 from dashboards.run_store import RunStore, current_store, run_label
 from dashboards.view_state import parse_query
@@ -106,19 +104,12 @@ def serve(
     models: Mapping[str, str] | None = None,
     read_only: bool = False,
     combined_with: Sequence[str] = (),
-    prepared: Connection | None = None,
 ) -> None:
-    """Serve the app on loopback until interrupted. Raises OSError if the port is in use.
-
-    `prepared` comes from `preparation.start_preparation`.
-    """
+    """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     logging.getLogger("headscope").setLevel(logging.DEBUG)  # with the traceback of each chart that fails
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
         app = create_app(path, models, read_only, combined_with).server
-        if prepared:
-            with suppress(HeadscopeError):  # the page says what is wrong
-                finish_preparation(prepared, app.config["RUN_STORE"].open_combined([]))
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
             f"headscope shows {_describe_opened_run(app.config['RUN_STORE'])}\n"

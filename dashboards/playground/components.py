@@ -140,7 +140,7 @@ def _inputs(block: PlaygroundBlock) -> list[Any]:
 
 def _value(view: PlaygroundView, name: str, default: str | int) -> dict[str, Any]:
     """The value of an input: that of the link, else what the reader typed last in this tab, else the default."""
-    return {"value": view[name]} if name in view else {"value": default} | PERSISTENT
+    return {"value": view[name]} if name in view else {"value": default, **PERSISTENT}
 
 
 PERSISTENT: Mapping[str, Any] = {"persistence": True, "persistence_type": "session"}

@@ -122,11 +122,6 @@ def dash(
     path = example_run() if directory is None else user_input.expand_path(directory, "directory")
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Check the path, or create a first run: headscope demo")
-    path = path.resolve()
-    maps = example_maps() if path == example_run() else ()
-    from dashboards.preparation import start_preparation
-
-    prepared = start_preparation(path, maps)
     from dashboards.app import serve
     from headscope.model_spec import ModelSpec
     from headscope.runs.run import Run, list_runs
@@ -135,6 +130,7 @@ def dash(
     models = parse_models(model or [])
     for spec in models.values():
         ModelSpec.parse(spec)
+    path = path.resolve()
     folder = path.parent if (path / "run.json").is_file() else path
     if models and not any(isinstance(run, Run) for _, run in list_runs(folder)):
         raise BadInput(
@@ -142,7 +138,8 @@ def dash(
             "headscope demo, or omit the directory to open the shipped example"
         )
     try:
-        serve(path, port, models, read_only or path.is_relative_to(EXAMPLES), maps, prepared)
+        maps = example_maps() if path == example_run() else ()
+        serve(path, port, models, read_only or path.is_relative_to(EXAMPLES), maps)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error

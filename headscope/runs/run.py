@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +22,6 @@ from headscope.model_identity import ModelIdentity, recorded_configuration
 from headscope.runs import arrays, hub, summary
 from headscope.runs.columns import all_tables, shareable_table_names
 from headscope.runs.io import read_json
-from headscope.runs.memory_cache import CACHE
 from headscope.runs.row_reader import Values
 from headscope.runs.run_tables import NO_VALUES, RunTables
 
@@ -46,12 +45,6 @@ class Run(RunTables):
     def heads(self) -> pd.DataFrame:
         """One row per (model, layer, head): see `headscope.runs.summary.head_table`."""
         return summary.head_table(self)
-
-    def adopt(self, heads: pd.DataFrame, derived_values: Mapping[Hashable, Any]) -> None:
-        """Keep the per-head table and `derived_values` that another process has computed for the same run."""
-        self.__dict__.setdefault("heads", heads)
-        for key, value in derived_values.items():
-            CACHE.get(self._derived, key, lambda value=value: value)
 
     def array(self, table: str, column: str = "", axes: Sequence[str] = (), **where: Any) -> arrays.LabelledArray:
         """A table as an array with named axes, such as `run.array("attention", "ess2", model="base")`.

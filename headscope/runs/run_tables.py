@@ -1,6 +1,6 @@
 """The tables of a finished run, read from disk as pandas frames, and checks of its files."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -100,10 +100,6 @@ class RunTables:
     def derived(self, compute: Callable[[Self, *Arguments], T], *arguments: *Arguments) -> T:
         """`compute(run, *arguments)`, cached with the run. Do not modify it."""
         return CACHE.get(self._derived, (compute, arguments), lambda: compute(self, *arguments))
-
-    def derived_values(self) -> dict[Hashable, Any]:
-        """What `derived` keeps."""
-        return dict(self._derived)
 
     def check(self) -> None:
         """Raise BadRun if the file of any declared table is damaged, whether it was read or not."""
