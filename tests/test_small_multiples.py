@@ -10,6 +10,7 @@ from support.synthetic_runs import synthetic_run
 from headscope.plots import rank_shift, style
 from headscope.plots.layers import plot_by_layer
 from headscope.plots.line_ends import LINE_END, spread_labels
+from headscope.plots.top_heads import card_picture, fit_to_card
 from headscope.rendering import assembly
 from headscope.rendering.blocks import Chart
 from headscope.runs.run import Run
@@ -92,10 +93,21 @@ def test_lines_of_eight_models_are_named_at_their_ends_inside_the_chart(run: Run
     labels = [label for label in figure.layout.annotations if label.name == LINE_END]
     assert figure.layout.showlegend is False
     assert [label.text.partition("</span> ")[2].replace("<br>", " ") for label in labels] == [*MODELS]
-    height = figure.layout.height - figure.layout.margin.t - 56
-    ends = sorted(label.y * height for label in labels)
-    assert min(np.diff(ends)) >= 15
+    assert min(np.diff(line_ends(figure, 56))) >= 15
     assert figure.layout.margin.r >= 80
+
+
+def line_ends(figure: go.Figure, bottom: float) -> list[float]:
+    """Heights of the names of lines above the axis in px, from below; the margin below the axis is `bottom`."""
+    height = figure.layout.height - figure.layout.margin.t - bottom
+    return sorted(label.y * height for label in figure.layout.annotations if label.name == LINE_END)
+
+
+def test_names_of_lines_stay_apart_when_a_chart_becomes_a_card(run: Run) -> None:
+    picture = card_picture(fit_to_card(plot_by_layer(run.heads[run.heads["model"].isin([*MODELS][:4])], "ess2_256")))
+    ends = line_ends(picture, picture.layout.margin.b)
+    assert len(ends) == 4
+    assert min(np.diff(ends)) >= 15
 
 
 def test_every_line_of_a_rank_shift_has_the_name_of_its_head(run: Run) -> None:

@@ -218,7 +218,8 @@ def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Fi
             hoverinfo="y",
         )
     style.set_top_margin(figure.update_layout(showlegend=False))
-    labels = [style.escape_label(label, 16) for label in styles]
+    width = min(16, max(8, 40 // len(styles)))  # of a line, so that labels on a card stay apart
+    labels = [style.escape_label(label, width) for label in styles]
     angle = -35 if sum(map(len, labels)) > MAX_LABEL_CHARACTERS else 0
     figure.update_xaxes(tickvals=list(range(len(styles))), ticktext=labels, tickangle=angle)
     figure.update_xaxes(range=[-0.55, len(styles) - 0.4])

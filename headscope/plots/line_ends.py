@@ -56,6 +56,14 @@ def label_line_ends(figure: go.Figure) -> bool:
     return True
 
 
+def replace_line_ends(figure: go.Figure) -> None:
+    """Place the names of lines again, in place, after the height of the figure has changed; none if they do not fit."""
+    others = [annotation for annotation in figure.layout.annotations if annotation.name != LINE_END]
+    if len(others) < len(figure.layout.annotations):
+        figure.layout.annotations = others
+        label_line_ends(figure)
+
+
 def spread_labels(places: Sequence[float], heights: Sequence[float]) -> list[float] | None:
     """Centres of labels (px from below) near `places` that do not overlap; None if a place is not a number."""
     if not len(places):

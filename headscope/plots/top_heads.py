@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from headscope.heads import format_head
 from headscope.plots import style
+from headscope.plots.line_ends import replace_line_ends
 from headscope.runs.column_metadata import statistic
 
 CARD_HEIGHT = 250
@@ -73,6 +74,7 @@ def card_picture(figure: go.Figure) -> go.Figure:
         if axis.tickvals is not None and (step := -(-len(axis.tickvals) // MAX_CARD_TICKS)) > 1:
             start = [*axis.tickvals].index(0) % step if 0 in axis.tickvals else 0  # the origin keeps its label
             axis.update(tickvals=axis.tickvals[start::step], ticktext=axis.ticktext and axis.ticktext[start::step])
+    replace_line_ends(picture)
     return picture
 
 

@@ -6,6 +6,9 @@ from headscope.results.words import count_nouns, join_words
 from headscope.runs.columns import Table, all_tables
 from headscope.runs.run import Run
 
+MAX_LISTED_LENGTHS = 6
+"""Context lengths that are listed; of more, only the ends are."""
+
 
 def title(models: Sequence[str]) -> str:
     """The title of a report, with up to four models by name."""
@@ -42,8 +45,12 @@ def _describe_lengths(run: Run) -> str:
         for length in run.distinct(table.name, ["context_length"])["context_length"]
         if length > 0
     }
-    listed = join_words([f"{length:,}" for length in sorted(lengths)]) if lengths else ""
-    return listed and f"at {'context lengths' if len(lengths) > 1 else 'a context length'} of {listed} tokens"
+    if not lengths:
+        return ""
+    if len(lengths) > MAX_LISTED_LENGTHS:
+        return f"at {len(lengths)} context lengths from {min(lengths):,} to {max(lengths):,} tokens"
+    listed = join_words([f"{length:,}" for length in sorted(lengths)])
+    return f"at {'context lengths' if len(lengths) > 1 else 'a context length'} of {listed} tokens"
 
 
 def _describe_documents(run: Run) -> str:

@@ -68,11 +68,16 @@ def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) ->
 
 
 def top_heads_card(
-    context: RenderContext, statistic_name: str, question: str, role: str, threshold: float, results: Iterable[Result]
+    context: RenderContext,
+    statistic_name: str,
+    question: str,
+    results: Iterable[Result],
+    role: str = "",
+    threshold: float | None = None,
 ) -> Iterator[Card]:
     """The heads of the largest statistic in the first model that has it, under every model.
 
-    A head has the role if its statistic is above the threshold. The caption words the `results`.
+    A head has the role, if there is one, if its statistic is above the threshold. The caption words the `results`.
     """
     measured = context.finite_values(statistic_name)
     if not measured:
@@ -80,7 +85,7 @@ def top_heads_card(
     first = next(iter(measured))
     heads = context.heads[context.heads["model"].isin([*measured])]
     ordered = heads.loc[measured[first].sort_values(ascending=False, kind="stable").index]
-    has_role = bool(exceeds(ordered[statistic_name], threshold).any())
+    has_role = threshold is not None and bool(exceeds(ordered[statistic_name], threshold).any())
     yield Card(
         plot_top_heads(heads, statistic_name, ordered[:TOP_HEADS], threshold),
         answers(results),

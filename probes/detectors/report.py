@@ -45,9 +45,9 @@ def overview_cards(context: RenderContext) -> Iterator[Card]:
         context,
         KIND_COLUMNS["induction"],
         "Which heads are induction heads?",
+        induction_results(context.run, context.heads, context.models),
         role_name("induction"),
         ROLE_THRESHOLD,
-        induction_results(context.run, context.heads, context.models),
     )
 
 

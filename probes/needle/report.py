@@ -63,9 +63,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def overview_cards(context: RenderContext) -> Iterator[Card]:
     """The retrieval heads, and whether they keep their role under each model."""
     question = "Which heads retrieve, and under which models?"
-    yield from top_heads_card(
-        context, "retrieval", question, "retrieval", RETRIEVAL_THRESHOLD, retrieval_heads(context.heads, context.models)
-    )
+    results = retrieval_heads(context.heads, context.models)
+    yield from top_heads_card(context, "retrieval", question, results, "retrieval", RETRIEVAL_THRESHOLD)
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.rendering.blocks import Block, ChartGroup, Overview, PageContent, RenderContext, Term
+    from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, PageContent, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.column_metadata import Statistic
@@ -89,6 +89,11 @@ class Spans(Probe):
         from probes.spans.report import charts
 
         return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.spans.report import overview_cards
+
+        return overview_cards(context)
 
     def head_card(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
         from probes.spans.report import head_card

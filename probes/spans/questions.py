@@ -22,6 +22,7 @@ QUESTIONS = (
         "weights is {chance:percent1}, that of the median head {median:percent1}[. {key} is 1 of "
         "{spans} named spans; --key {other} shows another]",
         headline="From {query} to {key}, {unit} has most mass: {value} (chance {chance:percent1})",
+        answer="The largest attention mass of a head is {values}; that of uniform weights is {chance:percent1}",
         number="percent",
         samples="texts",
         level="headline",

@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 
 from headscope.plots.head_matrices import plot_matrix
-from headscope.rendering.blocks import Block, Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, RenderContext, Term
 from headscope.rendering.explorer_blocks import Passage, TextCell, passage_table
-from headscope.rendering.statistic_charts import comparison_chart
+from headscope.rendering.statistic_charts import comparison_chart, top_heads_card
 from headscope.rendering.text import describe_extremes
 from headscope.rendering.token_spans import TokenizedText, shaded_tokens
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.spans import PROBE, plots
 from probes.spans.analysis import group_names, head_scores, held_out, second_group, shown_pairs, span_means
+from probes.spans.results import top_heads
 
 GLOSSARY = (
     Term(
@@ -43,6 +44,14 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Two groups of prompts", _group_charts(context))
     yield ChartGroup(PROBE.title, "Generated text", _generated_charts(context))
     yield ChartGroup(PROBE.title, "Steering", _steering_charts(context))
+
+
+def overview_cards(context: RenderContext) -> Iterator[Card]:
+    """The heads with the largest mass between the shown spans."""
+    models = context.finite_values("spans_mass")
+    for query, key in [shown_pairs(context.run)[label] for label in models][:1]:
+        question = f"Which heads attend from {query} to {key}?"
+        yield from top_heads_card(context, "spans_mass", question, top_heads(context.run, models))
 
 
 def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:

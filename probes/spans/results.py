@@ -1,6 +1,6 @@
 """Results of the spans probe: the heads with most mass between the shown spans, and what separates two groups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ def results(run: Run) -> Iterator[Result]:
         where = dict(zip(("query", "key"), pairs[model], strict=True))
         yield from _incomplete(run, model, where)
         if len(scores := head_scores(run, model)):
-            yield _top_head(run, model, scores, where)
+            yield from top_heads(run, [model])
             yield from _group_results(run, model, scores, where)
         heads = run.heads[run.heads["model"] == model]
         if "lookback_ratio" in heads and heads["lookback_ratio"].notna().any():
@@ -98,6 +98,13 @@ def _incomplete(run: Run, model: str, where: dict[str, str]) -> Iterator[Result]
     if len(rows) and (lacking or left_out):
         details = {"left_out": left_out, "heads": heads}
         yield Result(question="spans.incomplete", value=lacking, n=texts, model=model, where=where, details=details)
+
+
+def top_heads(run: Run, models: Iterable[str]) -> Iterator[Result]:
+    """The head with the largest mass between the shown spans, in each of the models that has one."""
+    for model in models:
+        if len(scores := head_scores(run, model)):
+            yield _top_head(run, model, scores, dict(zip(("query", "key"), shown_pairs(run)[model], strict=True)))
 
 
 def _top_head(run: Run, model: str, scores: pd.DataFrame, where: dict[str, str]) -> Result:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headscope.positions.model import Model
-    from headscope.rendering.blocks import Block, ChartGroup, Overview, RenderContext, Term
+    from headscope.rendering.blocks import Block, Card, ChartGroup, Overview, RenderContext, Term
     from headscope.results.questions import Question
     from headscope.results.result import Result
     from headscope.runs.column_metadata import Statistic
@@ -88,6 +88,11 @@ class Sparsity(Probe):
         from probes.sparsity.report import charts
 
         return charts(context)
+
+    def overview_cards(self, context: RenderContext) -> Iterable[Card]:
+        from probes.sparsity.report import overview_cards
+
+        return overview_cards(context)
 
     def head_charts(self, run: Run, model: str, layer: int, head: int) -> Iterable[Block]:
         from probes.sparsity.report import head_charts

@@ -8,6 +8,7 @@ QUESTIONS = (
         sentence="In {model}, the median head needs {value} of {length:,} keys for 95 % of its attention mass; {below} "
         "of {heads:n heads} need at most {limit}, and {top} needs most: {most:.0f}",
         headline="The median head needs {value} keys for 95 % of its mass; {top} needs most: {most:.0f}",
+        answer="Of {length:,} keys, the median head needs {values} for 95 % of its attention mass",
         number=".0f",
         samples="documents",
         limits=(1, float("inf")),

@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 
+from headscope.plots.head_matrices import plot_distribution
 from headscope.plots.layers import plot_by_layer
-from headscope.rendering.blocks import Block, Chart, ChartGroup, RenderContext, Term
+from headscope.plots.top_heads import fit_to_card
+from headscope.rendering.blocks import Block, Card, Chart, ChartGroup, RenderContext, Term
+from headscope.rendering.explorer_blocks import query_link
 from headscope.rendering.statistic_charts import comparison_chart, matrix_panels, model_panels
+from headscope.results.words import answer
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.sparsity import PROBE, plots
-from probes.sparsity.analysis import recall_by_layer, recall_curves, shown_rule
+from probes.sparsity.analysis import longest_rows, recall_by_layer, recall_curves, shown_rule
+from probes.sparsity.results import keys_result
 
 GLOSSARY = (
     Term(
@@ -37,6 +42,19 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
     yield ChartGroup(PROBE.title, "Rules at equal cost", _rule_charts(context))
     yield ChartGroup(PROBE.title, "One set for several heads", _shared_charts(context))
     yield ChartGroup(PROBE.title, "Rows that produce an answer", _answer_charts(context))
+
+
+def overview_cards(context: RenderContext) -> Iterator[Card]:
+    """The keys that the heads need."""
+    if labels := [*context.finite_values("sparse_keys")]:
+        rows = longest_rows(context.run, "sparse_keys")
+        yield Card(
+            fit_to_card(plot_distribution(context.heads, "sparse_keys")),
+            answer([keys_result(label, rows[rows["model"] == label]) for label in labels]),
+            half_width=True,
+            question="How many keys does a head need?",
+            href=query_link(PROBE.path),
+        )
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:

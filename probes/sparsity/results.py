@@ -38,7 +38,7 @@ def results(run: Run) -> Iterator[Result]:
         of_model, of_rules = keys[keys["model"] == model], rows[rows["model"] == model]
         if of_model.empty:
             continue
-        yield _keys_result(model, of_model)
+        yield keys_result(model, of_model)
         yield from _shared_results(run, model, of_rules)
         yield from _best_rule(run, model)
         for rule in shown_rules(run):
@@ -72,7 +72,7 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     yield mean_result("sparsity.head", needed, (1, float("inf")), model=model, layer=layer, head=head, details=details)
 
 
-def _keys_result(model: str, rows: pd.DataFrame) -> Result:
+def keys_result(model: str, rows: pd.DataFrame) -> Result:
     by_head = rows.groupby(["layer", "head"])["keys_95"].mean()
     details = {
         "length": int(rows["context_length"].iloc[0]),
