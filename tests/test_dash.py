@@ -595,7 +595,7 @@ def test_a_run_without_models_is_shown_on_the_page_of_its_probe(tmp_path: Path):
     with create_app(tmp_path).server.app_context():
         page, run, view, content = resolve_url("/scaling", {})
         assert content.title == "Scaling theorems"
-        assert [type(block) for block in all_blocks(content)] == [Chart, TextBlock]
+        assert [type(block) for block in all_blocks(content)] == [TextBlock, Chart, TextBlock]  # headlines first
         assert control_names(build_controls(page, run, view)) == ["run"]
         overview = resolve_url("/", {})[3]
         assert overview.title == "Probes"
