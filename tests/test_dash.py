@@ -700,7 +700,7 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
     controls = ("models", "layers", "role", "set")
     assert ([page.NAME for page in all_pages()][-3], page.controls(resolve_url("/", {})[1])) == ("Foreign", controls)
     assert (content.title, content.introduction) == ("Foreign matters", "What is foreign here.")
-    assert list(content.sections) == ["At home", "Abroad", "Claims of the paper", "In words"]
+    assert list(content.sections) == ["", "At home", "Abroad", "Claims of the paper", "In words"]
     assert [(text.heading, *text.sentences) for text in content.sections["In words"]] == [
         ("Foreign matters", "There are 3 models.", "Foreign [red]danger."),
         ("Loss", "Foreign losses are like ours."),
