@@ -120,6 +120,10 @@ def reference_page() -> str:
         "Each is `<table>.parquet` in the run directory; bold columns are its key. Choices made where "
         "the paper is silent are marked [ours].",
         *_tables(),
+        "## Results",
+        "What `run.findings()` lists in the column `question`, and a file of checks names. Sentences have places for "
+        "the numbers; parts in square brackets are left out where a run lacks them.",
+        _results(),
         "## The wide per-head table",
         "`run.heads`: one row per (model, layer, head).",
         _statistics(),
@@ -210,6 +214,15 @@ def _tables() -> list[str]:
             rows.append(f"| {name} | {column.unit} | {f'{low} .. {high}' if low or high else ''} | {meaning} |")
         parts.append(f"### {table.name}\n\n{table.meaning}\n\n" + "\n".join(rows))
     return parts
+
+
+def _results() -> str:
+    """A row per question that results answer, by probe."""
+    rows = ["| question | sentence | interval over |", "|---|---|---|"]
+    for _, asked in plugins.call_parts(Probe.questions):
+        for question in sorted(asked, key=lambda one: one.name):
+            rows.append(f"| `{question.name}` | {question.sentence.replace('|', '/')} | {question.samples} |")
+    return "\n".join(rows)
 
 
 def _statistics() -> str:

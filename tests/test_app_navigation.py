@@ -52,7 +52,7 @@ def open_page(page: Page, path: str) -> None:
 def click_middle(page: Page, title: str, model: str) -> None:
     chart = page.locator(f"[data-head-matrix][aria-label^='{title};']")
     chart.scroll_into_view_if_needed()
-    expect(chart.locator(".heatmaplayer image")).to_be_attached()
+    expect(chart.locator(".heatmaplayer image").first).to_be_attached()
     expect(page.locator("p.loading")).to_have_count(0)  # the rest of the page replaces what stands for it
     plot, before = chart.locator(".js-plotly-plot"), None
     while before != (middle := plot.evaluate(MIDDLE_OF_PANEL, model)):  # charts above it that are drawn later move it

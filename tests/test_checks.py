@@ -24,6 +24,7 @@ from headscope.results.checks import CheckResult, run_checks
 from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     if "nights" in request.fixturenames:  # on real runs
         return
     for module in ("comparison", "checks"):
-        monkeypatch.setattr(f"headscope.results.{module}.all_results", lambda run: run.results)
+        monkeypatch.setattr(f"headscope.results.{module}.results_of_all_models", lambda run: run.results)
         monkeypatch.setattr(f"headscope.results.{module}.questions", lambda: QUESTIONS)
 
 
@@ -251,7 +252,7 @@ def test_line_names_what_is_compared() -> None:
 def test_written_checks_count_the_heads_surely_above_the_threshold_of_a_role(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("headscope.results.check_file.all_results", lambda run: run.results)
+    monkeypatch.setattr("headscope.results.check_file.results_of_all_models", lambda run: run.results)
     run = fake_run([], ["base"], heads=heads(**INDUCTION))
     assert write_checks(run, tmp_path / "checks.yaml") == 1
     (check,) = read_checks(tmp_path / "checks.yaml")
@@ -305,6 +306,8 @@ def test_exit_code_says_whether_checks_fail_or_are_undecided(
     assert (exit_code, err) == (code, "")
     assert out.splitlines()[-1] == line
     assert junit.is_file()
+    assert headscope("check", nights[1], tmp_path / "missing.yaml", "--junit", junit)[0] == 2
+    assert not junit.exists(), "an old outcome beside an error"
     exit_code, out, _ = headscope("check", nights[1], file, "--against", nights[0], "--json")
     assert exit_code == code
     assert json.loads(out)[0]["outcome"] in ("passes", "fails", "undecided")
@@ -406,3 +409,21 @@ def sampled_run(values: np.ndarray) -> Any:
     run.samples = {"far_weight": [table]}
     run.derived = lambda compute: compute(run)
     return run
+
+
+def test_checks_and_comparisons_cover_every_model_although_reports_show_few(nights: list[Path], tmp_path: Path) -> None:
+    labels = tuple(f"step-{number}" for number in range(9))
+    runs = [
+        synthetic_run(tmp_path / str(docs), models=labels, layers=2, heads=2, lengths=(128,), docs=docs, pairs=2).path
+        for docs in (3, 4)
+    ]
+    assert len(default_models(Run.open(runs[0]))) < len(labels)
+    outcomes = hs.check(runs[0], [{"result": "loss.mean", "at_most": 100.0}])
+    assert [subject.partition(",")[0] for subject in outcomes["subject"]] == [*labels]
+    assert hs.check(runs[0], [{"result": "loss.mean", "model": labels[1], "at_most": 100.0}])["outcome"].tolist() == [
+        "passes"
+    ]
+    changes = hs.compare(*runs)
+    assert {*changes.loc[changes["question"] == "loss.mean", "model"]} == {*labels}
+    findings = Run.open(runs[0]).findings()
+    assert len(findings[findings["question"] == "loss.mean"]) < len(labels), "as in the report"

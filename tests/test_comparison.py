@@ -19,7 +19,7 @@ from headscope.runs.column_metadata import Role
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headscope.results.comparison.all_results", lambda run: run.results)
+    monkeypatch.setattr("headscope.results.comparison.results_of_all_models", lambda run: run.results)
     monkeypatch.setattr("headscope.results.comparison.questions", lambda: QUESTIONS)
 
 

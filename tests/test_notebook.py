@@ -92,6 +92,7 @@ def test_a_chart_is_saved_as_a_page_without_any_extra(run: Run, tmp_path: Path) 
 def test_a_chart_is_saved_as_a_pdf_of_the_width_of_a_column(run: Run, tmp_path: Path) -> None:
     svg = run.charts("loss")[0].save(str(tmp_path / "loss.svg"), width="icml").read_text(encoding="utf-8")
     assert f'width="{3.25 * 96:g}"' in svg
+    assert 'class="legend"' in svg, "names at the ends of lines do not fit a column"
     assert "Loss by position" not in svg, "the caption of a paper replaces the title"
     assert run.charts("loss")[0].save(tmp_path / "loss.pdf", width=5.5).read_bytes().startswith(b"%PDF")
 

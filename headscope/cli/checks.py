@@ -80,6 +80,8 @@ def check(
             raise BadInput("--init writes a file of checks and checks nothing. Remove the other flags")
         print(f"Checks: {write_checks(checked, checks)} in {checks}")
         return
+    if junit is not None:
+        junit.unlink(missing_ok=True)  # after an error, no file of an earlier run looks like the outcome
     outcomes = run_checks(checked, read_checks(checks), Run.open(against) if against else None)
     if junit is not None:
         from headscope.rendering.junit import write_junit

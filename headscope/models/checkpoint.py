@@ -262,7 +262,10 @@ def _check_values(module: PreTrainedModel, name: str) -> None:
     zeros = []
     for (key, parameter), total in zip(weights, totals, strict=True):
         if not math.isfinite(total) and not parameter.isfinite().all():  # the sum alone may overflow
-            raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'. Download it again")
+            raise BadInput(
+                f"cannot measure '{name}': its weights are not finite, first in '{key}'. Its training diverged, or its "
+                "file is damaged. Use an earlier checkpoint, or download it again"
+            )
         if total == 0 and parameter.dim() > 1 and not parameter.any():
             zeros.append((key, parameter))
     embeddings = module.get_input_embeddings().weight

@@ -57,11 +57,19 @@ def label_line_ends(figure: go.Figure) -> bool:
 
 
 def replace_line_ends(figure: go.Figure) -> None:
-    """Place the names of lines again, in place, after the height of the figure has changed; none if they do not fit."""
-    others = [annotation for annotation in figure.layout.annotations if annotation.name != LINE_END]
-    if len(others) < len(figure.layout.annotations):
-        figure.layout.annotations = others
+    """Place the names of lines again, in place, after the height of the figure has changed."""
+    if restore_legend(figure):
         label_line_ends(figure)
+
+
+def restore_legend(figure: go.Figure) -> bool:
+    """Undo `label_line_ends`, in place; False if the figure has no names at the ends of lines."""
+    others = [annotation for annotation in figure.layout.annotations if annotation.name != LINE_END]
+    if len(others) == len(figure.layout.annotations):
+        return False
+    figure.layout.annotations = others
+    figure.update_layout(showlegend=True)
+    return True
 
 
 def spread_labels(places: Sequence[float], heights: Sequence[float]) -> list[float] | None:

@@ -210,6 +210,7 @@ def outcome_text(outcome: CheckResult) -> str:
     """What was compared with which bound, the value with its interval, and what would decide."""
     interval = f" ({outcome.low:.4g} to {outcome.high:.4g})" if math.isfinite(outcome.low) else ""
     reason = f": {outcome.reason}" if outcome.reason else ""
-    needed = f"; about {outcome.needed:,} {outcome.samples or 'samples'} would decide" if outcome.needed else ""
+    both = " of both runs" if outcome.is_change or outcome.is_share else ""
+    needed = f"; about {outcome.needed:,} {outcome.samples or 'samples'}{both} would decide" if outcome.needed else ""
     compared = "value minus bound " if outcome.is_share else "change " if outcome.is_change else ""
     return f"{outcome_name(outcome)}: {compared}{outcome.value:.4g}{interval}{reason}{needed}"

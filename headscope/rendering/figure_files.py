@@ -6,6 +6,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from headscope.errors import BadInput, ResourceMissing, did_you_mean
+from headscope.plots.line_ends import restore_legend
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.rendering.blocks import Chart
 
@@ -75,6 +76,7 @@ def _fit_to_width(figure: go.Figure, width: str | float | None) -> go.Figure:
         raise BadInput(f"width must be between 1 and 50 inches: {inches:g}. Use e.g. 3.25")
     pixels = inches * PIXELS_PER_INCH
     printed = go.Figure(figure)
+    restore_legend(printed)  # names at the ends of lines would take a third of a column
     shrinkage = max(pixels / (figure.layout.width or SCREEN_WIDTH), LEAST_SHRINKAGE)
     printed.update_xaxes(title_font_size=FONT_SIZE).update_yaxes(title_font_size=FONT_SIZE)
     return printed.update_layout(

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from headscope.errors import BadInput, CannotWrite, did_you_mean
 from headscope.heads import format_head, parse_head
-from headscope.results.collection import all_results
+from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
 from headscope.results.result import Scalar
 from headscope.results.words import headline
@@ -199,7 +199,7 @@ def write_checks(run: Run, path: Path) -> int:
 
 def _checks_of_results(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     """A bound at the worse end of the interval of every result that has a better direction."""
-    for result in all_results(run):
+    for result in results_of_all_models(run):
         question = questions()[result.question]
         if not question.better or not (result.has_interval and result.is_exact):
             continue

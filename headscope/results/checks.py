@@ -12,7 +12,7 @@ from typing import Literal
 
 from headscope.errors import BadInput, did_you_mean
 from headscope.results.check_file import Check, Share
-from headscope.results.collection import all_results
+from headscope.results.collection import results_of_all_models
 from headscope.results.comparison import Change, SameSamples, change, matching_labels
 from headscope.results.head_statistics import HEAD_QUESTION, head_statistic, statistic_change
 from headscope.results.questions import questions
@@ -153,7 +153,7 @@ def _subjects(run: Run, check: Check) -> list[Result]:
 
 
 def _matching_results(run: Run, check: Check) -> list[Result]:
-    results = [result for result in _with_parts(all_results(run)) if not math.isnan(result.value)]
+    results = [result for result in _with_parts(results_of_all_models(run)) if not math.isnan(result.value)]
     of_question = [result for result in results if result.question == check.result]
     names = sorted({result.question for result in results})
     if not of_question:
@@ -206,7 +206,7 @@ def _counterpart(earlier: Run, check: Check, result: Result, labels: Mapping[str
             return head_statistic(earlier, check, model)
     else:
         baseline = labels.get(result.baseline, result.baseline)
-        for old in _with_parts(all_results(earlier)):
+        for old in _with_parts(results_of_all_models(earlier)):
             if (old.question, old.model, old.baseline) == (result.question, model, baseline) and dict(
                 old.where
             ) == dict(result.where):

@@ -10,11 +10,21 @@ from headscope.results import words
 from headscope.results.model_notes import model_notes
 from headscope.results.result import Result
 from headscope.runs.run import Run
+from headscope.runs.summary import default_models
 
 
 def all_results(run: Run) -> list[Result]:
     """All results of a run: notes on its models, then those of every probe in order."""
     return [*run.derived(_model_notes), *chain.from_iterable(results_by_probe(run).values())]
+
+
+def results_of_all_models(run: Run) -> list[Result]:
+    """As `all_results`, but for every model: checks and comparisons leave none out, while sentences show a few."""
+    return run.derived(_compute_for_all_models)
+
+
+def _compute_for_all_models(run: Run) -> list[Result]:
+    return all_results(run if run.models == default_models(run) else run.with_all_models())
 
 
 def results_by_probe(run: Run) -> dict[str, list[Result]]:

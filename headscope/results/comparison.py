@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 from headscope.heads import Head
-from headscope.results.collection import all_results
+from headscope.results.collection import results_of_all_models
 from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.runs.aggregation import (
@@ -119,8 +119,8 @@ def compare(before: Run, after: Run) -> Comparison:
     for their number: at most 5 % of the clear ones are expected to be due to chance (Benjamini-Hochberg).
     """
     labels = matching_labels(before, after)
-    earlier = {result.key: result for result in _with_values(all_results(before))}
-    later = {_key_in(result, labels): result for result in _with_values(all_results(after))}
+    earlier = {result.key: result for result in _with_values(results_of_all_models(before))}
+    later = {_key_in(result, labels): result for result in _with_values(results_of_all_models(after))}
     same = SameSamples(before, after, labels)
     changes = [change(earlier[key], later[key], same) for key in later if key in earlier]
     p = pd.Series([item.p for item in changes], dtype="float64")

@@ -1,5 +1,6 @@
 """The tables of a finished run, read from disk as pandas frames, and checks of its files."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -35,8 +36,11 @@ class RunTables:
     """The tables of a finished run, read-only: `run.attention` and every other by name.
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
-    stored, `parts` the runs that are combined (only itself for a single run).
+    stored, `parts` the runs that are combined (only itself for a single run). If `shows_all_models`, results are about
+    every model, not only about the few that charts show.
     """
+
+    shows_all_models = False
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
@@ -52,6 +56,12 @@ class RunTables:
         """Open the run in `path`. Raises BadRun if it is not one, unfinished, damaged or of an unsupported format."""
         path = user_input.check_path(path, "run")
         return cls(path, read_manifest(path))
+
+    def with_all_models(self) -> Self:
+        """The same run with `shows_all_models`."""
+        run = copy.copy(self)
+        run.shows_all_models, run._derived = True, CachedValues()
+        return run
 
     def table(self, name: str) -> pd.DataFrame:
         """The table `name`; labels are categoricals in order of first appearance. It is cached: do not modify it.

@@ -214,6 +214,8 @@ def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
 
 def default_models(run: RunTables) -> list[str]:
     """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
+    if run.shows_all_models:
+        return [*run.models]
     models = run.manifest["models"]
     has_several_trainings = training_checkpoints(models)["training"].nunique() > 1
     return (
