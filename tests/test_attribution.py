@@ -254,7 +254,7 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     counts = {group.heading: len([*group.charts]) for group in report.charts(assembly.render_context(run))}
     assert counts == {
         "Contribution of each head to the next token's logit": 2,
-        "Terms of the logit by layer": 2,
+        "Terms of the logit by layer": 1,
         "What each layer adds to the answer": 5,
         "What each head adds to the answer": 2,
     }

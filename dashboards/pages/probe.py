@@ -15,8 +15,8 @@ from headscope.results.collection import results_by_probe
 from headscope.results.result import Result
 from headscope.runs.run import Run
 
-MAX_CARDS, MAX_HEADLINES = 2, 2
-"""Cards, or else headlines, on top of the page of a probe."""
+MAX_CARDS = 2
+"""Cards on top of the page of a probe."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class ProbePage:
 
 
 def _answers(context: RenderContext, probe: Probe, results: Sequence[Result]) -> Iterator[Block]:
-    """What the page answers: the cards of the probe, each a question, its answer and a picture; else its headlines, and
-    the first chart below is the picture."""
+    """What the page answers: the cards of the probe, each a question, its answer and a picture; else its first headline,
+    and the first chart below is the picture."""
     cards = [*islice(assembly.probe_cards(context, probe), MAX_CARDS)]
     yield from cards
-    headlines = [] if cards else run_results.headlines(results)[:MAX_HEADLINES]
+    headlines = [] if cards else run_results.headlines(results)[:1]
     if headlines:
         yield TextBlock(headlines)
 
