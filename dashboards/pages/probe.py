@@ -69,8 +69,8 @@ class ProbePage:
 
 
 def _answers(context: RenderContext, probe: Probe, results: Sequence[Result]) -> Iterator[Block]:
-    """What the page answers: the cards of the probe, each a question, its answer and a picture; else its first headline,
-    and the first chart below is the picture."""
+    """What the page answers: the cards of the probe, each a question, its answer and a picture; without cards its first
+    headline, with the first chart below as the picture."""
     cards = [*islice(assembly.probe_cards(context, probe), MAX_CARDS)]
     yield from cards
     headlines = [] if cards else run_results.headlines(results)[:1]
