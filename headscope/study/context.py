@@ -28,12 +28,12 @@ OTHER_WEIGHTS = "other weights of"
 class StudyContext:
     """The models and documents of `study`, opened on demand.
 
-    `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost` is
-    the part of the running job's cost that was reported as progress, and `cells_ahead` the number of further cells that
-    it has computed beside its own. `read_stored(job_id, table)` reads a table of
-    a finished job, and `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all
-    models) and input: an unfinished run continues only from the same inputs. `document_digests` are those of the
-    documents' texts by label and document. `measured_lengths` are the context lengths of the planned jobs by label.
+    `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost`
+    is the part of the running job's cost that was reported as progress, and `cells_ahead` the number of further
+    cells that it has computed beside its own. `read_stored(job_id, table)` reads a table of a finished job, and
+    `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all models) and input:
+    an unfinished run continues only from the same inputs. `document_digests` are those of the documents' texts by
+    label and document. `measured_lengths` are the context lengths of the planned jobs by label.
     """
 
     study: Study

@@ -41,19 +41,18 @@ class JobResult:
     """What a job produced.
 
     `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
-    cost was reported as progress while it ran; `cells_ahead`, how many further cells it computed;
-    `model_description` for run.json, from probes that run for every model; `seconds` of the work itself and
-    `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of the process; `versions` of the
-    libraries in the process.
+    cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
+    `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `cells_ahead`, how many
+    further cells it computed beside its own; `peak_bytes` of memory of the process; `versions` of its libraries.
     """
 
     rows: Mapping[str, Rows]
     input_digests: Mapping[str | None, Mapping[str, str]]
     completed_cost: float
-    cells_ahead: int
     model_description: Mapping[str, Any] | None
     seconds: float = 0.0
     opening_seconds: float = 0.0
+    cells_ahead: int = 0
     peak_bytes: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
 
