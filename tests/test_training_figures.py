@@ -51,6 +51,6 @@ def test_validation_loss_by_position_has_a_line_per_stored_step() -> None:
     ("figure", "table"), [(training.plot_training_loss, TRAINING), (training.plot_validation_loss, VALIDATION)]
 )
 def test_an_empty_table_gives_a_figure_with_the_reason(figure: object, table: pd.DataFrame) -> None:
-    assert not figure(table).layout.annotations  # type: ignore[operator]
+    assert "no data to plot" not in figure(table).to_json()  # type: ignore[operator]
     assert "no data to plot" in figure(table.head(0)).to_json()  # type: ignore[operator]
     assert "not measured: adapter, step, " in figure(pd.DataFrame()).to_json()  # type: ignore[operator]
