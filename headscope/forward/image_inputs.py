@@ -51,6 +51,8 @@ def check_images_are_read_in_order(model: LoadedModel, ids: Tensor, inputs: Mapp
     with torch.no_grad(), evaluating(model), adding_inputs(model, inputs, len(ids)):
         try:
             own = _hidden_states(model, ids)
+        except torch.OutOfMemoryError:
+            raise
         except (TypeError, ValueError, RuntimeError) as error:
             raise BadInput(f"'{model.name}' cannot read the images of a prompt ({first_line(error)})") from error
         try:

@@ -1,7 +1,7 @@
 """The same chart of several models as panels of one figure, with shared axes and one colour scale."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -20,6 +20,19 @@ AXIS_SETTINGS = (
     *("showgrid", "showline", "categoryorder", "categoryarray"),
 )
 """Settings of an axis that all panels take from the first chart."""
+
+
+def have_equal_axes(figures: Iterable[go.Figure]) -> bool:
+    """Whether the figures that have data have the same ticks, and their matrices the same rows and columns."""
+    axes = {
+        (
+            *(tuple(axis.tickvals or ()) for axis in (figure.layout.xaxis, figure.layout.yaxis)),
+            *((tuple(trace.x), tuple(trace.y)) for trace in figure.data if trace.type == "heatmap"),
+        )
+        for figure in figures
+        if figure.data
+    }
+    return len(axes) < 2
 
 
 def small_multiples(title: str, figures: Mapping[str, go.Figure]) -> go.Figure:

@@ -204,7 +204,9 @@ def _apply_template(tokenizer: Any, prompt: SpanPrompt, contents: Sequence[str],
             message["content"] = [{"type": "text", "text": message["content"]}]
         for image in prompt.images:
             messages[image.message]["content"].insert(0, {"type": "image"})
-    options = {"tokenize": False, "add_generation_prompt": roles[-1] != "assistant", "chat_template": template}
+    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": roles[-1] != "assistant"}
+    if not getattr(tokenizer, "chat_template", None):
+        options["chat_template"] = template
     try:
         return str(tokenizer.apply_chat_template(messages, **options))
     except Exception as error:  # a template is a Jinja program of the checkpoint, which may raise any error

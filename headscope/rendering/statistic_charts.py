@@ -7,7 +7,7 @@ import pandas as pd
 from headscope.heads import Head
 from headscope.plots import head_matrices as head_figures
 from headscope.plots import head_scatter, rank_shift, style
-from headscope.plots.small_multiples import small_multiples
+from headscope.plots.small_multiples import have_equal_axes, small_multiples
 from headscope.plots.top_heads import plot_top_heads
 from headscope.rendering.blocks import Card, Chart, RenderContext
 from headscope.rendering.explorer_blocks import query_link
@@ -19,9 +19,12 @@ from headscope.runs.column_metadata import exceeds, format_number, parse_column
 
 
 def model_panels(charts: Iterable[tuple[str, Chart]]) -> Iterator[Chart]:
-    """The same chart of several models, given with their labels, as one chart with a panel per model."""
+    """The same chart of several models, given with their labels, as one chart with a panel per model.
+
+    Charts whose axes have other categories or ticks stay apart.
+    """
     by_model = dict(charts)
-    if len(by_model) < 2:
+    if len(by_model) < 2 or not have_equal_axes([chart.figure for chart in by_model.values()]):
         yield from by_model.values()
         return
     label, first = next(iter(by_model.items()))
@@ -32,7 +35,7 @@ def model_panels(charts: Iterable[tuple[str, Chart]]) -> Iterator[Chart]:
         small_multiples(title, {label: chart.figure for label, chart in by_model.items()}),
         first.caption,
         " ".join(f"{label}: {chart.summary}" for label, chart in by_model.items() if chart.summary),
-        cell_links=first.cell_links,
+        cell_links=next((chart.cell_links for chart in by_model.values() if chart.cell_links), first.cell_links),
     )
 
 

@@ -6,7 +6,7 @@ _PLACE = "{model}, {prompts}, other heads {ablated}"
 
 MEMBER = Question(
     name="circuit.member",
-    sentence=f"{_PLACE}: without {{unit}}, the {{label}} of the circuit falls by {{value}} ({{label_unit}})",
+    sentence=f"{_PLACE}: without {{member}}, the {{label}} of the circuit falls by {{value}} ({{label_unit}})",
     number="+.2f",
     samples="prompts",
 )

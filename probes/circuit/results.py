@@ -39,7 +39,8 @@ def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result
     for effects in run.derived(member_sweeps):
         if effects.model == model:
             for _, unit in effects.units[head_mask(effects.units, layer, head)].iterrows():
-                yield unit_result(effects, unit, "circuit.member", details=details(effects.key))
+                where = {**effects.where, "member": unit_name(unit)}
+                yield unit_result(effects, unit, "circuit.member", details=details(effects.key), where=where)
 
 
 def details(key: Any) -> dict[str, str]:

@@ -6,7 +6,7 @@ are consecutive, so the model only reads the tokens after it.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -182,15 +182,20 @@ class NeedleRunner:
             batch = [trial]
             if (most := reader.batch_size(trial.length)) > 1:
                 later = trials[trials.index(trial) :]
-                batch = self._batches(label, [other for other in later if other.length == trial.length], most)[0]
+                batch = self._batches(label, [*self._waiting(label, later, trial.length)], most)[0]
             prompts = [self._trial_prompt(label, member) for member in batch]
             decomposition = None
             if self.options.attribution:
                 decomposition = self._get_decomposition(label, model, prompts[0].prompts[0])
             answers = answer_trials(reader, prompts, decomposition)
-            self._answers = {(label, member): answer for member, answer in zip(batch, answers, strict=True)}
+            kept = {key: answer for key, answer in self._answers.items() if key[0] == label}
+            self._answers = kept | {(label, member): answer for member, answer in zip(batch, answers, strict=True)}
             self.context.cells_ahead = len(batch) - 1
         return self._answers.pop((label, trial))
+
+    def _waiting(self, label: str, trials: Sequence[NeedleTrial], length: int) -> Iterator[NeedleTrial]:
+        """The trials of this length without a kept answer."""
+        return (trial for trial in trials if trial.length == length and (label, trial) not in self._answers)
 
     def _batches(self, label: str, trials: Sequence[NeedleTrial], most: int) -> list[list[NeedleTrial]]:
         """Batches of at most `most` trials whose prompts have one length; single trials keep their order."""
@@ -280,8 +285,8 @@ class NeedleRunner:
         }
 
     def drop_cached_prefix(self) -> None:
-        """Drop the cached prefix: the next prompt is read from its start."""
-        self._cached_reader = None
+        """Drop the cached prefix and the kept answers: the next prompt is read from its start."""
+        self._cached_reader, self._answers = None, {}
 
     def _trials(self, label: str) -> list[NeedleTrial]:
         if label not in self._sorted_trials:
