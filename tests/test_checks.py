@@ -18,6 +18,7 @@ from headscope.errors import BadInput, CannotWrite
 from headscope.rendering.comparison import outcome_text
 from headscope.rendering.html_page import render_report
 from headscope.rendering.junit import write_junit
+from headscope.rendering.terminal import run_to_dict
 from headscope.results import head_statistics
 from headscope.results.check_file import Check, read_checks, write_checks
 from headscope.results.checks import CheckResult, run_checks
@@ -413,10 +414,8 @@ def sampled_run(values: np.ndarray) -> Any:
 
 def test_checks_and_comparisons_cover_every_model_although_reports_show_few(nights: list[Path], tmp_path: Path) -> None:
     labels = tuple(f"step-{number}" for number in range(9))
-    runs = [
-        synthetic_run(tmp_path / str(docs), models=labels, layers=2, heads=2, lengths=(128,), docs=docs, pairs=2).path
-        for docs in (3, 4)
-    ]
+    sizes: dict[str, Any] = {"layers": 2, "heads": 2, "lengths": (128,), "pairs": 2, "probes": ("measure",)}
+    runs = [synthetic_run(tmp_path / str(docs), models=labels, docs=docs, **sizes).path for docs in (3, 4)]
     assert len(default_models(Run.open(runs[0]))) < len(labels)
     outcomes = hs.check(runs[0], [{"result": "loss.mean", "at_most": 100.0}])
     assert [subject.partition(",")[0] for subject in outcomes["subject"]] == [*labels]
@@ -426,4 +425,8 @@ def test_checks_and_comparisons_cover_every_model_although_reports_show_few(nigh
     changes = hs.compare(*runs)
     assert {*changes.loc[changes["question"] == "loss.mean", "model"]} == {*labels}
     findings = Run.open(runs[0]).findings()
-    assert len(findings[findings["question"] == "loss.mean"]) < len(labels), "as in the report"
+    assert findings.loc[findings["question"] == "loss.mean", "model"].tolist() == [*labels]
+    data = run_to_dict(Run.open(runs[0]))["results"]
+    assert [row["model"] for row in data if row["question"] == "loss.mean"] == [*labels]
+    report = render_report([Run.open(runs[0])])
+    assert all(f"{label}: " in report for label in default_models(Run.open(runs[0])))

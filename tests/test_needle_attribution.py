@@ -157,6 +157,23 @@ def test_trials_generated_together_give_the_tables_of_single_trials(
         pd.testing.assert_frame_equal(together.table(name), planted_run.table(name), rtol=1e-5, atol=1e-6)
 
 
+def test_no_answer_is_generated_twice(needle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of several lengths alternate, and a batch holds those of one length."""
+    real = PrefixCachedGenerator.generate_batch
+    counts: list[int] = []
+
+    def counting(self: PrefixCachedGenerator, requests: Any, listener: Any) -> Any:
+        counts[-1] += len(requests)
+        return real(self, requests, listener)
+
+    monkeypatch.setattr(PrefixCachedGenerator, "generate_batch", counting)
+    for size in (1, 3):
+        counts.append(0)
+        monkeypatch.setattr(prefix_cache, "cached_sequences_per_batch", lambda model, tokens, size=size: size)
+        run_needle_probe(needle_folder, planted_model(), f"batches of {size}", lengths=[60, 80], depths=2, seeds=1)
+    assert counts[1] == counts[0]
+
+
 def test_only_the_planted_head_has_attribution_through_the_needle(planted_run: Run) -> None:
     run = planted_run
     assert validate(run) == []

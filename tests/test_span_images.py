@@ -162,3 +162,9 @@ def test_tokens_of_the_text_keep_their_place_around_images(ids: Any, expanded: A
     assert align_images(ids, expanded, 0, "p") == source
     with pytest.raises(BadInput, match="changes the text"):
         align_images([7, *ids], expanded, 0, "p")
+
+
+def test_images_in_rows_are_told_apart_only_if_there_is_one() -> None:
+    assert align_images([1, 9, 2], [1, 9, 9, 7, 9, 9, 2], 9, "p") == [0, -1, -1, -1, -1, -1, 2]
+    with pytest.raises(BadInput, match="one image per prompt"):
+        align_images([1, 9, 7, 9, 2], [1, 9, 9, 7, 9, 9, 7, 9, 9, 7, 9, 9, 2], 9, "p")

@@ -24,10 +24,16 @@ TEMPLATE = (
 )
 
 
-def chat_tokenizer(template: str = TEMPLATE) -> Any:
+def chat_tokenizer(template: str | dict[str, str] = TEMPLATE) -> Any:
     tokenizer = tokenizers.tokenizer.__wrapped__("byte-level")
     tokenizer.chat_template = template
     return tokenizer
+
+
+def test_a_tokenizer_with_named_chat_templates_uses_its_default() -> None:
+    prompt = parse_prompt({"messages": [{"role": "user", "content": "a letter"}]}, "p", "line 1")
+    named = chat_tokenizer({"default": TEMPLATE, "tool_use": "{{ messages }}"})
+    assert tokenize_spans(named, prompt).ids == tokenize_spans(chat_tokenizer(), prompt).ids
 
 
 def texts_by_span(tokenizer: Any, tokens: SpanTokens) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Images of chat prompts: the tokens and inputs that the processor of a vision-language model makes of them."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from headscope.errors import BadInput, ResourceMissing, first_line
@@ -42,9 +43,13 @@ def process_images(processor: Any, prompt: SpanPrompt, text: str) -> tuple[list[
 def align_images(ids: Sequence[int], expanded: Sequence[int], image_token: int, location: str) -> list[int]:
     """For every token of `expanded` its place in `ids`, or -1 for the tokens that stand for an image.
 
-    In `ids` one `image_token` stands for each image. Raises BadInput if the other tokens differ.
+    In `ids` one `image_token` stands for each image. Raises BadInput if the other tokens differ, or if images in rows
+    with tokens between them cannot be told apart.
     """
     places = [place for place, token in enumerate(ids) if token == image_token]
+    blocks = sum(token == image_token != before for before, token in pairwise([None, *expanded]))
+    if 1 < len(places) < blocks:
+        raise BadInput(f"{location}: the model's processor writes images in rows. Use one image per prompt")
     starts, ends = [0, *(place + 1 for place in places)], [*places, len(ids)]
     source: list[int] = []
     for start, end in zip(starts, ends, strict=True):

@@ -21,7 +21,7 @@ from headscope.rendering.blocks import Block, Chart, ChartGroup, Links, TextBloc
 from headscope.rendering.figure_files import save_chart
 from headscope.rendering.run_description import describe_run
 from headscope.rendering.text import head_mask, statistics_table
-from headscope.results.collection import all_results
+from headscope.results.collection import all_results, results_of_all_models
 from headscope.results.table import results_table
 from headscope.runs import summary
 from headscope.runs.run import Run
@@ -162,8 +162,9 @@ def run_page(run: Run) -> Page:
 
 
 def findings(run: Run) -> pd.DataFrame:
-    """All results of the run, one per row: what they answer, the value with its interval, verdict and sentence."""
-    return results_table(all_results(run))
+    """All results of the run, for every model, one per row: what they answer, the value with its interval, verdict and
+    sentence."""
+    return results_table(results_of_all_models(run))
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:

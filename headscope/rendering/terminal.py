@@ -14,7 +14,7 @@ from rich.console import Console
 from headscope.rendering import assembly, run_results
 from headscope.rendering.console import bold, print_line, print_table
 from headscope.rendering.text import explain_columns, statistics_table, value_columns
-from headscope.results.collection import all_results
+from headscope.results.collection import all_results, results_of_all_models
 from headscope.results.table import results_table
 from headscope.results.words import count_nouns, sentence
 from headscope.runs.column_metadata import ENDINGS
@@ -94,7 +94,7 @@ def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
     }
     if include_summary:
         data["summary"] = _to_records(model_table(run))
-        data["results"] = _to_records(results_table(all_results(run)))
+        data["results"] = _to_records(results_table(results_of_all_models(run)))
         data |= {overview.name: _to_records(overview.data) for overview in assembly.collect_overviews(run)}
     return data
 

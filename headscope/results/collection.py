@@ -19,7 +19,7 @@ def all_results(run: Run) -> list[Result]:
 
 
 def results_of_all_models(run: Run) -> list[Result]:
-    """As `all_results`, but for every model: checks and comparisons leave none out, while sentences show a few."""
+    """As `all_results`, but for every model: data, checks and comparisons leave none out; sentences show a few."""
     return run.derived(_compute_for_all_models)
 
 

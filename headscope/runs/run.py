@@ -62,7 +62,7 @@ class Run(RunTables):
         return {}
 
     def findings(self) -> pd.DataFrame:
-        """All results, one per row, with stable keys.
+        """All results, for every model, one per row, with stable keys.
 
         `question`, `model` ("" if it concerns several), `baseline`, `where` and `unit` identify it. Then follow its
         `value`, its 95 % confidence interval `low` to `high`, the number `n` of `samples`, the `verdict` on a claim,

@@ -11,10 +11,12 @@ from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
 from headscope.plots import head_scatter, style
 from probes.patching.labels import describe_methods, describe_path_sweep, path_name
-from probes.patching.paths.analysis import PATH_COLUMNS, strongest_paths
+from probes.patching.paths.analysis import PATH_COLUMNS, PLACE_COLUMNS, strongest_paths
 from probes.patching.paths.questions import EFFECT
 from probes.patching.paths.schema import LOGITS, PATH_ENDS, RECEIVER_INPUTS, TOGETHER
 
+EDGE_COLUMNS = [name for name in PATH_COLUMNS if name not in PLACE_COLUMNS]
+"""Keys of a path without its positions."""
 MAX_EDGES = 40
 """Paths in a graph."""
 DASHES: dict[str, str] = dict(zip(PATH_ENDS, ("solid", "dash", "dot", "solid"), strict=True))
@@ -30,7 +32,8 @@ def plot_graph(effects: Effects) -> go.Figure:
 
     Width and colour of a line show its effect, red towards the source run; its dash shows the changed input.
     """
-    edges = strongest_paths(effects, effects.units, MAX_EDGES)
+    paths = strongest_paths(effects, effects.units, len(effects.units))
+    edges = paths.drop_duplicates(EDGE_COLUMNS)[:MAX_EDGES]  # of a path at several positions, the strongest
     heads = np.concatenate(
         [
             edges[["sender_layer", "sender_head"]],
