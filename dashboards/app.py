@@ -146,7 +146,7 @@ def _register_page_callbacks(app: Dash) -> None:
             page, run, view = rendered.page, rendered.run, rendered.view
             same_path = before and before["pathname"] == path
             components = rendered.all_components() if same_path else rendered.initial_components()
-            state = layout.browser_state(path, page, run, view, rendered.content)
+            state = layout.browser_state(path, search, page, run, view, rendered.content)
         except HeadscopeError as reason:
             return layout.empty_page(str(reason)), [], layout.EMPTY_STATE
         except Exception as error:  # the previous page must not stay under these controls
@@ -212,7 +212,7 @@ def _register_browser_callbacks(app: Dash) -> None:
     def in_browser(function: str, *dependencies: Input | Output | State) -> None:
         app.clientside_callback(ClientsideFunction("headscope", function), *dependencies, prevent_initial_call=True)
 
-    in_browser("showState", Input("page-state", "data"))
+    in_browser("showState", Input("page-state", "data"), State({"control": ALL}, "value"))
     in_browser("changeControls", Input({"control": ALL}, "value"), State("page-state", "data"))
     in_browser("openHead", Input({"chart": ALL, "heads": True}, "clickData"))
     in_browser("selectHeads", Input({"chart": ALL, "heads": True}, "selectedData"))

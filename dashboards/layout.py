@@ -120,8 +120,13 @@ def omission_notes(page: Page, run: Run, view: ViewState) -> list[str]:
     return notes
 
 
-def browser_state(path: str, page: Page, run: Run, view: ViewState, content: PageContent) -> dict[str, Any]:
-    """The state of the page for the browser; `query_string` is the URL's query without `BROWSER_PARAMETERS`."""
+def browser_state(
+    path: str, search: str, page: Page, run: Run, view: ViewState, content: PageContent
+) -> dict[str, Any]:
+    """The state of the page at `path` + `search` for the browser.
+
+    `query_string` is its complete query, with the values of all controls but without `BROWSER_PARAMETERS`.
+    """
     query = {name: value for name, value in view.query.items() if name not in BROWSER_PARAMETERS}
     return {
         "title": content.title,
@@ -130,6 +135,7 @@ def browser_state(path: str, page: Page, run: Run, view: ViewState, content: Pag
         "placeholders": bound_placeholders(run, view),
         "query_string": build_url("", query),
         "pathname": path,
+        "requested_query": search,
         "models": run.models,
         "file_suffix": export.file_name_suffix(run, view),
         "navigation": navigation_state(page, run),
@@ -145,6 +151,7 @@ EMPTY_STATE: Mapping[str, Any] = {
     "placeholders": {},
     "query_string": None,
     "pathname": "",
+    "requested_query": "",
     "models": [],
     "file_suffix": "",
     "navigation": {"group": "", "first_paths": {}, "missing": {}},

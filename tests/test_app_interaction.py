@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from flask import Flask
 from playwright.sync_api import Page, Route, expect
-from support.app_pages import wait_until_drawn
+from support.app_pages import choose_option, wait_until_drawn
 from support.synthetic_runs import synthetic_run
 
 from dashboards.empty_pages import _runs_with_data
@@ -202,8 +202,7 @@ def test_a_link_keeps_a_choice_whose_page_has_not_arrived_and_the_sort_of_the_br
     page = browse(f"{serve(tmp_path)}/heads?model=base&layers=0-0&sort=cov-asc")
     held: list[Route] = []
     page.route("**/_dash-update-component*", lambda route: held.append(route))
-    page.get_by_label("Model", exact=True).first.click()
-    page.get_by_role("option", name="yarn", exact=True).click()
+    choose_option(page, "Model", "yarn")
     page.wait_for_url("**model=yarn*")
     page.get_by_role("link", name="Show all").click()
     page.wait_for_url(lambda url: "layers=" not in url)
@@ -212,6 +211,31 @@ def test_a_link_keeps_a_choice_whose_page_has_not_arrived_and_the_sort_of_the_br
     page.unroute("**/_dash-update-component*")  # lets them go on
     expect(page.locator(".introduction")).to_have_text("yarn, head by head.")
     expect(page.locator("#head-table-count")).to_contain_text("8 heads.")
+
+
+def test_a_page_that_is_shown_late_does_not_take_back_a_later_choice(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    synthetic_run(tmp_path, **TINY)
+    page = browse(f"{serve(tmp_path)}/heads?model=base")
+    page.evaluate(
+        """() => {
+            const functions = window.dash_clientside.headscope, { showState } = functions;
+            functions.showState = (state) => { window.shown = () => showState(state); return showState(state); };
+        }"""
+    )
+    choose_option(page, "Model", "yarn")
+    expect(page.locator(".introduction")).to_have_text("yarn, head by head.")
+    page.wait_for_function("window.shown !== undefined")
+    held: list[Route] = []
+    page.route("**/_dash-update-component*", lambda route: held.append(route))
+    choose_option(page, "Baseline", "base")
+    page.wait_for_url("**baseline=base*")
+    page.evaluate("window.shown()")  # the page of the first choice
+    assert "baseline=base" in page.url
+    page.unroute("**/_dash-update-component*")  # lets them go on
+    expect(page.locator(".introduction")).to_have_text("yarn against base, head by head.")
+    expect(page.get_by_label("Baseline", exact=True).first).to_have_value("base")
 
 
 def test_a_link_sets_the_prompt_whatever_was_typed_before() -> None:

@@ -258,7 +258,7 @@ def test_every_view_renders(uneven: Path, is_combined: bool, monkeypatch: pytest
                 _, run, view, content = resolve_url(page.PATH, {"run": runs, **query})
                 assert all_components(page, run, content, view)[0].children == content.title, query
                 assert build_controls(page, run, view)
-                state = browser_state(page.PATH, page, run, view, content)
+                state = browser_state(page.PATH, "", page, run, view, content)
                 assert state["query_string"].count("run=") == len(runs)
                 assert not view.notes
                 assert all_blocks(content) or content.introduction, f"{page.PATH} {query} is empty"
@@ -425,7 +425,7 @@ def test_the_url_names_the_run_and_a_newer_run_is_offered(tmp_path: Path):
     first = synthetic_run(tmp_path, **TINY)
     with create_app(tmp_path).server.app_context():
         page, run, view, content = resolve_url("/heads", {})
-        assert browser_state("/heads", page, run, view, content)["query_string"] == f"?run={first.name}"
+        assert browser_state("/heads", "", page, run, view, content)["query_string"] == f"?run={first.name}"
         synthetic_run(tmp_path, **TINY, seed=1).path.rename(tmp_path / "29991231T000000Z-new-00000000")
         page, run, view, content = resolve_url("/heads", {"run": first.name})
         assert run.name == first.name

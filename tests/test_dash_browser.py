@@ -15,7 +15,7 @@ import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
-from support.app_pages import VISIBLE_DRAWN, set_display, wait_until_drawn
+from support.app_pages import VISIBLE_DRAWN, choose_option, set_display, wait_until_drawn
 from support.full_run import whole_run
 from support.synthetic_runs import synthetic_run
 
@@ -220,11 +220,6 @@ def open_tab(page: Page, name: str) -> None:
     page.locator("nav.tabs").get_by_role("link", name=name, exact=True).click()
     expect(page.locator("nav.tabs [aria-current]")).to_have_text(name)
     wait_until_drawn(page)
-
-
-def choose_option(page: Page, control: str, option: str) -> None:
-    page.get_by_label(control, exact=True).first.click()
-    page.get_by_role("option", name=option, exact=True).click()
 
 
 def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callable[..., Page]):

@@ -126,7 +126,7 @@ def test_the_copied_code_opens_the_figures_of_every_page(run: Run, server: Flask
             ]
             for path, (_, _, _, content) in names.items()
         }
-        states = {path: browser_state(path, *rest) for path, rest in names.items()}
+        states = {path: browser_state(path, "", *rest) for path, rest in names.items()}
     assert sum(map(len, charts.values())) > 30
     for path, titles in charts.items():
         scope: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def test_the_set_filter_is_offered_once_there_is_a_set(run: Run, server: Flask) 
     with server.app_context():
         for sets, is_offered in ({}, False), ({"sets": "mine:1.0"}, True):
             page, opened, view, content = resolve_url("/heads", sets)
-            state = browser_state("/heads", page, opened, view, content)
+            state = browser_state("/heads", "", page, opened, view, content)
             assert ("set" in state["control_values"]) == is_offered
             assert state["head_sets"] == (["mine"] if is_offered else [])
 

@@ -522,6 +522,24 @@ def test_results_of_an_earlier_prompt_are_marked_and_go_when_the_next_prompt_run
     page.unroute("**/_dash-update-component**")
 
 
+@pytest.mark.browser
+def test_a_prompt_that_arrives_together_with_a_chosen_pair_shows_its_heads(page: Page) -> None:
+    start = '{"output":"playground-all-heads.children"'
+    with page.expect_request(lambda request: (request.post_data or "").startswith(start)) as asked:
+        run_to_the_end(page, PROMPT)
+    body = json.loads(asked.value.post_data or "")
+    has_chart = {}
+    for changed in (("playground-pair.data", "playground-prediction.data"), ("playground-pair.data",)):
+        answer = page.evaluate(
+            """(body) => fetch("/_dash-update-component", {
+                method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+            }).then((response) => response.text())""",
+            body | {"changedPropIds": changed},
+        )
+        has_chart[changed] = '"figure"' in answer
+    assert [*has_chart.values()] == [True, False]
+
+
 def _hold_continuation(route: Route) -> None:
     """Drop the request for the continuation."""
     if (route.request.post_data or "").startswith(CONTINUATION):

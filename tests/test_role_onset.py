@@ -80,7 +80,9 @@ def test_default_models_are_the_last_checkpoint_of_each_training_run_and_models_
     untrained = model_entry("other", "other")
 
     def default_labels(models: list[dict[str, Any]]) -> list[str]:
-        run: Any = SimpleNamespace(manifest={"models": models}, models=[model["label"] for model in models])
+        run: Any = SimpleNamespace(
+            manifest={"models": models}, models=[model["label"] for model in models], shows_all_models=False
+        )
         return default_models(run)
 
     assert default_labels([untrained, *models()]) == ["other", "rope-s0:2048", "alibi-s0:2048"]

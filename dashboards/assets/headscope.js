@@ -19,6 +19,7 @@
   };
   const go = (pathname, search) => {
     leavePage();
+    if (pathname + search !== location.pathname + location.search) history.pushState(null, "", pathname + search);  // at once, for `isOfUrl`
     window.dash_clientside.set_props("url", { pathname, search });
   };
   // Replaces the URL by one for the same view: no new page, and no entry in the history.
@@ -75,13 +76,19 @@
     const name = `${layer}.${head}`, selected = selectedHeads();
     select(selected.includes(name) ? selected.filter((other) => other !== name) : [...selected, name]);
   };
-  // The value of the chart that triggered the callback; those of other charts may be old.
-  const triggeredValue = (values) => {
-    const context = window.dash_clientside.callback_context;
-    const index = context.inputs_list[0].findIndex((input) => input.id.chart === context.triggered_id?.chart);
-    return values[index];
+  // The chart that was clicked, and the points; a callback may also be triggered by charts that have just been drawn.
+  const triggeredChart = () => {
+    const { prop_id, value } = window.dash_clientside.callback_context.triggered.filter((chart) => chart.value?.points?.length).at(-1) ?? {};
+    return value ? { chart: JSON.parse(prop_id.slice(0, prop_id.lastIndexOf("."))).chart, points: value.points } : null;
   };
   const isEqual = (a, b) => JSON.stringify(a ?? "") === JSON.stringify(b ?? "");
+  // Whether the page is that of the URL, apart from what only the browser keeps.
+  const isOfUrl = ({ pathname, requested_query }) => {
+    const queries = [requested_query, location.search].map((text) => new URLSearchParams(text));
+    BROWSER_PARAMETERS.forEach((name) => queries.forEach((query) => query.delete(name)));
+    return pathname === location.pathname && queries[0].toString() === queries[1].toString();
+  };
+  const followedValues = {};  // by control: the last value that the URL followed, or that the page set
 
   // Tabs lead to their first page with data; pages that the run has no data for are grey and name the command that stores it.
   const showNavigation = ({ nav_path, navigation: { group, first_paths, missing } }) => {
@@ -112,11 +119,16 @@
         document.title = `${state.title} · headscope`;
         showNavigation(state);
         newest.name ? showNewestRun() : poll();
+        if (state.query_string === null) return;
+        if (!isOfUrl(state)) return;  // the page of a later choice is on its way
+        const values = Object.fromEntries(window.dash_clientside.callback_context.states_list[0].map(({ id, value }) => [id.control, value]));
         for (const [control, value] of Object.entries(state.control_values)) {
+          const isChosen = control in values && control in followedValues && !isEqual(values[control], followedValues[control]);
+          if (isChosen && !isEqual(values[control], value)) continue;  // `changeControls` has yet to follow the choice
           const placeholder = control in state.placeholders ? { placeholder: state.placeholders[control] } : {};
+          followedValues[control] = value;
           window.dash_clientside.set_props({ control }, { value, ...placeholder });
         }
-        if (state.query_string === null) return;
         const query = new URLSearchParams(location.search);
         const table = BROWSER_PARAMETERS.filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
         const complete = new URLSearchParams(state.query_string);
@@ -125,6 +137,7 @@
       },
       changeControls(values, state) {
         const controls = window.dash_clientside.callback_context.inputs_list[0].map((input) => input.id.control);
+        controls.forEach((control, index) => { followedValues[control] = values[index]; });
         const changed = controls.map((control, index) => [control, values[index]])
           .filter(([control, value]) => control in state.control_values && !isEqual(value, state.control_values[control]));
         if (!changed.length) return;
@@ -134,16 +147,15 @@
         if ("run" in changes) Object.assign(changes, { min: "", max: "", layers: "" });
         go(location.pathname, changedQuery(changes));
       },
-      openHead(clicks) {
-        const point = triggeredValue(clicks)?.points?.[0], head = point?.customdata;
+      openHead() {
+        const clicked = triggeredChart(), point = clicked?.points[0], head = point?.customdata;
         if (!head) return;
-        const id = window.dash_clientside.callback_context.triggered_id;
-        const plot = [...document.querySelectorAll("main .dash-graph")].find((graph) => graph.id.includes(`"chart":"${id?.chart}"`))
+        const plot = [...document.querySelectorAll("main .dash-graph")].find((graph) => graph.id.includes(`"chart":"${clicked.chart}"`))
           ?.querySelector(".js-plotly-plot");
         shiftPressed && head[1] >= 0 ? toggle(head) : goToHead(head, modelOf(plot, plot?.data[point.curveNumber]));
       },
-      selectHeads(selections) {
-        const heads = triggeredValue(selections)?.points?.map((point) => point.customdata).filter(Boolean);
+      selectHeads() {
+        const heads = triggeredChart()?.points.map((point) => point.customdata).filter(Boolean);
         if (heads) select([...(shiftPressed ? selectedHeads() : []), ...heads.map(([layer, head]) => `${layer}.${head}`)]);
       },
       // Boxes of the table of heads; selected heads that a filter hides stay selected.

@@ -209,7 +209,8 @@ def _register_results(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def show_heads(data: Any, model: str, quantity: str, next_token: str, _: int, pair: Any, *rest: str) -> Any:
-        if not data or (ctx.triggered_id == "playground-pair" and quantity != "pair"):
+        is_other_pair = [*ctx.triggered_prop_ids] == ["playground-pair.data"] and quantity != "pair"
+        if not data or is_other_pair:
             return no_update
         *second, token = rest
         try:

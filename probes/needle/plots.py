@@ -27,7 +27,7 @@ def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") ->
     shares, counts, low, high = (success[name].unstack() for name in ("share", "trials", "low", "high"))
     hover = "%{text} of %{customdata[0]} trials<br>95 % confidence interval %{customdata[1]} to %{customdata[2]}"
     text, low_text, high_text = (
-        frame.map(format_percent, na_action="ignore").fillna("") for frame in (shares, low, high)
+        frame.map(lambda share: "" if np.isnan(share) else format_percent(share)) for frame in (shares, low, high)
     )
     hover_data = np.dstack([counts.map("{:.0f}".format), low_text, high_text])
     figure = _length_depth_heatmap(title, shares, hover_data, hover)

@@ -103,3 +103,9 @@ def wait_until_drawn(page: Page) -> None:
     """Wait until the page shows its title and every visible chart is drawn."""
     expect(page.locator("#content h1")).to_be_visible(timeout=60_000)
     page.wait_for_function(VISIBLE_DRAWN)
+
+
+def choose_option(page: Page, control: str, option: str) -> None:
+    """Choose an option of the control with this label."""
+    page.get_by_label(control, exact=True).first.click()
+    page.get_by_role("option", name=option, exact=True).click()
