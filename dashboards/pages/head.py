@@ -52,7 +52,6 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
     layer, head = parse_head(identifier, run) if identifier else next(iter(notable_heads), (0, 0))
     rows = run.heads[head_mask(run.heads, layer, head)]
     group = int(rows["kv_group"].iloc[0]) if len(rows) else 0
-    sentences = chain(*assembly.head_sentences(run, view.model, layer, head))
     sections: dict[str, Sequence[Block]] = {
         "": LazySequence(_card(run, view, layer, head)),
         "Behaviour": LazySequence(_behaviour(run, view.model, layer, head)),
@@ -65,9 +64,9 @@ def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
                 similar_heads.components_chart(run, view.model, (layer, head)),
             )
         ),
-        "In words": [TextBlock([*sentences], "All findings about this head", collapsed=True)],
-        "Statistics": LazySequence(_statistics_table(rows, default_models_with(run, view.model))),
-        f"Heads of KV group {group}": LazySequence(_kv_group_table(run, view, layer, group)),
+        "In words": LazySequence(_findings(run, view.model, layer, head), is_filled=True),
+        "Statistics": LazySequence(_statistics_table(rows, default_models_with(run, view.model)), is_filled=True),
+        f"Heads of KV group {group}": LazySequence(_kv_group_table(run, view, layer, group), is_filled=True),
     }
     reason = _shorten_reasons(notable_heads.get((layer, head), ""))
     role = assembly.head_roles_sentence(run, view.model, layer, head)
@@ -124,14 +123,14 @@ def _explorers(run: Run, view: ViewState, layer: int, head: int) -> dict[str, Se
 
 def _runs_with_table(table_name: str, layer: int, head: int, heading: str) -> Iterator[Link]:
     for name, run in current_store().list_runs().items():
-        if isinstance(run, Run) and table_name in run.tables and _has_head(run, layer, head):
+        if isinstance(run, Run) and table_name in run.tables and (layer, head) in run.derived(_head_identifiers):
             yield Link(f"Open {run_label(name)}", query_link(f"/head/{layer}.{head}", run=name, tab=tab_name(heading)))
 
 
-def _has_head(run: Run, layer: int, head: int) -> bool:
-    """Whether a model of the run has this head; reads run.json only."""
+def _head_identifiers(run: Run) -> frozenset[tuple[int, int]]:
+    """Layer and number of every head of the run's models; reads run.json only."""
     heads = group_members(run.manifest["models"])
-    return bool(((heads["layer"] == layer) & (heads["member"] == head)).any())
+    return frozenset(zip(heads["layer"].tolist(), heads["member"].tolist(), strict=True))
 
 
 def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
@@ -148,6 +147,11 @@ def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
 
 def _training_steps(run: Run) -> pd.DataFrame:
     return training_checkpoints(run.manifest["models"])
+
+
+def _findings(run: Run, model: str, layer: int, head: int) -> Iterator[TextBlock]:
+    sentences = chain(*assembly.head_sentences(run, model, layer, head))
+    yield TextBlock([*sentences], "All findings about this head", collapsed=True)
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:

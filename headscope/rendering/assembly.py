@@ -112,14 +112,16 @@ def _notable_reasons(heads: pd.DataFrame) -> Iterator[tuple[Head, str]]:
 
 def measured_statistics(heads: pd.DataFrame) -> list[str]:
     """Columns of the per-head table that are statistics with a value; the longest context length comes first."""
-    columns = [*map(str, heads)]
+    columns_by_stem: dict[str, list[str]] = {}
+    for name in map(str, heads):
+        columns_by_stem.setdefault(parse_column(name).stem, []).append(name)
     names = (
         name
         for stem in statistics()
+        if (columns := columns_by_stem.get(stem))
         for name in ([stem] if stem in columns else reversed(columns_by_length(columns, stem)))
-        if heads[name].notna().any()
     )
-    return [*names]
+    return [name for name in names if heads[name].notna().any()]
 
 
 def run_statistics(run: Run) -> list[str]:

@@ -238,11 +238,15 @@ Block = Chart | TextBlock | Links | TextTable | ClaimTable | HeadTable | RecordT
 
 
 class LazySequence(Sequence[Block]):
-    """Blocks that are created on first access and cached: a page appears before all its charts are drawn."""
+    """Blocks that are created on first access and cached: a page appears before all its charts are drawn.
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
+    `is_filled` says that there is at least one, so that none is created to find out.
+    """
+
+    def __init__(self, blocks: Iterable[Block], is_filled: bool = False) -> None:
         self._items: list[Block] = []
         self._remaining = iter(blocks)
+        self._is_filled = is_filled
 
     def __iter__(self) -> Iterator[Block]:
         index = 0
@@ -251,7 +255,7 @@ class LazySequence(Sequence[Block]):
             index += 1
 
     def __bool__(self) -> bool:
-        return self._has_item(0)
+        return self._is_filled or self._has_item(0)
 
     def __len__(self) -> int:
         self._items += self._remaining

@@ -214,6 +214,10 @@ def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
 
 def default_models(run: RunTables) -> list[str]:
     """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
+    return [*run.derived(_default_models)]
+
+
+def _default_models(run: RunTables) -> list[str]:
     if run.shows_all_models:
         return [*run.models]
     models = run.manifest["models"]
