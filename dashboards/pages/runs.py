@@ -90,7 +90,7 @@ def _coverage_chart(runs: Sequence[Run]) -> Chart:
         colorscale=style.SEQUENTIAL_SCALE,
         colorbar={"title": {"text": "rows"}, **axes.log_colorbar(counts.where(counts > 0))},
     )
-    figure.update_xaxes(type="category", showgrid=False, tickfont_size=10)
+    figure.update_xaxes(type="category", showgrid=False, tickfont_size=10, tickangle=-35)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False, dtick=1)
     style.set_top_margin(style.set_metadata(figure, value="rows", value_index=0, x="probe", y="run"))
     newest = f", the {len(runs)} newest" if len(runs) == MAX_CHART_RUNS else ""

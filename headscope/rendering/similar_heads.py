@@ -4,7 +4,6 @@ See `headscope.runs.head_profiles` for profiles and their principal components.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -75,26 +74,24 @@ def components_chart(run: Run, model: str, marked: Head | None = None) -> Iterat
 
 def plot_components(run: Run, components: Components, model: str, marked: Head | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
-    figure = go.Figure(_unmarked_components(run, components, model))
-    if marked is not None:
-        at = components.coordinates.reindex([(model, *marked)]).dropna()
-        figure.add_scatter(
-            x=at["x"].to_numpy(),
-            y=at["y"].to_numpy(),
-            mode="markers+text",
-            text=[f"L{marked[0]}H{marked[1]}"] * len(at),
-            textposition="top center",
-            textfont={"size": 14, "color": style.HIGHLIGHT_COLOUR},
-            marker={"symbol": "circle-open", "size": 17, "color": style.HIGHLIGHT_COLOUR, "line": {"width": 3}},
-            hoverinfo="skip",
-            showlegend=False,
-        )
-    return figure
+    unmarked = run.derived(_unmarked_components, components, model)  # many pages show it
+    if marked is None:
+        return unmarked
+    at = components.coordinates.reindex([(model, *marked)]).dropna()
+    return go.Figure(unmarked).add_scatter(
+        x=at["x"].to_numpy(),
+        y=at["y"].to_numpy(),
+        mode="markers+text",
+        text=[f"L{marked[0]}H{marked[1]}"] * len(at),
+        textposition="top center",
+        textfont={"size": 14, "color": style.HIGHLIGHT_COLOUR},
+        marker={"symbol": "circle-open", "size": 17, "color": style.HIGHLIGHT_COLOUR, "line": {"width": 3}},
+        hoverinfo="skip",
+        showlegend=False,
+    )
 
 
-@lru_cache(8)
 def _unmarked_components(run: Run, components: Components, model: str) -> go.Figure:
-    """The figure without a marked head, cached: the pages of all heads of a model show it."""
     figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
     heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
