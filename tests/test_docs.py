@@ -15,7 +15,6 @@ from headscope import plugins, reference
 from headscope.cli.app import app
 from headscope.cli.command_groups import Commands
 from headscope.probe import Probe
-from headscope.results.collection import all_results
 from headscope.results.table import COLUMNS
 from headscope.runs.columns import all_tables
 from headscope.study.config import build_study, read_study
@@ -109,36 +108,6 @@ def test_paper_page_ends_with_the_notes_and_current_verdicts_of_shipped_runs_and
     page = paper_page.PAGE_PATH.read_text(encoding="utf-8")
     assert page.endswith(paper_page.notes())
     assert all(spec in page for spec in read_study(ROOT / "headscope/study_files/paper.yaml", {}).models.values())
-
-
-def test_the_numbers_of_the_readme_are_those_of_the_shipped_run_of_its_command():
-    (path,) = (ROOT / "headscope" / "examples").glob("*Z-needle-*")
-    run = hs.Run.open(path)
-    command = next(line for line in README.splitlines() if line.startswith("$ headscope needle"))
-    options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
-    stored = run.manifest["config"]
-    assert stored["texts"]["source"] == build_study({}).texts.source, "the default texts"
-    assert options.pop("model") == "base=" + stored["models"]["base"]
-    for name, value in options.items():
-        setting = stored["needle"][name.replace("-", "_")]
-        assert value == ",".join(map(str, setting if isinstance(setting, list) else [setting])), name
-    results = {result.question: result for result in all_results(run)}
-    ablated, control, drop = (
-        results[f"retrieval.{name}"] for name in ("ablated_success", "random_ablated_success", "ablation_drop")
-    )
-    text = " ".join(README.split("## Install")[0].split())
-    low, high = f"{100 * ablated.low:.0f} %", f"{100 * ablated.high:.0f} %"
-    for sentence in (
-        f"Four of {len(run.heads)} heads",
-        f"the model answers {100 * ablated.value:.0f} % of the questions",
-        f"(95 % confidence interval {low} to {high}, {ablated.n} trials)",
-        f"random heads of the same layers ablated it answers {100 * control.value:.0f} %, as without ablation",
-        f"a difference of {100 * drop.value:.0f} percentage points ({100 * drop.low:.0f} to {100 * drop.high:.0f})",
-        f"the top heads fall to {100 * ablated.value:.0f} %",
-    ):
-        assert sentence in text
-    assert control.value == results["retrieval.success"].value
-    assert ablated.where["size"] == 4
 
 
 # What can be run is run --------------------------------------------------------------------------------------------
