@@ -115,6 +115,8 @@ def test_paper_page_ends_with_the_notes_and_current_verdicts_of_shipped_runs_and
 SMALLER = {
     "--lengths 512,1024 --depths 3 --needles 2 --ablate-top 4 --draws 2": "--lengths 128, --depths 1 --needles 2 "
     "--ablate-top 4 --draws 1",
+    "--pairs pairs.jsonl": "--pairs pairs.jsonl --verify-top 1 --verify-random 1",
+    "--out loss.pdf": "--out loss.html",  # needs no browser
     "--length 64,128": "--length 24,48",
     "--length 64": "--length 24",
     "--length 128": "--length 48",
@@ -158,6 +160,8 @@ def test_readme_python_examples_run(tmp_path, monkeypatch, capsys):
 def test_readme_shell_examples_run_in_order(headscope, tmp_path, monkeypatch):
     """In this process, which has imported torch; the installed command itself is started by other tests."""
     (tmp_path / "headscope").symlink_to(ROOT / "headscope")  # commands name shipped runs from the root of a clone
+    for name, content in re.findall(r'^```json title="(.+?)"\n(.*?)^```', README, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     code = smaller("".join(blocks("console")))
     lines = [line.removeprefix("$ headscope ") for line in code.splitlines()]
@@ -167,6 +171,7 @@ def test_readme_shell_examples_run_in_order(headscope, tmp_path, monkeypatch):
         exit_code, _, err = headscope(*chain.from_iterable(words))
         assert exit_code == 0, f"{line}: {err}"
     assert (tmp_path / "report.html").is_file()
+    assert (tmp_path / "loss.html").is_file()
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))

@@ -87,3 +87,14 @@ def test_the_expected_time_appears_within_seconds_of_the_first_progress(
         lines.advance(10.0)
     lines.stop()
     assert capsys.readouterr().err.splitlines()[0] == "This takes about 100 min. Ctrl-C keeps what is finished."
+
+
+def test_no_time_is_left_when_all_is_done(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines()
+    lines.start(1.0, 0.0)
+    for _ in range(12):  # 0.1 twelve times is more than 1
+        clock.seconds += 1.0
+        lines.advance(0.1)
+    lines.set_activity("base: positions")
+    lines.stop()
+    assert capsys.readouterr().err.splitlines()[-1] == "120 %  base: positions"

@@ -1,7 +1,11 @@
-"""Every measured number in README is that of a shipped run: the number and its text change together."""
+"""Every measured number in README is that of a shipped run, or is printed by the command beside it."""
 
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 import headscope as hs
 from headscope.results.collection import all_results
@@ -11,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROSE = " ".join(re.sub(r"^```\w*\n.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL).split())
 """README without its code blocks, on one line."""
+COMMANDS = [line for line in README.splitlines() if line.startswith(("$ headscope patch ", "$ headscope ablate "))]
+"""Commands whose output README shows."""
 MEASURED = r"\d[\d,.]* ?(?:%|percentage points|trials|minutes|seconds|hours|s\b|GB|MB)|\(\d\S* to \d\S*\)"
 """Texts that only a measurement can justify."""
 
@@ -71,3 +77,23 @@ def test_the_shipped_run_of_the_finding_is_that_of_the_command_in_the_readme() -
     for name, value in options.items():
         setting = stored["needle"][name.replace("-", "_")]
         assert value == ",".join(map(str, setting if isinstance(setting, list) else [setting])), name
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.usefixtures("opened_once")
+def test_the_commands_of_the_readme_print_what_it_shows(
+    headscope: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (pairs,) = re.findall(r'^```json title="pairs.jsonl"\n(.*?)^```', README, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.jsonl").write_text(pairs, encoding="utf-8")
+    printed = ""
+    for command in COMMANDS:
+        code, out, err = headscope(*shlex.split(command.removeprefix("$ headscope ")))
+        assert code == 0, err
+        printed += " ".join(out.split())
+    shown = " ".join(block.split()).split(" base: ")
+    assert len(shown) == len(pairs.splitlines()) + 1
+    assert [sentence for sentence in shown if sentence.removeprefix("base: ") not in printed] == []

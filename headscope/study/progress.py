@@ -120,7 +120,7 @@ class ProgressLines:
         self._line_time = time.monotonic()
         seconds = self._seconds_left()
         elapsed = self._line_time - self._start_time
-        time_left = f"  (about {_duration(seconds)} left)" if seconds is not None else ""
+        time_left = f"  (about {_duration(seconds)} left)" if seconds else ""
         if seconds is None and elapsed > SECONDS_BETWEEN_LINES:
             time_left = f"  (for {_duration(elapsed)}; the time left is not known yet)"
         print(f"{100 * self._completed / self._total:3.0f} %  {self._activity}{time_left}", file=sys.stderr, flush=True)
@@ -132,7 +132,7 @@ class ProgressLines:
         elapsed, newly_completed = time.monotonic() - self._origin[0], self._completed - self._origin[1]
         if newly_completed <= 0 or elapsed < MIN_SECONDS:
             return None
-        return elapsed * (self._total - self._completed) / newly_completed
+        return elapsed * max(self._total - self._completed, 0) / newly_completed
 
 
 def console_progress(quiet: bool) -> Progress:
