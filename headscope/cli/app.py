@@ -192,7 +192,7 @@ def join(
     from headscope.runs.writer import join_runs
     from headscope.study.progress import console_progress
 
-    progress, opened = console_progress(quiet), [Run.open(path) for path in runs]
+    progress, opened = console_progress(quiet, can_resume=False), [Run.open(path) for path in runs]
     progress.start(len(opened), -1)  # a run is announced before it is read
 
     def announce(run_name: str) -> None:
