@@ -155,8 +155,8 @@ def report(
         str | None,
         typer.Option(
             "--chart",
-            help="Instead write the charts of this heading, or with these words in their titles, to --out and, if there "
-            "are several, to files numbered -2, -3, ...: .pdf, .svg, .png, .webp, .jpg or .html.",
+            help="Instead write the charts of this heading, or with these words in their titles, to --out (.pdf, .svg, "
+            ".png, .webp, .jpg or .html) and, if there are several, to files numbered -2, -3, ...",
         ),
     ] = None,
     width: Annotated[
@@ -172,10 +172,11 @@ def report(
     headscope report runs/RUN --chart 'loss by position' --out loss.pdf --width icml
     """
     if chart is not None:
-        return figures.write_figures(runs, chart, out, width)
-    if width is not None:
+        figures.write_figures(runs, chart, out, width)
+    elif width is not None:
         raise BadInput(f"--width {width} is for a figure. Add --chart, or remove --width")
-    _write_report(runs, out)
+    else:
+        _write_report(runs, out)
 
 
 @app.command(cls=GroupedCommand)
