@@ -64,7 +64,7 @@ def _randomise(rows: pd.DataFrame, table: Table, rng: np.random.Generator) -> pd
         if (column.low, column.high) == (0, 1):
             values = values**2 ** rng.uniform(-4, 1)
         elif (column.low, column.high) in ((None, None), (None, 0), (0, None)):
-            values = values * rng.uniform(0.2, 5) * (signs if column.low is column.high is None else 1)
+            values = values * rng.uniform(0.2, 20) * (signs if column.low is column.high is None else 1)
         rows = rows.assign(**{column.name: values})
     return rows
 
