@@ -88,6 +88,37 @@ def test_a_chart_is_saved_as_a_page_without_any_extra(run: Run, tmp_path: Path) 
     assert '"format":"svg"' in page.replace(" ", ""), "the camera button writes an SVG"
 
 
+def test_the_command_writes_every_matching_chart_to_a_file(run: Run, headscope: Any, tmp_path: Path) -> None:
+    expected = titles(run.charts("loss position"))
+    out = tmp_path / "loss.html"
+    code, printed, _ = headscope("report", run.path, "--chart", "loss position", "--out", out, "--width", "3.25")
+    assert code == 0
+    files = [out, *(tmp_path / f"loss-{number}.html" for number in range(2, len(expected) + 1))]
+    assert len(files) > 1
+    assert sorted(tmp_path.glob("*.html")) == sorted(files)
+    assert [line.split("  ")[0] for line in printed.splitlines()] == [f"Figure: {file}" for file in files]
+    assert "Loss by position in the context" in printed
+    assert '"width":312' in out.read_text(encoding="utf-8")
+
+
+def test_the_command_refuses_what_is_no_figure(run: Run, headscope: Any, tmp_path: Path) -> None:
+    existing = tmp_path / "mine-2.html"
+    existing.write_text("mine")
+    for options, message in (
+        (["--chart", "loss"], "Name its file, e.g. --out figure.pdf"),
+        (["--width", "icml"], "--width icml is for a figure. Add --chart"),
+        (["--chart", "lose", "--out", tmp_path / "a.html"], "no chart of"),
+        (["--chart", "loss", "--out", tmp_path / "a.docx"], "unknown figure format '.docx'"),
+        (["--chart", "loss", "--out", tmp_path / "a.html", "--width", "imcl"], "did you mean 'icml'"),
+        (["--chart", "loss position", "--out", tmp_path / "mine.html"], "mine-2.html' exists already"),
+    ):
+        code, _, err = headscope("report", run.path, *options)
+        assert code == 2
+        assert message in err
+    assert [*tmp_path.iterdir()] == [existing]
+    assert existing.read_text() == "mine"
+
+
 @pytest.mark.browser
 def test_a_chart_is_saved_as_a_pdf_of_the_width_of_a_column(run: Run, tmp_path: Path) -> None:
     svg = run.charts("loss")[0].save(str(tmp_path / "loss.svg"), width="icml").read_text(encoding="utf-8")

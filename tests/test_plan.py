@@ -1,6 +1,7 @@
 """Cost estimates of studies: makespans on workers, seconds timed here or read from a stored run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import JobExecutor, JobResult
 from headscope.study.planning import makespan
+from headscope.study.progress import NoProgress
 from headscope.study.stored_size import StoredSize, TableCost
 
 EXAMPLE = example_run()
@@ -95,6 +97,45 @@ def test_plan_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest
     (row,) = estimate["checkpoints"]
     assert (row["checkpoint"], row["models"], row["cells"]) == (str(folder / "tiny"), 2, len(cells) + 2)
     assert estimate["bytes_of_a_worker"] > 10**8
+
+
+class RecordedProgress(NoProgress):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.total, self.completed, self.activities = 0.0, 0.0, list[str]()
+
+    def start(self, total: float, completed: float) -> None:
+        self.total += total
+
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        self.activities.append(activity)
+
+    def advance(self, cost: float) -> None:
+        self.completed += cost
+
+
+@pytest.mark.parametrize("job_seconds", [0.001, 2 * planning.MAX_JOB_SECONDS])
+def test_a_plan_shows_progress_and_runs_long_jobs_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, job_seconds: float
+) -> None:
+    executed: list[str] = []
+
+    class CountingExecutor(JobExecutor):
+        def execute(self, job: Job) -> JobResult:
+            executed.append(job.id)
+            return JobResult(super().execute(job).rows, {}, 0.0, None, job_seconds, 4.0)
+
+    monkeypatch.setattr(planning, "JobExecutor", CountingExecutor)
+    progress = RecordedProgress()
+    study = build_study({**content(folder), "models": {"base": str(folder / "tiny")}, "measure": {"lengths": [32]}})
+    planning.plan_study(study, workers=os.cpu_count() or 1, gpus=0, progress=progress)
+    timed = [job for job in executed if job.startswith("measure/")]
+    is_long = job_seconds > planning.MAX_JOB_SECONDS
+    assert len(timed) == len(progress.activities) * (1 if is_long else planning.REPEATS) + (not is_long)
+    assert all(activity.startswith("timing measure, base") for activity in progress.activities)
+    assert 0 < progress.completed <= progress.total
+    assert is_long or progress.completed == progress.total
 
 
 def test_predicted_disk_space_is_that_of_the_finished_run(folder: Path, tmp_path: Path) -> None:

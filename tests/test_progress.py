@@ -87,3 +87,36 @@ def test_the_expected_time_appears_within_seconds_of_the_first_progress(
         lines.advance(10.0)
     lines.stop()
     assert capsys.readouterr().err.splitlines()[0] == "This takes about 100 min. Ctrl-C keeps what is finished."
+
+
+def test_no_time_is_left_when_all_is_done(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines()
+    lines.start(1.0, 0.0)
+    for _ in range(12):  # 0.1 twelve times is more than 1
+        clock.seconds += 1.0
+        lines.advance(0.1)
+    lines.set_activity("base: positions")
+    lines.stop()
+    assert capsys.readouterr().err.splitlines()[-1] == "120 %  base: positions"
+
+
+def test_work_that_cannot_be_resumed_promises_nothing_about_an_interruption(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ProgressLines(can_resume=False)
+    lines.start(100.0, 0.0)
+    for step in range(4):
+        clock.seconds = 4.0 * step
+        lines.advance(1.0)
+    lines.stop()
+    assert capsys.readouterr().err.splitlines()[0] == "This takes about 6 min."
+
+
+def test_a_benchmark_says_what_it_times_and_how_much_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from headscope.bench.timing import time_calls
+
+    rows = time_calls(1024, {"plain": list, "measured": list}, 2, torch.device("cpu"))
+    assert len(rows) == 2
+    assert capsys.readouterr().err.splitlines() == ["  0 %  timing 2 calls of 1,024 tokens"]

@@ -1,11 +1,16 @@
-"""No sentence about a sweep stays the same whatever its effects are: each of them could have been false."""
+"""No sentence stays the same whatever the tables of a run hold: each of them could have been false."""
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from support.synthetic_rows import ROWS
+from support.synthetic_runs import synthetic_run
 
 from headscope.effects.results import sweep_results
 from headscope.effects.sweep import Effects, Sweep, sweep_effects
+from headscope.results.collection import all_results
 from headscope.results.words import headline, sentence
 
 SWEEP = Sweep(
@@ -15,7 +20,7 @@ SWEEP = Sweep(
     methods=("exact", "estimate"),
 )
 DRAWS = 8
-ABOUT_THE_METHOD = {"patching.estimated"}
+ABOUT_THE_METHOD = {"patching.estimated", "patterns.maps"}
 """Questions whose sentences say what was measured, not what came out."""
 
 
@@ -76,3 +81,21 @@ def test_a_headline_says_if_the_largest_effect_is_not_clearly_different_from_0()
         results = [*sweep_results(effects, "patching", "heads", {"activation": "head output z"})]
         (top,) = (result for result in results if result.question == "patching.top")
         assert ("not clearly different from 0" in headline(top)) == (top.low <= 0 <= top.high)
+
+
+@pytest.mark.slow
+def test_every_sentence_about_random_tables_varies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of all probes whose results are more than verdicts on claims; those are drawn in the tests of claims."""
+    texts: dict[str, list[tuple[str, ...]]] = {}
+    for seed in range(DRAWS):
+        sizes = {"layers": 3, "heads": 4, "pairs": 4, "seed": seed}
+        run = synthetic_run(tmp_path / str(seed), probes={"measure", *ROWS}, randomised=seed > 0, **sizes)
+        drawn: dict[str, list[str]] = {}
+        for result in all_results(run):
+            drawn.setdefault(result.question, []).extend((sentence(result), headline(result)))
+        for question, sentences in drawn.items():
+            texts.setdefault(question, []).append(tuple(sentences))
+    assert len(texts) > 100
+    constant = {name for name, draws in texts.items() if len(draws) == DRAWS and len(set(draws)) == 1}
+    assert constant - ABOUT_THE_METHOD == set(), "a sentence that is missing in some draws could have been false, too"
+    assert [record.getMessage() for record in caplog.records if "fails with" in record.getMessage()] == []

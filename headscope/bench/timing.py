@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from headscope import process_memory
+from headscope.study.progress import console_progress
 
 
 def time_calls(
@@ -19,17 +20,26 @@ def time_calls(
 ) -> list[dict[str, Any]]:
     """One row per call: median seconds, ratio to the first call, peak MiB and its ratio.
 
-    `length` is copied to the rows. With `warm_up` the first call runs once more, before the timing.
+    `length` is copied to the rows. With `warm_up` the first call runs once more, before the timing. Shows progress on
+    standard error.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     peaks: dict[str, list[float]] = {name: [] for name in calls}
-    if warm_up:
-        next(iter(calls.values()))()  # the first pass of a process pays for page faults and thread pools
-    for _ in range(repeats):
-        for name, call in calls.items():
-            elapsed, peak = _time_call(call, device)
-            seconds[name].append(elapsed)
-            peaks[name].append(peak)
+    progress = console_progress(quiet=False, can_resume=False)
+    progress.start(repeats * len(calls) + warm_up, 0)
+    progress.set_activity(f"timing {len(calls)} calls of {length:,} tokens")
+    try:
+        if warm_up:
+            next(iter(calls.values()))()  # the first pass of a process pays for page faults and thread pools
+            progress.advance(1)
+        for _ in range(repeats):
+            for name, call in calls.items():
+                elapsed, peak = _time_call(call, device)
+                seconds[name].append(elapsed)
+                peaks[name].append(peak)
+                progress.advance(1)
+    finally:
+        progress.stop()
     median_seconds = {name: statistics.median(values) for name, values in seconds.items()}
     median_peaks = {name: statistics.median(values) for name, values in peaks.items()}
     first = next(iter(calls))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headscope import plugins, signals, user_input
-from headscope.cli import bench, bundle, checks, execute, export, plan, selfcheck
+from headscope.cli import bench, bundle, checks, execute, export, figures, plan, selfcheck
 from headscope.cli.command_groups import Commands
 from headscope.cli.flags import (
     EXAMPLES,
@@ -151,9 +151,32 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="HTML file to write; an older report is replaced.")] = Path(
         "report.html"
     ),
+    chart: Annotated[
+        str | None,
+        typer.Option(
+            "--chart",
+            help="Instead write the charts of this heading, or with these words in their titles, to --out (.pdf, .svg, "
+            ".png, .webp, .jpg or .html) and, if there are several, to files numbered -2, -3, ...",
+        ),
+    ] = None,
+    width: Annotated[
+        str | None,
+        typer.Option(
+            "--width",
+            help="With --chart: width of a paper's column, such as icml, or inches. [default: as on the screen]",
+        ),
+    ] = None,
 ) -> None:
-    """Write a self-contained HTML report of one or several runs."""
-    _write_report(runs, out)
+    """Write a self-contained HTML report of one or several runs, or a chart of it as a figure.
+
+    headscope report runs/RUN --chart 'loss by position' --out loss.pdf --width icml
+    """
+    if chart is not None:
+        figures.write_figures(runs, chart, out, width)
+    elif width is not None:
+        raise BadInput(f"--width {width} is for a figure. Add --chart, or remove --width")
+    else:
+        _write_report(runs, out)
 
 
 @app.command(cls=GroupedCommand)
@@ -170,7 +193,7 @@ def join(
     from headscope.runs.writer import join_runs
     from headscope.study.progress import console_progress
 
-    progress, opened = console_progress(quiet), [Run.open(path) for path in runs]
+    progress, opened = console_progress(quiet, can_resume=False), [Run.open(path) for path in runs]
     progress.start(len(opened), -1)  # a run is announced before it is read
 
     def announce(run_name: str) -> None:

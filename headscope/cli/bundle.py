@@ -52,7 +52,7 @@ def bundle(
     from headscope.study.progress import console_progress
 
     runs = runs or [example_run(), *(EXAMPLES / name for name in example_maps())]
-    progress = console_progress(quiet)
+    progress = console_progress(quiet, can_resume=False)
     with _draft_folder(out) as draft:
         site = _open_site(tuple(runs))
         for name, text in shared_files(site.heads).items():

@@ -36,16 +36,20 @@ def plan(
 ) -> None:
     """Predict the cost of a study: work items, time, memory per worker, disk space, and time on N workers.
 
-    Times a few work items on this machine, which takes a minute or two. For another machine, give --timings.
+    Times a few work items of the study on this machine: a minute or two, longer with long contexts. For another
+    machine, give --timings.
     """
     quiet_libraries(as_json)
     from headscope.runs.run import Run
     from headscope.study import planning
     from headscope.study.config import read_study
+    from headscope.study.progress import console_progress
 
     study = read_study(study_file, {})
     worker_count = workers or study.engine.workers or gpus or 2
-    costs = planning.plan_study(study, worker_count, gpus, None if timings is None else Run.open(timings))
+    timed_run = None if timings is None else Run.open(timings)
+    progress = console_progress(quiet=False, can_resume=False)
+    costs = planning.plan_study(study, worker_count, gpus, timed_run, progress)
     print(json.dumps(costs)) if as_json else _print_costs(costs)
 
 

@@ -58,15 +58,27 @@ def _check_rows(device: str, name: str, length: int, longest: int | None) -> Ite
     from headscope.bench.variants import document_tokens
     from headscope.forward.selfcheck import run_checks
     from headscope.positions.model import load
+    from headscope.study.progress import console_progress
 
-    models = {dtype: load(name, device=device, dtype=dtype) for dtype in ("bf16", "fp32")}
-    for model in models.values():
-        for check in run_checks(model, document_tokens(model, length)):
-            result = "agrees" if check.is_within_tolerance else "DISAGREES"
-            yield _row(check.quantity, check.dtype, length, f"{check.difference:.1e}", f"{check.tolerance:.0e}", result)
-    for row in precision_differences(models["bf16"], models["fp32"], length).itertuples():
-        ranks = f"95 % of heads below {row.largest:.1e}, rank correlation {row.rank_correlation:.4f}"
-        yield _row(f"{row.statistic}: bf16 against fp32", "bfloat16", length, f"{row.median:.1e}", "", ranks)
+    progress = console_progress(quiet=False, can_resume=False)
+    progress.start(3, 0)  # two models and their comparison
+    try:
+        models = {dtype: load(name, device=device, dtype=dtype) for dtype in ("bf16", "fp32")}
+        for dtype, model in models.items():
+            progress.set_activity(f"comparing measures in {dtype} with eager attention")
+            for check in run_checks(model, document_tokens(model, length)):
+                result = "agrees" if check.is_within_tolerance else "DISAGREES"
+                yield _row(
+                    check.quantity, check.dtype, length, f"{check.difference:.1e}", f"{check.tolerance:.0e}", result
+                )
+            progress.advance(1)
+        progress.set_activity("comparing bf16 with fp32")
+        for row in precision_differences(models["bf16"], models["fp32"], length).itertuples():
+            ranks = f"95 % of heads below {row.largest:.1e}, rank correlation {row.rank_correlation:.4f}"
+            yield _row(f"{row.statistic}: bf16 against fp32", "bfloat16", length, f"{row.median:.1e}", "", ranks)
+    finally:
+        progress.stop()
+    model = models["fp32"]
     if model.device.type == "cuda":  # what is measured there
         model = load(name, device=device)
     yield from _timing_rows(model, longest)

@@ -131,6 +131,18 @@ class NotebookCharts(Sequence[NotebookChart]):
     def __repr__(self) -> str:
         return "\n".join([f"<{self.title}: {len(self)} charts>", *map(chart_title, self.charts)])
 
+    def files(self, path: Path | str) -> list[Path]:
+        """The file of each chart: `path`, and for further charts its name with -2, -3, ... before the ending."""
+        first = Path(path)
+        return [
+            first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
+            for number in range(1, len(self) + 1)
+        ]
+
+    def save(self, path: Path | str, width: str | float | None = None) -> list[Path]:
+        """Write every chart to a file of its own: see `files`, and `headscope.rendering.figure_files.save_chart`."""
+        return [chart.save(file, width) for chart, file in zip(self.charts, self.files(path), strict=True)]
+
     def _page(self) -> Page:
         blocks = [block for block in self.blocks if not isinstance(block, Links)]  # links lead to pages of the app
         return Page(self.title, " ".join(self.sentences), {}, {"": blocks})

@@ -22,7 +22,8 @@ from headscope.study.cells import Job
 from headscope.study.config import Study
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_files
-from headscope.study.executor import JobExecutor, peak_bytes, runs_always
+from headscope.study.executor import JobExecutor, JobResult, peak_bytes, runs_always
+from headscope.study.progress import NoProgress, Progress
 from headscope.study.scheduler import Scheduler
 from headscope.study.stored_size import StoredSize
 
@@ -31,7 +32,8 @@ MAX_JOB_SECONDS = 30.0
 WORKER_START_SECONDS = 10.0
 """Time in which a worker starts and imports its libraries."""
 REPEATS = 2
-"""Each job is timed this often; the faster time counts."""
+"""Each job is timed this often, after a first pass of the process; the faster time counts. A job that takes longer than
+`MAX_JOB_SECONDS` runs once."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,9 @@ class CostModel:
         return self.model_factors.get(job.model, 1.0) * (fixed + per_cost * job.cost)
 
 
-def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = None) -> dict[str, Any]:
+def plan_study(
+    study: Study, workers: int, gpus: int, timed_run: Run | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """Predict the cost of a study in this process and on `workers` workers, on `gpus` GPUs or this machine's cores.
 
     Times come from `timed_run`, or from jobs that are run here. Raises BadInput for a study or a run that cannot be
@@ -72,11 +76,7 @@ def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = No
     if timed_run is not None:
         local = distributed = costs_of_run(timed_run, jobs)
     else:
-        local = distributed = measure_costs(executor, jobs)
-        if threads_per_worker != threads:
-            torch.set_num_threads(threads_per_worker)
-            distributed = measure_costs(executor, jobs)
-            torch.set_num_threads(threads)
+        local, distributed = _measure_both(executor, jobs, threads_per_worker, progress or NoProgress())
     sharing = max(1.0, workers / gpus) if gpus else 1.0  # workers on one GPU take turns
 
     def worker_seconds(job: Job) -> float:
@@ -142,15 +142,46 @@ def makespan(
     return finished
 
 
-def measure_costs(executor: JobExecutor, jobs: Sequence[Job]) -> CostModel:
+def _measure_both(
+    executor: JobExecutor, jobs: Sequence[Job], threads_per_worker: int, progress: Progress
+) -> tuple[CostModel, CostModel]:
+    """Costs with the threads of this process and with those of a worker."""
+    threads = torch.get_num_threads()
+    thread_counts = dict.fromkeys((threads, threads_per_worker))
+    progress.start(len(thread_counts) * _timed_cost(executor, jobs), 0)
+    try:
+        costs = []
+        for count in thread_counts:
+            torch.set_num_threads(count)
+            costs.append(measure_costs(executor, jobs, progress))
+    finally:
+        torch.set_num_threads(threads)
+        progress.stop()
+    return costs[0], costs[-1]
+
+
+def _timeable(jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if not runs_always(job) and not job.prerequisites]
+
+
+def _timed_cost(executor: JobExecutor, jobs: Sequence[Job]) -> float:
+    """The cost of the jobs that `measure_costs` certainly runs; a longer one of each probe may follow."""
+    timeable, kinds = _timeable(jobs), _model_kinds(executor)
+    first_of_probe = {job.probe: job for job in reversed(timeable)}
+    other_kinds = {kinds.get(job.model): job for job in reversed(timeable)}
+    other_kinds.pop(kinds.get(timeable[0].model))
+    return timeable[0].cost + REPEATS * sum(job.cost for job in (*first_of_probe.values(), *other_kinds.values()))
+
+
+def measure_costs(executor: JobExecutor, jobs: Sequence[Job], progress: Progress | None = None) -> CostModel:
     """Time the first jobs of each probe, and one job of every kind of model."""
     with TemporaryDirectory() as folder:
         executor.context.files_folder = Path(folder) / "plan" / "files"
         executor.context.files_folder.mkdir(parents=True)
-        timer = _Timer(executor)
+        timer = _Timer(executor, progress or NoProgress())
         kinds = _model_kinds(executor)
         rates: dict[str, tuple[float, float]] = {}
-        timeable = [job for job in jobs if not runs_always(job) and not job.prerequisites]
+        timeable = _timeable(jobs)
         for probe in dict.fromkeys(job.probe for job in timeable):
             own_jobs = [job for job in timeable if job.probe == probe]
             same_kind = [job for job in own_jobs if kinds.get(job.model) == kinds.get(own_jobs[0].model)]
@@ -210,17 +241,27 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
 class _Timer:
     """Runs jobs to time them, and collects the sizes of their rows in `sizes`, by probe."""
 
-    def __init__(self, executor: JobExecutor) -> None:
-        self.executor = executor
+    def __init__(self, executor: JobExecutor, progress: Progress) -> None:
+        self.executor, self.progress = executor, progress
         self.sizes: dict[str, StoredSize] = defaultdict(StoredSize)
         self.opening_seconds, self._is_warm = 0.0, False
         self._peaks: list[tuple[int, float]] = []
 
     def seconds(self, job: Job) -> float:
         """Seconds of one job."""
-        if not self._is_warm:  # the first pass of a process pays for page faults and thread pools
-            self.opening_seconds, self._is_warm = self.executor.execute(job).opening_seconds, True
-        results = [self.executor.execute(job) for _ in range(REPEATS)]
+        self.progress.set_activity(f"timing {job.probe}, {job.cell.id}")
+        results: list[JobResult] = []
+        while len(results) < REPEATS:
+            result = self.executor.execute(job)
+            self.progress.advance(job.cost)
+            is_long = result.seconds > MAX_JOB_SECONDS
+            if not self._is_warm:  # the first pass of a process pays for page faults and thread pools
+                self.opening_seconds, self._is_warm = result.opening_seconds, True
+                if not is_long:
+                    continue
+            results.append(result)
+            if is_long:
+                break
         self.sizes[job.probe].add(job, results[0].rows)
         self._peaks.append((_tokens(job.cost), peak_bytes()))
         return min(result.seconds / (1 + result.cells_ahead) for result in results)

@@ -78,8 +78,12 @@ class ProgressBar:
 class ProgressLines:
     """Lines on standard error: the completed share, the activity and the estimated time left.
 
-    One line per job, and more within a job that takes long; before them, once, the expected time of long work.
+    One line per job, and more within a job that takes long; before them, once, the expected time of long work, and,
+    if `can_resume`, that an interruption keeps what is finished.
     """
+
+    def __init__(self, can_resume: bool = True) -> None:
+        self._hint = " Ctrl-C keeps what is finished." if can_resume else ""
 
     def start(self, total: float, completed: float) -> None:
         self._total, self._completed = max(total, 1e-9), completed
@@ -100,7 +104,7 @@ class ProgressLines:
         if not self._is_announced and (seconds := self._seconds_left()) is not None:
             self._is_announced = True
             if seconds > LONG_SECONDS:
-                print(f"This takes about {_duration(seconds)}. Ctrl-C keeps what is finished.", file=sys.stderr)
+                print(f"This takes about {_duration(seconds)}.{self._hint}", file=sys.stderr)
         self.print_if_due()
 
     def stop(self) -> None:
@@ -120,7 +124,7 @@ class ProgressLines:
         self._line_time = time.monotonic()
         seconds = self._seconds_left()
         elapsed = self._line_time - self._start_time
-        time_left = f"  (about {_duration(seconds)} left)" if seconds is not None else ""
+        time_left = f"  (about {_duration(seconds)} left)" if seconds else ""
         if seconds is None and elapsed > SECONDS_BETWEEN_LINES:
             time_left = f"  (for {_duration(elapsed)}; the time left is not known yet)"
         print(f"{100 * self._completed / self._total:3.0f} %  {self._activity}{time_left}", file=sys.stderr, flush=True)
@@ -132,14 +136,14 @@ class ProgressLines:
         elapsed, newly_completed = time.monotonic() - self._origin[0], self._completed - self._origin[1]
         if newly_completed <= 0 or elapsed < MIN_SECONDS:
             return None
-        return elapsed * (self._total - self._completed) / newly_completed
+        return elapsed * max(self._total - self._completed, 0) / newly_completed
 
 
-def console_progress(quiet: bool) -> Progress:
-    """The progress display that suits standard error."""
+def console_progress(quiet: bool, can_resume: bool = True) -> Progress:
+    """The progress display that suits standard error, of work that can be resumed or not."""
     if quiet:
         return NoProgress()
-    return ProgressBar() if sys.stderr.isatty() else ProgressLines()
+    return ProgressBar() if sys.stderr.isatty() else ProgressLines(can_resume)
 
 
 @contextmanager

@@ -113,8 +113,8 @@ def retrieval_heads(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Resu
 
 
 def _compared(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The agreements over enough heads."""
-    return table[table["heads"] >= MIN_COMPARED].to_dict("records")
+    """The agreements over enough heads, of scores that are not all equal."""
+    return table[(table["heads"] >= MIN_COMPARED) & table["spearman"].notna()].to_dict("records")
 
 
 def _agreement(kind: str, row: dict[Any, Any], labels: Mapping[str, str] | None = None, **fields: Any) -> Result:

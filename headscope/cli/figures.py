@@ -1,0 +1,33 @@
+"""Charts of a report as files, for `headscope report --chart`."""
+
+from pathlib import Path
+
+from headscope import user_input
+from headscope.errors import BadInput, CannotWrite
+
+
+def write_figures(paths: list[Path], topic: str, out: Path, width: str | None) -> None:
+    """Write every chart of the combined runs that matches the topic, as `Run.charts` finds them, and print its file.
+
+    Raises BadInput for a topic, format or width that does not exist, CannotWrite if a file exists already.
+    """
+    if out.name == "report.html":
+        raise BadInput("--chart writes a figure, not report.html. Name its file, e.g. --out figure.pdf")
+    from headscope.rendering.notebook import chart_title
+    from headscope.runs.run import combine_runs, open_runs
+
+    run = combine_runs(open_runs(paths))
+    run.check()
+    charts = run.charts(topic)
+    files = charts.files(user_input.expand_path(out, "--out"))
+    if existing := next((file for file in files if file.exists()), None):
+        raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")
+    for chart, file in zip(charts.charts, files, strict=True):
+        print(f"Figure: {chart.save(file, _parse_width(width))}  {chart_title(chart)}")
+
+
+def _parse_width(width: str | None) -> str | float | None:
+    try:
+        return None if width is None else float(width)
+    except ValueError:
+        return width
