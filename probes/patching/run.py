@@ -189,12 +189,12 @@ class PatchingRunner:
         patching = LayerPatching(replay, self._layer_parts.get(cell.model))
         spans = self._spans(pair, with_positions=self.options.by_position and not cell.prerequisites)
         with replay.capturing():
-            rows = [
-                row
+            blocks = [
+                block
                 for direction in self.options.directions
-                for row in layer_rows(patching, cell.work.step, self._layer_activations, direction, spans)
+                for block in layer_rows(patching, cell.work.step, self._layer_activations, direction, spans)
             ]
-        return {PATCHING_LAYERS.name: pd.DataFrame(rows)} if rows else {}
+        return {PATCHING_LAYERS.name: pd.concat(blocks, ignore_index=True)} if blocks else {}
 
     def _entry_table(
         self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair
