@@ -138,7 +138,7 @@ class PatchingRunner:
             for name, table in (compute(replay, model, cell, pair) if activations else {}).items():
                 is_pair_counted = table["is_counted"] & is_counted
                 rows[name] = table.assign(**keys, group=pair.group, is_counted=is_pair_counted)
-        if self.options.by_position and not work.prerequisites:
+        if (self.options.by_position or self.options.pattern_entries) and not work.prerequisites:
             rows[PATCHING_TOKENS.name] = token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
