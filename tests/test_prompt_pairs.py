@@ -128,7 +128,7 @@ def test_a_corrupted_answer_has_as_many_tokens_as_the_answer() -> None:
     assert pair.corrupted_answer is not None
     assert [*pair.corrupted_answer[1:]] == [*pair.answer[:1]]
     assert tokenized().corrupted_answer is None
-    with pytest.raises(BadInput, match="line 7: 'corrupted_answer' has 2 tokens, and the answer 1. Make them equal"):
+    with pytest.raises(BadInput, match=r"line 7: 'corrupted_answer' has 2 tokens, and the answer 1. Make them equal"):
         tokenized(corrupted_answer=" w7 w5")
 
 

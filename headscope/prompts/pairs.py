@@ -212,8 +212,8 @@ def tokenize_pair(
         corrupted_answer = _answer_tokens(tokenizer, pair.corrupted, pair.corrupted_answer, location)
         if len(corrupted_answer) != len(answer):
             raise BadInput(
-                f"{location}: 'corrupted_answer' has {len(corrupted_answer)} tokens, and the answer {len(answer)}. Make "
-                "them equal"
+                f"{location}: 'corrupted_answer' has {len(corrupted_answer)} tokens, and the answer {len(answer)}. "
+                "Make them equal"
             )
     spans = _token_spans(tokenizer, pair, len(clean), location)
     names = (pair.name, pair.group)

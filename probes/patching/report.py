@@ -204,9 +204,7 @@ def _entry_charts(context: RenderContext) -> Iterator[Chart]:
         yield Chart(plot_entries(rows, tokens), ENTRY_CAPTION)
 
 
-def _with_tokens(
-    context: RenderContext, blocks: Iterable[pd.DataFrame]
-) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+def _with_tokens(context: RenderContext, blocks: Iterable[pd.DataFrame]) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
     """The blocks of the selected model, each of one pair, and the tokens of that pair."""
     for rows in blocks:
         first = rows.iloc[0]

@@ -58,7 +58,7 @@ SUBSET_TOP = 5
 """Most units that verify patches exactly for one pair or group, beside those of all pairs [ours]."""
 CHECKED_PAIRS = 16
 """Pairs of a file whose answers are checked for an exchange before the first one is patched."""
-RESIDUAL_STREAM_MEMORY_BYTES = 2**30
+RESIDUAL_STREAM_MEMORY_BYTES = 2**28
 """Memory for the residual streams of a pair; the rest is on disk."""
 
 
