@@ -42,8 +42,13 @@ def plot_layers(effects: Effects) -> go.Figure:
 
 
 def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
-    """Heatmap of one pair's effects by layer and token. `rows` are those of `analysis.layer_position_effects`."""
+    """Heatmap of one pair's effects by layer and token. `rows` are those of `analysis.layer_position_effects`.
+
+    Of a long prompt it has the positions from the first with an effect on: before, both prompts are the same.
+    """
     grid = rows.pivot_table(index="layer", columns="position", values="effect")
+    if len(grid.columns) > MAX_TICK_TOKENS and (has_effect := (grid != 0).any()).any():
+        grid = grid.loc[:, has_effect.idxmax() :]
     words = tokens.set_index("position").reindex(grid.columns)
     labels = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
     first = rows.iloc[0]
@@ -56,7 +61,7 @@ def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
     )
     limit = symmetric_limit(grid.to_numpy(), 1e-3)
     figure.add_heatmap(
-        x=list(range(len(labels))),
+        x=grid.columns.tolist(),
         y=grid.index.tolist(),
         z=grid.to_numpy(),
         zmin=-limit,
@@ -68,6 +73,6 @@ def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
         **ZERO_CENTRED_SCALE,
     )
     mark_clipped_cells(figure, grid.to_numpy(), limit)
-    label_token_axis(figure, labels)
+    label_token_axis(figure, grid.columns, labels)
     figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
