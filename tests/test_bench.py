@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import families
+from support.prompt_pairs import LENGTH, random_pair
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from typer.testing import CliRunner
 
-from headscope.bench import comparison, rounding, scale, variants
+import headscope as hs
+from headscope.bench import comparison, lens, rounding, scale, variants
 from headscope.cli import app as cli
 from headscope.cli import bench
 from headscope.errors import BadInput, ResourceMissing
@@ -143,8 +147,21 @@ def test_bench_compares_with_transformer_lens_by_default_only_if_it_is_installed
     monkeypatch.setattr(rounding, "has_bfloat16", lambda: False)
     for is_installed, arguments in ((True, []), (False, []), (False, ["--lens-length", "64"])):
         monkeypatch.setattr(bench, "find_spec", lambda name, value=is_installed: value or None)
-        assert CliRunner().invoke(cli.app, ["bench", *arguments]).exit_code == 0
+        result = CliRunner().invoke(cli.app, ["bench", *arguments])
+        assert result.exit_code == 0
+        assert ("transformer-lens is not installed" in result.stdout) == (not is_installed and not arguments)
     assert lengths == [1024, 0, 64]
+
+
+@pytest.mark.slow
+def test_bench_patches_the_same_layers_in_transformer_lens_and_in_headscope() -> None:
+    """Both sides return the same metrics, so their times are of the same work."""
+    model, other = (hs.load(families.MEASURABLE["llama-gqa"]()) for _ in range(2))
+    bridge = build_bridge_from_module(other.module, type(other.module).__name__, hf_config=other.module.config)
+    theirs, ours = (call() for call in lens.layer_patching_calls(model, bridge, random_pair()).values())
+    assert len(ours) == 3 * lens.PATCHED_LAYERS * LENGTH
+    assert ours == pytest.approx(theirs, abs=1e-4)
+    assert np.ptp(ours) > 1e-2
 
 
 def test_bench_prints_what_it_measured_before_a_later_table_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from headscope.patching.activation_patching import (
 )
 from headscope.patching.metrics import MetricName, PairTokens
 from headscope.positions.model import Model
+from headscope.prompts.pairs import TokenPair
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-gqa": families.MEASURABLE["llama-gqa"],
@@ -307,6 +308,36 @@ def test_nll_of_an_answer_of_several_tokens_is_their_mean_loss_after_the_prompt(
     log_p = model.module(pair.clean, use_cache=False).logits[0].double().log_softmax(-1)
     losses = [-log_p[LENGTH - 1 + number, token] for number, token in enumerate((7, 30, 11))]
     assert replay.clean_value == pytest.approx(float(sum(losses)) / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [3, 150])
+def test_a_corrupted_answer_follows_the_corrupted_prompt_and_the_answer_is_scored(count: int) -> None:
+    """The loss of the second half of A A and of A B: unchanged, patched, and estimated over chunks of logits."""
+    model, generator = loaded("llama-gqa"), torch.Generator().manual_seed(3)
+    half, answer, other = torch.randint(3, families.VOCAB, (3, count), generator=generator).numpy()
+    tokens = TokenPair("halves", "", half, half, answer, answer[:0], count, corrupted_answer=other)
+    pair = PairTokens.on_device(tokens, model.device)
+
+    def loss(logits: Tensor) -> Tensor:
+        return -logits[count - 1 : -1].double().log_softmax(-1).gather(1, pair.answer[:, None]).mean()
+
+    with torch.no_grad():
+        runs = [eager_patching.run(model, ids) for ids in (pair.clean, pair.corrupted)]
+        (clean, source), (corrupted, unpatched) = runs
+        changes = {1: {"z": (slice(2, 3), slice(None), source[1]["z"])}}
+        patched = eager_patching.run(model, pair.corrupted, changes)[0]
+    offset = torch.zeros_like(unpatched[1]["z"], requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(eager_patching.run(model, pair.corrupted, offsets={1: offset})[0]), offset)
+    replay = PatchingReplay(model, pair, "nll", memory_bytes=1e9)
+    losses = [float(loss(clean)), float(loss(corrupted))]
+    assert [replay.clean_value, replay.corrupted_value] == pytest.approx(losses, abs=1e-5)
+    (value,) = exact(model, pair, "z", metric="nll", units=[Unit(1, model.geometry.kv_group(1, 2), 2)]).values()
+    assert value == pytest.approx(float(loss(patched)), abs=1e-5)
+    assert abs(value - replay.corrupted_value) > 1e-3
+    with replay.capturing():
+        estimate = replay.estimate(["z"], "denoising", [None])["z"][1, :, 0]
+    expected = ((source[1]["z"] - unpatched[1]["z"]) * gradient).sum((1, 2))
+    torch.testing.assert_close(estimate, expected, atol=1e-6, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -97,8 +97,10 @@ def assert_equal(replay: PatchingReplay, values: list[float], expected: np.ndarr
 def test_patches_of_all_positions_equal_those_of_transformer_lens(
     smollm2: Model, bridge: Any, pairs: list[PairTokens], activation: Any
 ) -> None:
+    """z of all heads; of the other activations some units, in layers of every depth."""
     units = patched_units(smollm2, activation)
-    chosen = [units[number] for number in sorted(np.random.default_rng(0).permutation(len(units))[:UNITS])]
+    count = len(units) if activation == "z" else UNITS
+    chosen = [units[number] for number in sorted(np.random.default_rng(0).permutation(len(units))[:count])]
     index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"])
     for number, pair in enumerate(pairs):  # each with a part of the units
         replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)

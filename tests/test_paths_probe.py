@@ -20,6 +20,7 @@ from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.prompts.pair_sets import file_pairs
 from headscope.rendering import assembly
+from headscope.rendering.blocks import Chart
 from headscope.results.questions import questions
 from headscope.results.words import sentence
 from headscope.runs.run import Run
@@ -131,6 +132,16 @@ def test_paths_by_position_are_rows_and_an_array(folder: FilePath, tmp_path: Fil
     np.testing.assert_allclose(logits.values, [values[path] for path in direct], atol=1e-5)
     assert "L0H1@0 to k of L2H3@last" in {path_name(path) for _, path in analysis.sweeps(run)[0].units.iterrows()}
     assert "@" in "".join(sentence(result) for result in results(run))
+    charts = [chart for group in report.charts(assembly.render_context(run)) for chart in group.charts]
+    figures = [chart.figure for chart in charts if isinstance(chart, Chart)]
+    picture = next(figure for figure in figures if "by position" in figure.layout.title.text)
+    assert [*picture.layout.xaxis.ticktext] == ["all", *map(str, range(length))]
+    assert {*picture.data[0].y} == {"L0H1 to k of L2H3@last", "L0H1 to k of L2H3@1:3", "L0H1 to the logits"}
+    cells = dict(zip(picture.data[0].y, picture.data[0].z, strict=True))
+    for _, path in analysis.sweeps(run)[0].units.iterrows():
+        end = "the logits" if path["through"] == "logits" else f"k of L2H3@{path['receiver_positions']}"
+        at = picture.layout.xaxis.ticktext.index(path["sender_positions"])
+        assert cells[f"L0H1 to {end}"][at] == pytest.approx(path["effect"])
 
 
 def test_estimates_are_means_over_the_pairs_that_differ_enough(verified: Run, folder: FilePath) -> None:

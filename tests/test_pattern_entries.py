@@ -16,6 +16,10 @@ import headscope as hs
 from headscope.forward.interventions import Unit
 from headscope.patching.activation_patching import Direction, PatchingReplay
 from headscope.patching.pattern_entries import PatternEntries
+from headscope.rendering import assembly
+from probes.patching import report
+from probes.patching.analysis import entry_effects
+from probes.patching.entry_plots import MAX_ENTRY_HEADS
 
 FAMILIES = {
     name: families.MEASURABLE[name] for name in ("llama-gqa", "mistral-sliding", "gemma3", "olmo2", "phi", "qwen3")
@@ -82,6 +86,27 @@ def test_a_run_has_an_array_by_destination_and_source(folder: Path, tmp_path: Pa
     estimates = verified.table("patching_entries")
     assert {*estimates["method"]} == {"estimate"}
     assert len(estimates) == 2 * 16 * 15
+
+
+def test_the_picture_has_a_cell_per_entry_of_the_heads_of_largest_effect(folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"pairs": [f"{folder}/pairs.jsonl"], "keep_failing": True, "method": "estimate"}
+    options |= {"activations": ["pattern"], "pattern_entries": True, "quiet": True, "out": tmp_path}
+    run = hs.patch(f"{folder}/tiny", **options)
+    groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(run))}
+    (chart,) = groups["Patching of entries of the attention pattern"]
+    (rows,) = entry_effects(run)
+    largest = rows["effect"].abs().groupby([rows["layer"], rows["head"]]).max()
+    top = sorted(largest.nlargest(MAX_ENTRY_HEADS).index)
+    panels = chart.figure.data
+    assert [panel.name for panel in panels] == [f"L{layer}H{head}" for layer, head in top]
+    for panel, (layer, head) in zip(panels, top, strict=True):
+        entries = rows[(rows["layer"] == layer) & (rows["head"] == head)]
+        grid = np.full((5, 5), np.nan)
+        grid[entries["destination"], entries["source"]] = entries["effect"]
+        np.testing.assert_allclose(panel.z, grid)
+    assert chart.figure.layout.coloraxis.cmax == pytest.approx(largest.max())
+    words = run.table("patching_tokens").query("pair == 'pair 0'")["clean"].str.strip()
+    assert all(label.startswith(word) for label, word in zip(chart.figure.layout.xaxis.ticktext, words, strict=True))
 
 
 @pytest.mark.parametrize(

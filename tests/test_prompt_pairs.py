@@ -123,6 +123,15 @@ def test_an_answer_of_two_tokens_is_refused_with_its_tokens_where_one_is_needed(
     assert len(tokenized(answer=" w5 w6", needs_one_token=False).answer) == 2
 
 
+def test_a_corrupted_answer_has_as_many_tokens_as_the_answer() -> None:
+    pair = tokenized(answer=" w5 w6", corrupted_answer=" w7 w5", needs_one_token=False)
+    assert pair.corrupted_answer is not None
+    assert [*pair.corrupted_answer[1:]] == [*pair.answer[:1]]
+    assert tokenized().corrupted_answer is None
+    with pytest.raises(BadInput, match=r"line 7: 'corrupted_answer' has 2 tokens, and the answer 1. Make them equal"):
+        tokenized(corrupted_answer=" w7 w5")
+
+
 def test_a_missing_wrong_answer_is_refused_where_it_is_needed() -> None:
     with pytest.raises(BadInput, match="line 7: it has no wrong answer, which the metric needs"):
         tokenized(wrong="")

@@ -1,6 +1,7 @@
 """The code blocks and commands of the tutorials run in order, on smaller settings than the pages show."""
 
 import glob
+import json
 import re
 import shlex
 import tomllib
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import headscope as hs
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (
@@ -88,10 +91,26 @@ def test_tutorial_runs_from_its_first_block_to_its_last(name, headscope, tmp_pat
         sums = namespace["parts"].groupby("position")["contribution"].sum()
         assert sums.to_numpy() == pytest.approx(logits.loc[sums.index].to_numpy(), abs=1e-3)
         assert namespace["lens"][-1] == pytest.approx(logits[sums.index[-1]], abs=1e-3)
+        check_halves(namespace)
 
 
-MAX_LINES, STEPS, STEPS_WITH_CODE = 5, 90, 82
-"""Of 110 steps that were tried, 90 are listed; 82 of 90 are at least 100 of 110."""
+def check_halves(names):
+    """The losses of the second halves are those of the plain model, and A A is the lowest."""
+    model, halves = names["model"], names["halves"].patching.drop_duplicates("pair").set_index("pair")
+    lines = [json.loads(line) for line in Path("halves.jsonl").read_text().splitlines()]
+    for pair in lines:
+        answer = model.tokenizer(pair["answer"])["input_ids"]
+        for side, following in (("clean", pair["answer"]), ("corrupted", pair.get("corrupted_answer", pair["answer"]))):
+            ids = torch.tensor([model.tokenizer(pair[side] + following)["input_ids"]])
+            with torch.no_grad():
+                logits = model.module(ids, use_cache=False).logits[0, -len(answer) - 1 : -1]
+            loss = torch.nn.functional.cross_entropy(logits, torch.tensor(answer))
+            assert halves.loc[pair["name"], f"metric_{side}"] == pytest.approx(float(loss), abs=1e-3)
+    assert (halves["metric_corrupted"] > halves["metric_clean"]).all()
+
+
+MAX_LINES, STEPS, STEPS_WITH_CODE = 5, 90, 87
+"""Of 110 steps that were tried, 90 are listed; all but three have code."""
 
 
 def test_every_listed_step_has_its_line_on_the_page_or_a_reason():
@@ -137,6 +156,26 @@ def test_bertviz_and_circuitsvis_take_the_patterns_of_the_page():
     for view in (head, model, heads):
         html = eval(view, names)
         assert "Mary" in str(getattr(html, "data", html))
+
+
+@pytest.mark.model
+def test_a_bridge_of_the_page_has_the_patterns_and_effects_of_the_model(tmp_path, monkeypatch):
+    """With the BOS token that the bridge's tokenizer prepends; patterns are those of the record."""
+    monkeypatch.chdir(tmp_path)
+    code = {file: content for _, file, content in blocks("from-transformer-lens") if file}
+    Path("ioi.jsonl").write_text(code["ioi.jsonl"], encoding="utf-8")
+    setup = next(content for language, file, content in blocks("from-transformer-lens") if language == "python")
+    names = {"__name__": "bridge"}
+    exec(setup, names)
+    expected = hs.patch(names["model"], bos="yes", **names["quick"])
+    bos = torch.tensor([[names["model"].tokenizer.bos_token_id]])
+    weights = names["patterns"]({"input_ids": torch.cat([bos, names["ids"]["input_ids"]], 1)})[23]
+    exec(code["bridge.py"], names)
+    (pattern,) = names["hooked"]
+    torch.testing.assert_close(pattern[0], weights, atol=1e-5, rtol=0)
+    run = names["compatible"]
+    assert run.patching["effect"].to_numpy() == pytest.approx(expected.patching["effect"].to_numpy(), abs=1e-4)
+    assert any("compatibility mode" in text for text in run.findings()["text"])
 
 
 def test_every_tutorial_is_tested():

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from headscope import plugins
+from headscope.bench import lens
 from headscope.bench.timing import time_calls
-from headscope.errors import ResourceMissing, missing_package
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model, load
@@ -19,6 +19,7 @@ from headscope.study.progress import NoProgress
 from headscope.study.runner import create_engine, run_study
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
+from probes.patching.bench import text_pair
 
 SAMPLED_ROWS = 64
 TABLES = ("attention", "pairs", "distance", "nll")
@@ -27,6 +28,8 @@ SAMPLED_STATISTICS = f"{SAMPLED_ROWS} sampled rows + pairs + nll"
 EXACT_STATISTICS = "exact rows: every attention statistic of every row"
 ALL_MEASURES = f"all measures, {SAMPLED_ROWS} sampled rows"
 WARM_UP_TOKENS = 512
+PATCHED_TOKENS = 15
+"""Tokens of the pair whose layers are patched in TransformerLens and in headscope."""
 ENGINE_DOCS = 8
 """Number of documents of the study that compares engines."""
 
@@ -38,12 +41,13 @@ def compare_variants(
 
     The first table compares measuring with the plain forward pass, which returns logits at every position. The second
     compares an adapter, and an optimiser step of its training, with the forward pass under YaRN. `lens_length` > 0 adds
-    TransformerLens's run_with_cache of hook_pattern at that length. `probe_lengths` adds the calls that a probe names
-    for its bench, up to that length, timed once. Peak memory needs Linux or CUDA. Raises ResourceMissing before any
+    TransformerLens's run_with_cache of hook_pattern at that length, and the same patches of layers of a pair of
+    `PATCHED_TOKENS` tokens in both, timed once. `probe_lengths` adds the calls that a probe names for its bench, up to
+    that length, timed once. Peak memory needs Linux or CUDA. Raises ResourceMissing before any
     measurement if TransformerLens is not installed.
     """
     if lens_length:
-        _bridge_class()
+        lens.bridge_class()
     model = load(spec, device=device)
     warm_up_kernels(model, document_tokens(model, WARM_UP_TOKENS))
     yield time_calls(length, measuring_calls(model, document_tokens(model, length)), repeats, model.device)
@@ -52,9 +56,11 @@ def compare_variants(
         ids = document_tokens(model, lens_length)
         calls = measuring_calls(model, ids)
         compared_calls = {name: calls[name] for name in (PLAIN, SAMPLED_STATISTICS, EXACT_STATISTICS)}
-        # The bridge alters its model, so it gets its own.
-        compared_calls["transformer-lens run_with_cache(hook_pattern)"] = _lens_call(load(spec, device=device), ids)
+        bridge = lens.wrap_model(load(spec, device=device))  # the bridge alters its model, so it gets its own
+        compared_calls["transformer-lens run_with_cache(hook_pattern)"] = lens.cached_patterns(bridge, ids)
         yield time_calls(lens_length, compared_calls, repeats, model.device)
+        patching_calls = lens.layer_patching_calls(model, bridge, text_pair(model, PATCHED_TOKENS))
+        yield time_calls(PATCHED_TOKENS, patching_calls, 1, model.device, warm_up=False)
     for name, max_length in probe_lengths.items():
         probe_calls = plugins.probes()[name].bench(model, max_length)
         yield time_calls(max_length, probe_calls, 1, model.device, warm_up=False)
@@ -101,27 +107,6 @@ def _scheme_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any
         "forward under an AdaRoPE adapter": lambda: run_forward(adapter),
         "training step of an adapter, activations recomputed": take_step,
     }
-
-
-def _bridge_class() -> Any:
-    try:
-        from transformer_lens.model_bridge import TransformerBridge
-    except ImportError as error:
-        raise ResourceMissing(
-            f"the comparison with transformer-lens needs {missing_package(error)}. Run pip install 'headscope[lens]', "
-            "or use --lens-length 0"
-        ) from error
-    return TransformerBridge
-
-
-def _lens_call(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
-    bridge = _bridge_class().boot_transformers("bench", hf_model=model.module, tokenizer=model.tokenizer)
-
-    def run_with_cache() -> None:
-        with torch.no_grad():
-            bridge.run_with_cache(ids.to(model.device)[None], names_filter=lambda name: name.endswith("hook_pattern"))
-
-    return run_with_cache
 
 
 def measuring_cost_ratios(model: Model, length: int) -> dict[str, float] | None:

@@ -106,6 +106,11 @@ def bench(
             raise BadInput("--shape times random weights: it has no --model, --lens-length and probes. Remove them")
         if lens_length is None:
             lens_length = LENS_LENGTH if find_spec("transformer_lens") else 0
+            if not lens_length and not as_json:
+                print_line(
+                    "transformer-lens is not installed: the comparison with it is left out. Run pip install "
+                    "'headscope[lens]' to add it."
+                )
         tables = (
             _tables(model, length, repeats, lens_length, probes, compare_workers, device)
             if shape is None

@@ -50,16 +50,23 @@ POSITIONS_PER_CHUNK = 128
 
 
 class Replay:
-    """One document, ids [1, L], under one schedule. The targets are the tokens from `first_target` on.
+    """One document, ids [1, L], under one schedule. The targets are the tokens from `first_target` on, or `targets`.
 
     Call `record_streams` once, and use the replay inside `capturing`. Streams are counted by decoder layer, edits and
     gradients by attention layer.
     """
 
     def __init__(
-        self, model: Model, schedule: FixedSchedule | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1
+        self,
+        model: Model,
+        schedule: FixedSchedule | AdaRoPE,
+        ids: Tensor,
+        memory_bytes: float,
+        first_target: int = 1,
+        targets: Tensor | None = None,
     ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
+        self._target_ids = ids if targets is None else torch.cat([ids[:, :first_target], targets[None]], 1)
         self.layers = single_layer_list(model)
         self._attention_layers = attention_layer_indices(model, self.layers)
         self.streams = ResidualStreamStore(memory_bytes)
@@ -158,7 +165,7 @@ class Replay:
         rows = []
         for number in range(len(hidden)):
             parts = (
-                logits_and_targets(self.model, self.ids, hidden[number : number + 1, positions], positions)
+                logits_and_targets(self.model, self._target_ids, hidden[number : number + 1, positions], positions)
                 for positions in self._predicting_position_slices()
             )
             rows.append(torch.cat([token_losses(logits.float(), tokens) for logits, tokens in parts]))
@@ -209,7 +216,7 @@ class Replay:
         """Logits [n, vocabulary], float32, and their target tokens [n], in chunks."""
         hidden = self.hidden_states(output_edits)
         for positions in self._predicting_position_slices():
-            logits, tokens = logits_and_targets(self.model, self.ids, hidden[:, positions], positions)
+            logits, tokens = logits_and_targets(self.model, self._target_ids, hidden[:, positions], positions)
             yield logits.float(), tokens
 
     def hidden_states(self, output_edits: Mapping[int, backend.OutputEdit], copies: int = 1) -> Tensor:
@@ -356,7 +363,7 @@ class Replay:
         totals = [torch.zeros_like(hidden) for _ in objectives]
         for positions in self._predicting_position_slices():
             chunk = hidden[:, positions].clone().requires_grad_()
-            logits, tokens = logits_and_targets(self.model, self.ids, chunk, positions)
+            logits, tokens = logits_and_targets(self.model, self._target_ids, chunk, positions)
             logits = logits.float()
             values = [objective(logits, tokens) for objective in objectives]
             for total, (gradient,) in zip(totals, _gradients(values, [chunk], [None] * len(values)), strict=True):

@@ -7,7 +7,8 @@ attention pattern. An exact effect resumes the forward pass at the head's layer.
 computed exactly, softmax included, so that a saturated softmax does not bias the estimate (AtP*, Kramar et al. 2024).
 The KL divergence has no first order in the clean run; noising estimates its second order.
 
-Both prompts are followed by the answer's tokens, and metrics read the logits that predict these tokens.
+Both prompts are followed by the answer's tokens, and metrics read the logits that predict these tokens. A pair may have
+another corrupted answer after its corrupted prompt; the metrics score the answer there as well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +90,7 @@ class PatchingReplay:
         schedule: Any = model.schedule
         first_targets = (ids.shape[1] - len(pair.answer) for ids in (pair.clean, pair.corrupted))
         self.clean, self.corrupted = (
-            Replay(model, schedule, ids, memory_bytes / 2, first_target)
+            Replay(model, schedule, ids, memory_bytes / 2, first_target, pair.answer)
             for ids, first_target in zip((pair.clean, pair.corrupted), first_targets, strict=True)
         )
         with self.capturing():

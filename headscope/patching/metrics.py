@@ -21,8 +21,8 @@ MetricName = Literal["logit_diff", "logprob", "kl", "nll", "prob_diff", "rank"]
 class PairTokens:
     """Token ids of a prompt pair on the model's device.
 
-    `clean` [1, L] and `corrupted` [1, L'] end with the answer [n]; `wrong` [m] is the wrong answer. The last `aligned`
-    prompt tokens of both prompts correspond, and so do the answer's tokens.
+    `clean` [1, L] and `corrupted` [1, L'] end with the answer [n], or `corrupted` with other n tokens; `wrong` [m] is
+    the wrong answer. The last `aligned` prompt tokens of both prompts correspond, and so do the answer's tokens.
     """
 
     clean: Tensor
@@ -33,12 +33,16 @@ class PairTokens:
 
     @classmethod
     def on_device(cls, pair: TokenPair, device: Any) -> "PairTokens":
-        """The pair as tensors, each prompt followed by the answer."""
+        """The pair as tensors, each prompt followed by the answer or, if the pair has one, its corrupted answer."""
 
         def tensor(ids: np.ndarray) -> Tensor:
             return torch.from_numpy(ids.astype(np.int64)).to(device)
 
-        clean, corrupted = (tensor(np.concatenate([ids, pair.answer]))[None] for ids in (pair.clean, pair.corrupted))
+        corrupted_answer = pair.answer if pair.corrupted_answer is None else pair.corrupted_answer
+        clean, corrupted = (
+            tensor(np.concatenate(parts))[None]
+            for parts in ((pair.clean, pair.answer), (pair.corrupted, corrupted_answer))
+        )
         return cls(clean, corrupted, tensor(pair.answer), tensor(pair.wrong), pair.aligned)
 
     def aligned_positions(self, ids: Tensor) -> range:
@@ -82,7 +86,7 @@ def metric_function(metric: Metric, pair: PairTokens, clean_logits: Tensor) -> O
         return (clean_log_p.exp() * (clean_log_p - log_p)).sum()
 
     def loss(logits: Tensor, tokens: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(logits, tokens)
+        return torch.nn.functional.cross_entropy(logits, tokens, reduction="sum") / len(pair.answer)
 
     if callable(metric):
         return _checked(metric, pair)

@@ -63,8 +63,9 @@ class PromptPair:
     """Two prompts as text. `answer` continues `clean`, and `wrong` is the answer that it is compared with.
 
     Both answers begin with their space, if they have one. `group` names a kind of pair within its set. `spans` names
-    parts of the clean prompt: a text that occurs in it once, or its first token and the one after its last. `location`
-    is where the pair comes from, for messages.
+    parts of the clean prompt: a text that occurs in it once, or its first token and the one after its last.
+    `corrupted_answer` follows the corrupted prompt in place of the answer, which is still the one that is scored: a
+    text that goes on otherwise. `location` is where the pair comes from, for messages.
     """
 
     name: str
@@ -74,6 +75,7 @@ class PromptPair:
     wrong: str = ""
     group: str = ""
     spans: Mapping[str, str | tuple[int, int]] = field(default_factory=dict)
+    corrupted_answer: str = ""
     location: str = field(default="", compare=False)
     has_template: bool = False
     """Whether the prompts hold their special tokens, from a chat template: the tokenizer adds none."""
@@ -87,8 +89,8 @@ class TokenPair:
     """A prompt pair in the tokens of one model: `clean` [L] and `corrupted` [L'], the answer [n], the wrong answer [m].
 
     `aligned` is the number of last prompt tokens that correspond: L, or with the alignment "end" the length of the
-    common suffix. `spans` are named positions of the clean prompt. `location` is for messages. `is_contrast`: see
-    `PromptPair`.
+    common suffix. `spans` are named positions of the clean prompt. `location` is for messages. `corrupted_answer` [n]
+    follows the corrupted prompt, by default the answer. `is_contrast`: see `PromptPair`.
     """
 
     name: str
@@ -101,6 +103,7 @@ class TokenPair:
     spans: Mapping[str, range] = field(default_factory=dict)
     location: str = ""
     is_contrast: bool = True
+    corrupted_answer: Ids | None = None
 
     def aligned_span(self, name: str) -> range:
         """Positions as `span` takes them, counted from the first aligned one.
@@ -143,7 +146,7 @@ class TokenPair:
 
 
 def read_prompt_pairs(file: str) -> list[PromptPair]:
-    """The pairs in a file with one JSON object per line: the fields of `PromptPair`; wrong and group are optional.
+    """The pairs in a file with one JSON object per line: the fields of `PromptPair`, of which four are required.
 
     Raises ResourceMissing if the file does not exist, BadInput naming the first invalid line.
     """
@@ -158,7 +161,8 @@ def read_prompt_pairs(file: str) -> list[PromptPair]:
         if pair.name in names:
             raise BadInput(f"{pair.location}: the name {user_input.quote(pair.name)} is already used. Use another one")
         names.add(pair.name)
-        content = tuple(map(comparable_text, (pair.clean, pair.corrupted, pair.answer, pair.wrong)))
+        texts = (pair.clean, pair.corrupted, pair.answer, pair.wrong, pair.corrupted_answer)
+        content = tuple(map(comparable_text, texts))
         if content in locations:  # intervals would count it as an independent pair
             raise BadInput(f"{pair.location} is a copy of {locations[content]}. Remove it")
         locations[content] = pair.location
@@ -203,8 +207,19 @@ def tokenize_pair(
                 f"{location}: {name} {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
                 "token"
             )
+    corrupted_answer = None
+    if pair.corrupted_answer:
+        corrupted_answer = _answer_tokens(tokenizer, pair.corrupted, pair.corrupted_answer, location)
+        if len(corrupted_answer) != len(answer):
+            raise BadInput(
+                f"{location}: 'corrupted_answer' has {len(corrupted_answer)} tokens, and the answer {len(answer)}. "
+                "Make them equal"
+            )
     spans = _token_spans(tokenizer, pair, len(clean), location)
-    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast)
+    names = (pair.name, pair.group)
+    return TokenPair(
+        *names, clean, corrupted, answer, wrong, aligned, spans, location, pair.is_contrast, corrupted_answer
+    )
 
 
 def common_suffix_length(a: Ids, b: Ids) -> int:

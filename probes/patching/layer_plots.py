@@ -11,7 +11,7 @@ from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar,
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.results.words import count_nouns
 from probes.patching.labels import describe_methods, describe_sweep
-from probes.patching.plots import token_label
+from probes.patching.plots import MAX_TICK_TOKENS, label_token_axis, token_label
 from probes.patching.questions import LAYER_EFFECT
 from probes.patching.schema import LAYER_ACTIVATION_LABELS
 
@@ -42,8 +42,13 @@ def plot_layers(effects: Effects) -> go.Figure:
 
 
 def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
-    """Heatmap of one pair's effects by layer and token. `rows` are those of `analysis.layer_position_effects`."""
+    """Heatmap of one pair's effects by layer and token. `rows` are those of `analysis.layer_position_effects`.
+
+    Of a long prompt it has the positions from the first with an effect on: before, both prompts are the same.
+    """
     grid = rows.pivot_table(index="layer", columns="position", values="effect")
+    if len(grid.columns) > MAX_TICK_TOKENS and (has_effect := (grid != 0).any()).any():
+        grid = grid.loc[:, has_effect.idxmax() :]
     words = tokens.set_index("position").reindex(grid.columns)
     labels = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
     first = rows.iloc[0]
@@ -56,18 +61,18 @@ def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
     )
     limit = symmetric_limit(grid.to_numpy(), 1e-3)
     figure.add_heatmap(
-        x=list(range(len(labels))),
+        x=grid.columns.tolist(),
         y=grid.index.tolist(),
         z=grid.to_numpy(),
         zmin=-limit,
         zmax=limit,
         hovertemplate="layer %{y}, position %{x}<br>effect %{z:+.3f}<extra></extra>",
         colorbar={"title": {"text": "effect"}} | symmetric_colorbar(grid.to_numpy(), limit),
-        xgap=1,
+        xgap=1 if len(labels) <= MAX_TICK_TOKENS else 0,  # a gap would hide cells of less than a pixel
         ygap=1,
         **ZERO_CENTRED_SCALE,
     )
     mark_clipped_cells(figure, grid.to_numpy(), limit)
-    figure.update_xaxes(tickvals=list(range(len(labels))), ticktext=labels, tickangle=-60, showgrid=False)
+    label_token_axis(figure, grid.columns, labels)
     figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")

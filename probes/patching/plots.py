@@ -22,6 +22,8 @@ from probes.patching.questions import EFFECT
 
 MAX_POSITION_UNITS = 20
 """Units in a plot of effects by position."""
+MAX_TICK_TOKENS = 100
+"""Tokens that have a label each below a plot by position."""
 
 
 def plot_matrix(effects: Effects) -> go.Figure:
@@ -46,7 +48,7 @@ def plot_positions(effects: Effects, pair: str, rows: pd.DataFrame, tokens: pd.D
     method = "exact" if (rows["method"] == "exact").all() else "estimated"
     figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(effects, f"{pair}, {method}"))
     figure.add_heatmap(
-        x=list(range(len(labels))),
+        x=top.columns.tolist(),
         y=[_unit_tick(*unit) for unit in top.index],
         z=top.to_numpy(),
         zmin=-limit,
@@ -58,7 +60,7 @@ def plot_positions(effects: Effects, pair: str, rows: pd.DataFrame, tokens: pd.D
         **ZERO_CENTRED_SCALE,
     )
     mark_clipped_cells(figure, top.to_numpy(), limit)
-    figure.update_xaxes(tickvals=list(range(len(labels))), ticktext=labels, tickangle=-60, showgrid=False)
+    label_token_axis(figure, top.columns, labels)
     figure.update_yaxes(type="category", showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
 
@@ -154,6 +156,15 @@ def plot_head(rows: pd.DataFrame, models: Sequence[str], layer: int, head: int) 
 def _title(effects: Effects, subtitle: str) -> dict[str, object]:
     prompts, model = style.escape_label(effects.key["prompts"]), style.escape_label(effects.model)
     return style.title_with_subtitle(f"{describe_sweep(effects)}, {prompts}: {model}", subtitle)
+
+
+def label_token_axis(figure: go.Figure, positions: pd.Index, labels: Sequence[str]) -> None:
+    """Name the tokens below a plot by position; only their numbers if there is no room for the names."""
+    figure.update_xaxes(showgrid=False)
+    if len(labels) > MAX_TICK_TOKENS:
+        figure.update_xaxes(title_text="position")
+    else:
+        figure.update_xaxes(tickvals=positions.tolist(), ticktext=labels, tickangle=-60)
 
 
 def token_label(clean: str, corrupted: str) -> str:

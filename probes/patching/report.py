@@ -1,6 +1,6 @@
 """Charts of the patching probe for report and app, charts of one head, and its glossary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import pandas as pd
@@ -24,6 +24,7 @@ from headscope.runs.summary import default_models_with
 from probes.patching import PROBE, plots
 from probes.patching.analysis import (
     STATISTICS,
+    entry_effects,
     layer_position_effects,
     layer_sweeps,
     pair_sweeps,
@@ -32,13 +33,14 @@ from probes.patching.analysis import (
     span_sweeps,
     sweeps,
 )
+from probes.patching.entry_plots import MAX_ENTRY_HEADS, plot_entries
 from probes.patching.labels import describe_sweep
 from probes.patching.layer_plots import plot_layer_positions, plot_layers
 from probes.patching.layer_results import layer_sweep_results
 from probes.patching.pairs import patch_tables
 from probes.patching.questions import EFFECT
 from probes.patching.results import sweep_details, unit_results
-from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_LAYERS, PATCHING_TOKENS
+from probes.patching.schema import ACTIVATION_LABELS, PATCHING, PATCHING_ENTRIES, PATCHING_LAYERS, PATCHING_TOKENS
 
 GLOSSARY = (
     Term(
@@ -86,6 +88,11 @@ LAYER_POSITION_CAPTION = (
     "Effect of patching one layer at one position. Tokens are those of the clean prompt, with the token of the "
     "corrupted prompt after | where it differs."
 )
+ENTRY_CAPTION = (
+    f"Effect of patching one entry of a head's attention pattern: the weight of one query token (destination) on one "
+    f"key token (source), without normalising its row again. At most {MAX_ENTRY_HEADS} heads, those of largest effect. "
+    "Tokens are those of the clean prompt, with the token of the corrupted prompt after | where it differs."
+)
 LAYER_CAPTION = (
     "Mean over pairs of the share of the metric's difference that the patch of one layer moves. Error bars: confidence "
     "interval over pairs, from three pairs on. Pale bars are estimates."
@@ -122,6 +129,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
             yield ChartGroup(PROBE.title, heading, _sweep_charts(context.run, effects))
     if PATCHING_LAYERS.name in context.run.tables:
         yield ChartGroup(PROBE.title, "Patching of layers", _layer_charts(context))
+    if PATCHING_ENTRIES.name in context.run.tables:
+        yield ChartGroup(PROBE.title, "Patching of entries of the attention pattern", _entry_charts(context))
     yield ChartGroup(PROBE.title, "Patching effects of every model", _model_charts(context))
 
 
@@ -181,19 +190,27 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
 
 def _layer_charts(context: RenderContext) -> Iterator[Chart]:
     """Layer x position of the first pair of each set, and the mean effect of each layer."""
-    for rows in layer_position_effects(context.run):
-        first = rows.iloc[0]
-        if first["model"] == context.selected_model and PATCHING_TOKENS.name in context.run.tables:
-            tokens = plain_types(context.run.table(PATCHING_TOKENS.name))
-            key = {name: first[name] for name in ("model", "prompts", "pair")}
-            yield Chart(
-                plot_layer_positions(rows, rows_of_sweep(tokens, key)),
-                LAYER_POSITION_CAPTION,
-            )
+    for rows, tokens in _with_tokens(context, layer_position_effects(context.run)):
+        yield Chart(plot_layer_positions(rows, tokens), LAYER_POSITION_CAPTION)
     for effects in context.run.derived(layer_sweeps):
         if effects.model == context.selected_model:
             texts = [sentence(result) for result in layer_sweep_results(effects)]
             yield Chart(plot_layers(effects), LAYER_CAPTION, texts[0], half_width=True)
+
+
+def _entry_charts(context: RenderContext) -> Iterator[Chart]:
+    """Destination x source of the first pair of each set, for the heads of largest effect."""
+    for rows, tokens in _with_tokens(context, entry_effects(context.run)):
+        yield Chart(plot_entries(rows, tokens), ENTRY_CAPTION)
+
+
+def _with_tokens(context: RenderContext, blocks: Iterable[pd.DataFrame]) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """The blocks of the selected model, each of one pair, and the tokens of that pair."""
+    for rows in blocks:
+        first = rows.iloc[0]
+        if first["model"] == context.selected_model and PATCHING_TOKENS.name in context.run.tables:
+            tokens = plain_types(context.run.table(PATCHING_TOKENS.name))
+            yield rows, rows_of_sweep(tokens, {name: first[name] for name in ("model", "prompts", "pair")})
 
 
 def _model_charts(context: RenderContext) -> Iterator[Chart]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -52,38 +51,43 @@ def layer_rows(
     activations: Sequence[LayerActivation],
     direction: Direction,
     spans: Sequence[PatchedSpan],
-) -> Iterator[dict[str, Any]]:
-    """Rows of every layer that has an activation, at every span. `step` is exact or estimate.
+) -> Iterator[pd.DataFrame]:
+    """Rows of one layer and activation after the other, at every span. `step` is exact or estimate.
 
     The whole residual stream has no rows: it is the other run.
     """
     replay = patching.replay
-    places = [*dict.fromkeys(span.positions for span in spans)]  # spans of equal positions are patched once
-    estimates = patching.estimate(activations, direction, places) if step == "estimate" else {}
+    numbers = _number_places(spans)
+    estimates = patching.estimate(activations, direction, [*numbers]) if step == "estimate" else {}
     for activation in activations:
-        layers = patching.layers(activation)
-        chosen = [place for place in places if not _is_whole_stream(activation, place, replay)]
-        if step == "estimate":
-            changes = estimates[activation] + replay.unpatched_value(direction)
-            values = {
-                (layer, place): float(changes[layer, places.index(place)]) for layer in layers for place in chosen
-            }
-        else:
-            patches = patching.patch(activation, direction, layers, chosen)
-            values = {(layer, place): value for layer, place, value in patches}
+        is_left_out = activation == "resid_pre" and _is_whole_prompt_aligned(replay)
+        kept = [span for span in spans if not (is_left_out and span.positions is None)]
+        if not kept:
+            continue
+        columns, places = pd.DataFrame([span.layer_columns for span in kept]), _number_places(kept)
         keys = {"activation": activation, "direction": direction, "metric": replay.metric_name, "method": step}
-        for layer, span in product(layers, spans):
-            if span.positions in chosen:
-                value = values[layer, span.positions]
-                unpatched = (replay.clean_value, replay.corrupted_value)
-                effect = effect_columns(value, *unpatched, direction, replay.metric_name)
-                yield {"layer": layer, **keys, **span.layer_columns, **effect}
+        for layer in patching.layers(activation):
+            if step == "estimate":
+                changes = estimates[activation][layer, [numbers[place] for place in places]]
+                values = replay.unpatched_value(direction) + changes.numpy()
+            else:
+                values = np.array([value for *_, value in patching.patch(activation, direction, [layer], [*places])])
+            values = values[[places[span.positions] for span in kept]]
+            unpatched = (replay.clean_value, replay.corrupted_value)
+            yield columns.assign(
+                layer=layer, **keys, **effect_columns(values, *unpatched, direction, replay.metric_name)
+            )
 
 
-def _is_whole_stream(activation: str, positions: range | None, replay: PatchingReplay) -> bool:
-    """Whether a patch takes the residual stream of a whole prompt from the other run."""
+def _number_places(spans: Sequence[PatchedSpan]) -> dict[range | None, int]:
+    """The positions of spans, numbered from 0: spans of equal positions are patched once."""
+    return {place: number for number, place in enumerate(dict.fromkeys(span.positions for span in spans))}
+
+
+def _is_whole_prompt_aligned(replay: PatchingReplay) -> bool:
+    """Whether all positions of both prompts correspond."""
     lengths = {run.ids.shape[1] - len(replay.pair.answer) for run in (replay.clean, replay.corrupted)}
-    return activation == "resid_pre" and positions is None and lengths == {replay.pair.aligned}
+    return lengths == {replay.pair.aligned}
 
 
 def estimate_rows(

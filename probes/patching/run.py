@@ -58,7 +58,7 @@ SUBSET_TOP = 5
 """Most units that verify patches exactly for one pair or group, beside those of all pairs [ours]."""
 CHECKED_PAIRS = 16
 """Pairs of a file whose answers are checked for an exchange before the first one is patched."""
-RESIDUAL_STREAM_MEMORY_BYTES = 2**30
+RESIDUAL_STREAM_MEMORY_BYTES = 2**28
 """Memory for the residual streams of a pair; the rest is on disk."""
 
 
@@ -138,7 +138,7 @@ class PatchingRunner:
             for name, table in (compute(replay, model, cell, pair) if activations else {}).items():
                 is_pair_counted = table["is_counted"] & is_counted
                 rows[name] = table.assign(**keys, group=pair.group, is_counted=is_pair_counted)
-        if self.options.by_position and not work.prerequisites:
+        if (self.options.by_position or self.options.pattern_entries) and not work.prerequisites:
             rows[PATCHING_TOKENS.name] = token_rows(self.context.tokenizer(cell.model), pair).assign(**keys)
         return rows
 
@@ -189,12 +189,12 @@ class PatchingRunner:
         patching = LayerPatching(replay, self._layer_parts.get(cell.model))
         spans = self._spans(pair, with_positions=self.options.by_position and not cell.prerequisites)
         with replay.capturing():
-            rows = [
-                row
+            blocks = [
+                block
                 for direction in self.options.directions
-                for row in layer_rows(patching, cell.work.step, self._layer_activations, direction, spans)
+                for block in layer_rows(patching, cell.work.step, self._layer_activations, direction, spans)
             ]
-        return {PATCHING_LAYERS.name: pd.DataFrame(rows)} if rows else {}
+        return {PATCHING_LAYERS.name: pd.concat(blocks, ignore_index=True)} if blocks else {}
 
     def _entry_table(
         self, replay: PatchingReplay, model: Model, cell: Cell, pair: TokenPair

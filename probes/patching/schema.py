@@ -61,7 +61,7 @@ class PairOptions(Options):
         min_length=1,
         description="sets of prompt pairs: ioi (with one corruption: ioi:other, ioi:swap, ioi:abc), greater-than, "
         "induction, needle, or a JSON lines file with the keys "
-        "name, clean, corrupted, answer, wrong, group, spans",
+        "name, clean, corrupted, answer, wrong, group, spans, corrupted_answer",
     )
     metric: _Metric = Field(
         "logit_diff",

@@ -1,4 +1,4 @@
-"""Plots of path patching: the graph of the strongest paths, and estimates against exact effects."""
+"""Plots of path patching: the graph of the strongest paths, effects by position, estimates against exact effects."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,8 @@ from headscope.effects.agreement import compared_units
 from headscope.effects.results import effect_text
 from headscope.effects.sweep import Effects
 from headscope.plots import head_scatter, style
+from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.prompts.token_positions import ALL_TOKENS
 from probes.patching.labels import describe_methods, describe_path_sweep, path_name
 from probes.patching.paths.analysis import PATH_COLUMNS, PLACE_COLUMNS, strongest_paths
 from probes.patching.paths.questions import EFFECT
@@ -23,6 +25,8 @@ DASHES: dict[str, str] = dict(zip(PATH_ENDS, ("solid", "dash", "dot", "solid"), 
 POSITIVE, NEGATIVE = style.DIVERGING_SCALE[-2], style.DIVERGING_SCALE[1]
 MAX_WIDTH = 7.0
 """Width of the strongest path in px."""
+MAX_POSITION_PATHS = 20
+"""Paths in a plot of effects by position."""
 HOVER_POINTS = 9
 """Points on a path that show its effect."""
 
@@ -67,6 +71,52 @@ def plot_graph(effects: Effects) -> go.Figure:
     figure.update_xaxes(title_text="layer", showgrid=False)
     figure.update_yaxes(title_text="head", showgrid=False)
     return style.set_metadata(style.set_top_margin(figure, 90), value="effect")
+
+
+def plot_positions(effects: Effects) -> go.Figure:
+    """Heatmap of the mean effect by path and position, for the paths of largest effect at any position.
+
+    Columns are the positions of the sender, or of the receiver if it has more; the others are in the path's name.
+    """
+    units = effects.units
+    column = max(PLACE_COLUMNS, key=lambda name: units[name].nunique())
+    names = [path_name(path) for _, path in units.assign(**{column: ALL_TOKENS}).iterrows()]
+    rows = units.assign(name=names, place=units[column].astype(str))
+    by_path = rows.pivot_table(index="name", columns="place", values="effect", sort=False)
+    by_path = by_path[sorted(map(str, by_path.columns), key=_place_order)]
+    top = by_path.loc[by_path.abs().max(axis=1).nlargest(MAX_POSITION_PATHS).index[::-1]]
+    texts = {
+        key: effect_text(effects, path, EFFECT)
+        for key, (_, path) in zip(zip(rows["name"], rows["place"], strict=True), rows.iterrows(), strict=True)
+    }
+    limit = max(float(np.nanmax(np.abs(top.to_numpy()))), 1e-3)  # few positions matter: a quantile would hide them
+    figure = style.new_figure("", 200 + 20 * len(top)).update_layout(title=_title(effects, len(top), "by position"))
+    figure.add_heatmap(
+        x=[*range(len(top.columns))],
+        y=[*top.index],
+        z=top.to_numpy(),
+        zmin=-limit,
+        zmax=limit,
+        hovertext=[[texts.get((name, place), "") for place in top.columns] for name in top.index],
+        hovertemplate="%{y}, position %{x}<br>effect %{hovertext}<extra></extra>",
+        colorbar={"title": {"text": "effect"}},
+        xgap=1,
+        ygap=1,
+        **ZERO_CENTRED_SCALE,
+    )
+    end, labels = column.removesuffix("_positions"), [style.escape_label(place) for place in top.columns]
+    figure.update_xaxes(
+        tickvals=[*range(len(labels))], ticktext=labels, title_text=f"positions of the {end}", showgrid=False
+    )
+    figure.update_yaxes(type="category", showgrid=False)
+    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
+
+
+def _place_order(place: str) -> tuple[int, int]:
+    """All positions together, then single tokens in their order, then named spans and ranges."""
+    if place == ALL_TOKENS:
+        return 0, 0
+    return (1, int(place)) if place.isdigit() else (2, 0)
 
 
 def plot_agreement(effects: Effects) -> go.Figure:
@@ -125,7 +175,7 @@ def _add_legend(figure: go.Figure, inputs: list[str]) -> None:
     figure.update_layout(showlegend=True)
 
 
-def _title(effects: Effects, drawn_count: int) -> dict[str, object]:
+def _title(effects: Effects, drawn_count: int, suffix: str = "") -> dict[str, object]:
     prompts, model = style.escape_label(effects.key["prompts"]), style.escape_label(effects.model)
-    text = f"{describe_path_sweep(effects)}, {prompts}: {model}"
+    text = f"{describe_path_sweep(effects)}{suffix and f', {suffix}'}, {prompts}: {model}"
     return style.title_with_subtitle(text, f"{drawn_count} paths drawn; {describe_methods(effects, 'paths')}")

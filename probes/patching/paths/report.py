@@ -11,7 +11,7 @@ from headscope.rendering.blocks import Chart, ChartGroup, RenderContext, Term, T
 from headscope.results.words import format_value, sentence
 from probes.patching.labels import describe_path_sweep, path_name
 from probes.patching.paths import PROBE, plots
-from probes.patching.paths.analysis import strongest_paths, sweeps_of_model
+from probes.patching.paths.analysis import PLACE_COLUMNS, strongest_paths, sweeps_of_model
 from probes.patching.paths.questions import EFFECT
 from probes.patching.paths.results import has_paths, path_results
 from probes.patching.paths.schema import PATH_ESTIMATES, PATHS
@@ -35,6 +35,11 @@ GRAPH_CAPTION = (
     "the sender's output comes from; blue: away from it. The dash shows the receiver's input that changes."
 )
 
+POSITION_CAPTION = (
+    "Mean effect over pairs of patching a path at some positions of its sender or receiver, for the paths of largest "
+    "effect at any of them. A position is a token of the clean prompt, by number, a range or a named span."
+)
+
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The graph of the strongest paths, the strongest paths as a table, and the agreement of estimates."""
@@ -48,6 +53,8 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def _sweep_charts(effects: Effects) -> Iterator[Chart | TextTable]:
     texts = {result.question: sentence(result) for result in path_results(effects)}
     yield Chart(plots.plot_graph(effects), GRAPH_CAPTION, texts["paths.top"])
+    if (effects.units[PLACE_COLUMNS].nunique() > 1).any():
+        yield Chart(plots.plot_positions(effects), POSITION_CAPTION)
     rows = [
         [path_name(path), effect_text(effects, path, EFFECT), _format_p(path["p_adjusted"])]
         for _, path in strongest_paths(effects, effects.units, TABLE_ROWS).iterrows()
