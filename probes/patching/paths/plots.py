@@ -83,7 +83,8 @@ def plot_positions(effects: Effects) -> go.Figure:
     names = [path_name(path) for _, path in units.assign(**{column: ALL_TOKENS}).iterrows()]
     rows = units.assign(name=names, place=units[column].astype(str))
     by_path = rows.pivot_table(index="name", columns="place", values="effect", sort=False)
-    by_path = by_path[sorted(map(str, by_path.columns), key=_place_order)]
+    places = sorted(map(str, by_path.columns), key=_place_order)
+    by_path = by_path[places]
     top = by_path.loc[by_path.abs().max(axis=1).nlargest(MAX_POSITION_PATHS).index[::-1]]
     texts = {
         key: effect_text(effects, path, EFFECT)
