@@ -249,6 +249,14 @@ def test_similar_heads_are_listed_per_model_with_links_and_drawn_by_role(run: Ru
     assert {trace.name: len(trace.x) for trace in points} == expected
 
 
+def test_a_change_of_the_chart_of_components_stays_on_its_page(run: Run) -> None:
+    first, second = (next(similar_heads.components_chart(run, "yarn")) for _ in range(2))
+    assert isinstance(first, Chart)
+    assert isinstance(second, Chart)
+    first.figure.update_traces(selectedpoints=[0])
+    assert all(trace.selectedpoints is None for trace in second.figure.data)
+
+
 def test_heads_without_statistics_have_no_components(run: Run) -> None:
     class Bare:
         heads = pd.DataFrame({"model": ["a"], "layer": [0], "head": [0]})

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 from playwright.sync_api import Browser
 from support.synthetic_runs import synthetic_run
 
+from headscope.cli.flags import EXAMPLES
 from headscope.errors import BadInput, ResourceMissing
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Card, Chart
@@ -102,21 +103,25 @@ def test_the_command_writes_every_matching_chart_to_a_file(run: Run, headscope: 
 
 
 def test_the_command_refuses_what_is_no_figure(run: Run, headscope: Any, tmp_path: Path) -> None:
-    existing = tmp_path / "mine-2.html"
-    existing.write_text("mine")
     for options, message in (
         (["--chart", "loss"], "Name its file, e.g. --out figure.pdf"),
         (["--width", "icml"], "--width icml is for a figure. Add --chart"),
         (["--chart", "lose", "--out", tmp_path / "a.html"], "no chart of"),
         (["--chart", "loss", "--out", tmp_path / "a.docx"], "unknown figure format '.docx'"),
         (["--chart", "loss", "--out", tmp_path / "a.html", "--width", "imcl"], "did you mean 'icml'"),
-        (["--chart", "loss position", "--out", tmp_path / "mine.html"], "mine-2.html' exists already"),
     ):
         code, _, err = headscope("report", run.path, *options)
         assert code == 2
         assert message in err
-    assert [*tmp_path.iterdir()] == [existing]
-    assert existing.read_text() == "mine"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_refuses_a_heading_with_tables_only(headscope: Any, tmp_path: Path) -> None:
+    run = next(EXAMPLES.glob("*-budget-*"))
+    code, _, err = headscope("report", run, "--chart", "Orders compared", "--out", tmp_path / "a.html")
+    assert code == 2
+    assert "'Orders compared' has tables and no chart" in err
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.browser

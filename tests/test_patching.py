@@ -310,6 +310,29 @@ def test_nll_of_an_answer_of_several_tokens_is_their_mean_loss_after_the_prompt(
     assert replay.clean_value == pytest.approx(float(sum(losses)) / 3, abs=1e-5)
 
 
+def test_estimates_of_a_metric_see_all_logits_of_a_long_answer() -> None:
+    """A metric of the first and the last of 150 answer tokens, estimated as the gradient through the whole model."""
+    model, generator = loaded("llama-gqa"), torch.Generator().manual_seed(5)
+    count = 150
+    clean, corrupted, answer = torch.randint(3, families.VOCAB, (3, count), generator=generator).numpy()
+    pair = PairTokens.on_device(TokenPair("long", "", clean, corrupted, answer, answer[:0], count), model.device)
+
+    def ends(logits: Tensor, _: PairTokens) -> Tensor:
+        assert len(logits) == count
+        return logits[0, pair.answer[0]] - logits[-1, pair.answer[-1]]
+
+    with torch.no_grad():
+        source, unpatched = (eager_patching.run(model, ids)[1] for ids in (pair.clean, pair.corrupted))
+    offset = torch.zeros_like(unpatched[1]["z"], requires_grad=True)
+    logits = eager_patching.run(model, pair.corrupted, offsets={1: offset})[0][count - 1 : -1]
+    (gradient,) = torch.autograd.grad(ends(logits, pair), offset)
+    replay = PatchingReplay(model, pair, ends, memory_bytes=1e9)
+    with replay.capturing():
+        estimate = replay.estimate(["z"], "denoising", [None])["z"][1, :, 0]
+    expected = ((source[1]["z"] - unpatched[1]["z"]) * gradient).sum((1, 2))
+    torch.testing.assert_close(estimate, expected, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("count", [3, 150])
 def test_a_corrupted_answer_follows_the_corrupted_prompt_and_the_answer_is_scored(count: int) -> None:
     """The loss of the second half of A A and of A B: unchanged, patched, and estimated over chunks of logits."""

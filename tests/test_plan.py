@@ -108,6 +108,9 @@ class RecordedProgress(NoProgress):
     def start(self, total: float, completed: float) -> None:
         self.total += total
 
+    def extend(self, cost: float) -> None:
+        self.total += cost
+
     def set_activity(self, activity: str, worker: str = "") -> None:
         self.activities.append(activity)
 
@@ -128,7 +131,7 @@ def test_a_plan_shows_progress_and_runs_long_jobs_once(
 
     monkeypatch.setattr(planning, "JobExecutor", CountingExecutor)
     progress = RecordedProgress()
-    study = build_study({**content(folder), "models": {"base": str(folder / "tiny")}, "measure": {"lengths": [32]}})
+    study = build_study({**content(folder), "models": {"base": str(folder / "tiny")}, "measure": {"lengths": [16, 48]}})
     planning.plan_study(study, workers=os.cpu_count() or 1, gpus=0, progress=progress)
     timed = [job for job in executed if job.startswith("measure/")]
     is_long = job_seconds > planning.MAX_JOB_SECONDS

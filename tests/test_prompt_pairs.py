@@ -128,7 +128,9 @@ def test_a_corrupted_answer_has_as_many_tokens_as_the_answer() -> None:
     assert pair.corrupted_answer is not None
     assert [*pair.corrupted_answer[1:]] == [*pair.answer[:1]]
     assert tokenized().corrupted_answer is None
-    with pytest.raises(BadInput, match=r"line 7: 'corrupted_answer' has 2 tokens, and the answer 1. Make them equal"):
+    with pytest.raises(
+        BadInput, match=r"line 7: 'corrupted_answer' has 2 tokens, and the answer 1. Use the same number"
+    ):
         tokenized(corrupted_answer=" w7 w5")
 
 
@@ -352,3 +354,11 @@ def test_a_file_of_pairs_is_refused_at_its_first_unusable_pair(tmp_path: Path) -
         write(tmp_path, PAIR), tiny_studies.tokenizer(), "equal", needs_one_token=True, needs_wrong=True
     )
     assert (usable.name, usable.pair_names, usable.build(0).aligned) == ("pairs", ["one"], 3)
+
+
+def test_a_corrupted_answer_is_refused_for_a_metric_that_does_not_read_it(tmp_path: Path) -> None:
+    file = write(tmp_path, {**PAIR, "corrupted_answer": PAIR["answer"]})
+    arguments: dict[str, Any] = {"count": 1, "length": 8, "seed": 0, "alignment": "equal"}
+    with pytest.raises(BadInput, match="'corrupted_answer' changes nothing for the metric kl"):
+        pair_sets.load_pair_set(file, tiny_studies.tokenizer(), list, metric="kl", **arguments)
+    assert len(pair_sets.load_pair_set(file, tiny_studies.tokenizer(), list, metric="nll", **arguments)) == 1

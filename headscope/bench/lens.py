@@ -14,8 +14,8 @@ from headscope.positions.model import Model
 RESIDUAL_STREAM_MEMORY_BYTES = 2**28
 """Memory for residual streams, in bytes."""
 PATCHED_LAYERS = 3
-"""Evenly spaced layers that are patched: the cost of a patch falls evenly with its layer, so their ratio is that of all
-layers."""
+"""Evenly spaced layers that are patched. The cost of a patch falls linearly with its layer, so that their ratio is that
+of all layers."""
 
 
 def bridge_class() -> Any:

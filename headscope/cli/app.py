@@ -148,9 +148,7 @@ def dash(
 @app.command(cls=GroupedCommand)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories. Several are compared.")],
-    out: Annotated[Path, typer.Option("--out", help="HTML file to write; an older report is replaced.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[Path, typer.Option("--out", help="File to write; an older one is replaced.")] = Path("report.html"),
     chart: Annotated[
         str | None,
         typer.Option(

@@ -106,7 +106,7 @@ def bench(
             raise BadInput("--shape times random weights: it has no --model, --lens-length and probes. Remove them")
         if lens_length is None:
             lens_length = LENS_LENGTH if find_spec("transformer_lens") else 0
-            if not lens_length and not as_json:
+            if not lens_length and shape is None and not compare_workers and not as_json:
                 print_line(
                     "transformer-lens is not installed: the comparison with it is left out. Run pip install "
                     "'headscope[lens]' to add it."

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from headscope import user_input
-from headscope.errors import BadInput, CannotWrite
+from headscope.errors import BadInput
 
 
 def write_figures(paths: list[Path], topic: str, out: Path, width: str | None) -> None:
     """Write every chart of the combined runs that matches the topic, as `Run.charts` finds them, and print its file.
 
-    Raises BadInput for a topic, format or width that does not exist, CannotWrite if a file exists already.
+    Raises BadInput for a topic, format or width that does not exist, and for a heading with tables only.
     """
     if out.name == "report.html":
         raise BadInput("--chart writes a figure, not report.html. Name its file, e.g. --out figure.pdf")
@@ -20,8 +20,8 @@ def write_figures(paths: list[Path], topic: str, out: Path, width: str | None) -
     run.check()
     charts = run.charts(topic)
     files = charts.files(user_input.expand_path(out, "--out"))
-    if existing := next((file for file in files if file.exists()), None):
-        raise CannotWrite(f"'{existing}' exists already. Remove it, or choose another --out")
+    if not files:
+        raise BadInput(f"{user_input.quote(topic)} has tables and no chart. Use the title of a chart")
     for chart, file in zip(charts.charts, files, strict=True):
         print(f"Figure: {chart.save(file, _parse_width(width))}  {chart_title(chart)}")
 

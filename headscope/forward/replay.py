@@ -52,6 +52,8 @@ POSITIONS_PER_CHUNK = 128
 class Replay:
     """One document, ids [1, L], under one schedule. The targets are the tokens from `first_target` on, or `targets`.
 
+    Objectives are sums over the target tokens and get chunks of them; with `targets` they get all logits at once.
+
     Call `record_streams` once, and use the replay inside `capturing`. Streams are counted by decoder layer, edits and
     gradients by attention layer.
     """
@@ -66,6 +68,7 @@ class Replay:
         targets: Tensor | None = None,
     ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
+        self._chunk_length = POSITIONS_PER_CHUNK if targets is None else len(targets)
         self._target_ids = ids if targets is None else torch.cat([ids[:, :first_target], targets[None]], 1)
         self.layers = single_layer_list(model)
         self._attention_layers = attention_layer_indices(model, self.layers)
@@ -281,7 +284,7 @@ class Replay:
 
     def _predicting_position_slices(self) -> Iterator[slice]:
         """The predicting positions, in chunks."""
-        return predicting_position_slices(self.ids, POSITIONS_PER_CHUNK, self.first_target - 1)
+        return predicting_position_slices(self.ids, self._chunk_length, self.first_target - 1)
 
     def backpropagate(
         self,

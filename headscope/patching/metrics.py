@@ -86,7 +86,7 @@ def metric_function(metric: Metric, pair: PairTokens, clean_logits: Tensor) -> O
         return (clean_log_p.exp() * (clean_log_p - log_p)).sum()
 
     def loss(logits: Tensor, tokens: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(logits, tokens, reduction="sum") / len(pair.answer)
+        return torch.nn.functional.cross_entropy(logits, tokens)
 
     if callable(metric):
         return _checked(metric, pair)

@@ -26,6 +26,7 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
 from headscope.prompts.needles import FACT_WORDS, NEEDLE_TEMPLATES, Needle
 from headscope.prompts.pairs import (
+    METRICS_OF_LAST_TOKEN,
     METRICS_OF_ONE_TOKEN,
     METRICS_WITH_WRONG,
     Alignment,
@@ -157,13 +158,21 @@ def load_pair_set(
     if source in GENERATED_SETS:
         haystacks = load_haystacks() if source == "needle" else []
         return generated_pairs(source, tokenizer, count, length, seed, haystacks)
-    return file_pairs(
+    pairs = file_pairs(
         source,
         tokenizer,
         alignment,
         needs_one_token=metric in METRICS_OF_ONE_TOKEN,
         needs_wrong=metric in METRICS_WITH_WRONG,
     )
+    if metric in METRICS_OF_LAST_TOKEN and any(
+        pairs.build(index).corrupted_answer is not None for index in range(len(pairs))
+    ):
+        raise BadInput(
+            f"{source}: 'corrupted_answer' changes nothing for the metric {metric}, which reads the last token of the "
+            "prompt. Use nll, or remove it"
+        )
+    return pairs
 
 
 def generated_pairs(

@@ -32,6 +32,8 @@ METRICS_WITH_WRONG = ("logit_diff", "prob_diff")
 """Metrics that compare the answer with the wrong answer."""
 METRICS_OF_ONE_TOKEN = (*METRICS_WITH_WRONG, "logprob", "rank")
 """Metrics of answers of one token."""
+METRICS_OF_LAST_TOKEN = (*METRICS_OF_ONE_TOKEN, "kl")
+"""Metrics that read the prediction at the last token of the prompt only."""
 OWN_METRIC = "own:"
 """What the stored name of a metric begins with that is a function of the user."""
 
@@ -65,7 +67,7 @@ class PromptPair:
     Both answers begin with their space, if they have one. `group` names a kind of pair within its set. `spans` names
     parts of the clean prompt: a text that occurs in it once, or its first token and the one after its last.
     `corrupted_answer` follows the corrupted prompt in place of the answer, which is still the one that is scored: a
-    text that goes on otherwise. `location` is where the pair comes from, for messages.
+    text with another continuation. `location` is where the pair comes from, for messages.
     """
 
     name: str
@@ -146,9 +148,10 @@ class TokenPair:
 
 
 def read_prompt_pairs(file: str) -> list[PromptPair]:
-    """The pairs in a file with one JSON object per line: the fields of `PromptPair`, of which four are required.
+    """The pairs in a file with one JSON object per line: the fields of `PromptPair`.
 
-    Raises ResourceMissing if the file does not exist, BadInput naming the first invalid line.
+    name, clean, corrupted and answer are required. Raises ResourceMissing if the file does not exist, BadInput naming the
+    first invalid line.
     """
     pairs = [
         _parse_pair(content, location) for location, content in user_input.read_json_lines(file, "file of prompt pairs")
@@ -213,7 +216,7 @@ def tokenize_pair(
         if len(corrupted_answer) != len(answer):
             raise BadInput(
                 f"{location}: 'corrupted_answer' has {len(corrupted_answer)} tokens, and the answer {len(answer)}. "
-                "Make them equal"
+                "Use the same number of tokens"
             )
     spans = _token_spans(tokenizer, pair, len(clean), location)
     names = (pair.name, pair.group)

@@ -240,7 +240,7 @@ Block = Chart | TextBlock | Links | TextTable | ClaimTable | HeadTable | RecordT
 class LazySequence(Sequence[Block]):
     """Blocks that are created on first access and cached: a page appears before all its charts are drawn.
 
-    `is_filled` says that there is at least one, so that none is created to find out.
+    With `is_filled` the caller guarantees at least one block, and a truth test creates none.
     """
 
     def __init__(self, blocks: Iterable[Block], is_filled: bool = False) -> None:

@@ -13,7 +13,7 @@ from headscope.results.result import Result
 from headscope.runs.aggregation import Verdict
 from headscope.runs.run import Run
 
-LEGEND = f"In brackets: {words.INTERVAL}s; {ESTIMATE_MARK} marks an estimate."
+LEGEND = f"In brackets: values, or {words.INTERVAL}s (low to high); {ESTIMATE_MARK} marks an estimate."
 """What the brackets of headlines and tables are."""
 MAX_ROWS = 24
 """Rows that are listed before the headlines."""

@@ -74,11 +74,11 @@ def components_chart(run: Run, model: str, marked: Head | None = None) -> Iterat
 
 def plot_components(run: Run, components: Components, model: str, marked: Head | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
-    unmarked = run.derived(_unmarked_components, components, model)  # many pages show it
+    figure = go.Figure(run.derived(_unmarked_components, components, model))  # a copy: pages change their figures
     if marked is None:
-        return unmarked
+        return figure
     at = components.coordinates.reindex([(model, *marked)]).dropna()
-    return go.Figure(unmarked).add_scatter(
+    return figure.add_scatter(
         x=at["x"].to_numpy(),
         y=at["y"].to_numpy(),
         mode="markers+text",

@@ -76,7 +76,9 @@ def plan_study(
     if timed_run is not None:
         local = distributed = costs_of_run(timed_run, jobs)
     else:
-        local, distributed = _measure_both(executor, jobs, threads_per_worker, progress or NoProgress())
+        local, distributed = _measure_process_and_worker_costs(
+            executor, jobs, threads_per_worker, progress or NoProgress()
+        )
     sharing = max(1.0, workers / gpus) if gpus else 1.0  # workers on one GPU take turns
 
     def worker_seconds(job: Job) -> float:
@@ -142,7 +144,7 @@ def makespan(
     return finished
 
 
-def _measure_both(
+def _measure_process_and_worker_costs(
     executor: JobExecutor, jobs: Sequence[Job], threads_per_worker: int, progress: Progress
 ) -> tuple[CostModel, CostModel]:
     """Costs with the threads of this process and with those of a worker."""
@@ -160,13 +162,13 @@ def _measure_both(
     return costs[0], costs[-1]
 
 
-def _timeable(jobs: Sequence[Job]) -> list[Job]:
+def _timeable_jobs(jobs: Sequence[Job]) -> list[Job]:
     return [job for job in jobs if not runs_always(job) and not job.prerequisites]
 
 
 def _timed_cost(executor: JobExecutor, jobs: Sequence[Job]) -> float:
-    """The cost of the jobs that `measure_costs` certainly runs; a longer one of each probe may follow."""
-    timeable, kinds = _timeable(jobs), _model_kinds(executor)
+    """The cost of the jobs that `measure_costs` certainly runs; a longer one of each probe may be added."""
+    timeable, kinds = _timeable_jobs(jobs), _model_kinds(executor)
     first_of_probe = {job.probe: job for job in reversed(timeable)}
     other_kinds = {kinds.get(job.model): job for job in reversed(timeable)}
     other_kinds.pop(kinds.get(timeable[0].model))
@@ -181,7 +183,7 @@ def measure_costs(executor: JobExecutor, jobs: Sequence[Job], progress: Progress
         timer = _Timer(executor, progress or NoProgress())
         kinds = _model_kinds(executor)
         rates: dict[str, tuple[float, float]] = {}
-        timeable = _timeable(jobs)
+        timeable = _timeable_jobs(jobs)
         for probe in dict.fromkeys(job.probe for job in timeable):
             own_jobs = [job for job in timeable if job.probe == probe]
             same_kind = [job for job in own_jobs if kinds.get(job.model) == kinds.get(own_jobs[0].model)]
@@ -283,6 +285,7 @@ class _Timer:
         if not longer:
             return 0.0, first_seconds / max(first.cost, 1e-9)
         second = max(longer, key=lambda job: job.cost)
+        self.progress.extend(REPEATS * second.cost)
         per_cost = max((self.seconds(second) - first_seconds) / (second.cost - first.cost), 0.0)
         return max(first_seconds - per_cost * first.cost, 0.0), per_cost
 

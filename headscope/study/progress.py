@@ -31,6 +31,9 @@ class Progress(Protocol):
     def advance(self, cost: float) -> None:
         """Add `cost` to what is done."""
 
+    def extend(self, cost: float) -> None:
+        """Add `cost` to what there is to do."""
+
     def stop(self) -> None: ...
 
 
@@ -42,6 +45,8 @@ class NoProgress:
     def set_activity(self, activity: str, worker: str = "") -> None: ...
 
     def advance(self, cost: float) -> None: ...
+
+    def extend(self, cost: float) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -70,6 +75,9 @@ class ProgressBar:
 
     def advance(self, cost: float) -> None:
         self._bar.advance(self._task, cost)
+
+    def extend(self, cost: float) -> None:
+        self._bar.update(self._task, total=(self._bar.tasks[0].total or 0.0) + cost)
 
     def stop(self) -> None:
         self._bar.stop()
@@ -106,6 +114,9 @@ class ProgressLines:
             if seconds > LONG_SECONDS:
                 print(f"This takes about {_duration(seconds)}.{self._hint}", file=sys.stderr)
         self.print_if_due()
+
+    def extend(self, cost: float) -> None:
+        self._total += cost
 
     def stop(self) -> None:
         self._stopped.set()

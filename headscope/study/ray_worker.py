@@ -84,6 +84,8 @@ class _QueueProgress:
     def advance(self, cost: float) -> None:
         self._messages.put((cost, ""))
 
+    def extend(self, cost: float) -> None: ...
+
     def stop(self) -> None: ...
 
 

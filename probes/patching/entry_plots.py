@@ -10,7 +10,7 @@ from probes.patching.plots import token_label
 
 MAX_ENTRY_HEADS = 6
 """Heads in a plot of pattern entries."""
-MAX_TOKEN_TICKS = 24
+MAX_ENTRY_TOKEN_LABELS = 24
 """Tokens of a prompt up to which the axes name each of them."""
 
 
@@ -50,7 +50,7 @@ def plot_entries(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False, autorange="reversed")
     style.set_outer_axis_titles(figure, len(heads), "source", "destination")
-    if len(positions) <= MAX_TOKEN_TICKS:
+    if len(positions) <= MAX_ENTRY_TOKEN_LABELS:
         words = tokens.set_index("position").reindex(positions)
         texts = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
         ticks = {"tickvals": positions, "ticktext": texts}

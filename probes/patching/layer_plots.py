@@ -11,7 +11,7 @@ from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar,
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from headscope.results.words import count_nouns
 from probes.patching.labels import describe_methods, describe_sweep
-from probes.patching.plots import MAX_TICK_TOKENS, label_token_axis, token_label
+from probes.patching.plots import MAX_AXIS_TOKEN_LABELS, label_token_axis, token_label
 from probes.patching.questions import LAYER_EFFECT
 from probes.patching.schema import LAYER_ACTIVATION_LABELS
 
@@ -44,12 +44,14 @@ def plot_layers(effects: Effects) -> go.Figure:
 def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
     """Heatmap of one pair's effects by layer and token. `rows` are those of `analysis.layer_position_effects`.
 
-    Of a long prompt it has the positions from the first with an effect on: before, both prompts are the same.
+    With more than `MAX_AXIS_TOKEN_LABELS` tokens it starts at the first one that differs between the prompts.
     """
     grid = rows.pivot_table(index="layer", columns="position", values="effect")
-    if len(grid.columns) > MAX_TICK_TOKENS and (has_effect := (grid != 0).any()).any():
-        grid = grid.loc[:, has_effect.idxmax() :]
     words = tokens.set_index("position").reindex(grid.columns)
+    differs = words["clean"].ne(words["corrupted"])
+    if len(words) > MAX_AXIS_TOKEN_LABELS and differs.any():
+        words = words.loc[differs.idxmax() :]
+        grid = grid[words.index]
     labels = [token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
     first = rows.iloc[0]
     names = [style.escape_label(first[name]) for name in ("prompts", "model", "pair")]
@@ -68,7 +70,7 @@ def plot_layer_positions(rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
         zmax=limit,
         hovertemplate="layer %{y}, position %{x}<br>effect %{z:+.3f}<extra></extra>",
         colorbar={"title": {"text": "effect"}} | symmetric_colorbar(grid.to_numpy(), limit),
-        xgap=1 if len(labels) <= MAX_TICK_TOKENS else 0,  # a gap would hide cells of less than a pixel
+        xgap=1 if len(labels) <= MAX_AXIS_TOKEN_LABELS else 0,  # a gap would hide cells of less than a pixel
         ygap=1,
         **ZERO_CENTRED_SCALE,
     )

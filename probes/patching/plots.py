@@ -22,7 +22,7 @@ from probes.patching.questions import EFFECT
 
 MAX_POSITION_UNITS = 20
 """Units in a plot of effects by position."""
-MAX_TICK_TOKENS = 100
+MAX_AXIS_TOKEN_LABELS = 100
 """Tokens that have a label each below a plot by position."""
 
 
@@ -161,7 +161,7 @@ def _title(effects: Effects, subtitle: str) -> dict[str, object]:
 def label_token_axis(figure: go.Figure, positions: pd.Index, labels: Sequence[str]) -> None:
     """Name the tokens below a plot by position; only their numbers if there is no room for the names."""
     figure.update_xaxes(showgrid=False)
-    if len(labels) > MAX_TICK_TOKENS:
+    if len(labels) > MAX_AXIS_TOKEN_LABELS:
         figure.update_xaxes(title_text="position")
     else:
         figure.update_xaxes(tickvals=positions.tolist(), ticktext=labels, tickangle=-60)

@@ -190,7 +190,7 @@ def _sweep_charts(run: Run, effects: Effects) -> Iterator[Chart]:
 
 def _layer_charts(context: RenderContext) -> Iterator[Chart]:
     """Layer x position of the first pair of each set, and the mean effect of each layer."""
-    for rows, tokens in _with_tokens(context, layer_position_effects(context.run)):
+    for rows, tokens in _effects_with_tokens(context, layer_position_effects(context.run)):
         yield Chart(plot_layer_positions(rows, tokens), LAYER_POSITION_CAPTION)
     for effects in context.run.derived(layer_sweeps):
         if effects.model == context.selected_model:
@@ -200,11 +200,13 @@ def _layer_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _entry_charts(context: RenderContext) -> Iterator[Chart]:
     """Destination x source of the first pair of each set, for the heads of largest effect."""
-    for rows, tokens in _with_tokens(context, entry_effects(context.run)):
+    for rows, tokens in _effects_with_tokens(context, entry_effects(context.run)):
         yield Chart(plot_entries(rows, tokens), ENTRY_CAPTION)
 
 
-def _with_tokens(context: RenderContext, blocks: Iterable[pd.DataFrame]) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+def _effects_with_tokens(
+    context: RenderContext, blocks: Iterable[pd.DataFrame]
+) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
     """The blocks of the selected model, each of one pair, and the tokens of that pair."""
     for rows in blocks:
         first = rows.iloc[0]

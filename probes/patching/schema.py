@@ -287,7 +287,7 @@ PATCHING = Table(
 )
 PATCHING_TOKENS = Table(
     "patching_tokens",
-    "tokens of the prompts that were patched position by position",
+    "tokens of the prompts that were patched by position or by pattern entry",
     (
         MODEL,
         PROMPTS,
