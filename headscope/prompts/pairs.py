@@ -150,8 +150,8 @@ class TokenPair:
 def read_prompt_pairs(file: str) -> list[PromptPair]:
     """The pairs in a file with one JSON object per line: the fields of `PromptPair`.
 
-    name, clean, corrupted and answer are required. Raises ResourceMissing if the file does not exist, BadInput naming the
-    first invalid line.
+    name, clean, corrupted and answer are required. Raises ResourceMissing if the file does not exist, BadInput naming
+    the first invalid line.
     """
     pairs = [
         _parse_pair(content, location) for location, content in user_input.read_json_lines(file, "file of prompt pairs")
