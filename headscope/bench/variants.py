@@ -19,7 +19,6 @@ from headscope.study.progress import NoProgress
 from headscope.study.runner import create_engine, run_study
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
-from probes.patching.bench import text_pair
 
 SAMPLED_ROWS = 64
 TABLES = ("attention", "pairs", "distance", "nll")
@@ -59,7 +58,7 @@ def compare_variants(
         bridge = lens.wrap_model(load(spec, device=device))  # the bridge alters its model, so it gets its own
         compared_calls["transformer-lens run_with_cache(hook_pattern)"] = lens.cached_patterns(bridge, ids)
         yield time_calls(lens_length, compared_calls, repeats, model.device)
-        patching_calls = lens.layer_patching_calls(model, bridge, text_pair(model, PATCHED_TOKENS))
+        patching_calls = lens.layer_patching_calls(model, bridge, lens.text_pair(model, PATCHED_TOKENS))
         yield time_calls(PATCHED_TOKENS, patching_calls, 1, model.device, warm_up=False)
     for name, max_length in probe_lengths.items():
         probe_calls = plugins.probes()[name].bench(model, max_length)

