@@ -17,9 +17,11 @@
     const text = query.toString();
     return text ? "?" + text : "";
   };
+  let requested = null;  // pathname and query that the URL is about to have
   const go = (pathname, search) => {
     leavePage();
-    if (pathname + search !== location.pathname + location.search) history.pushState(null, "", pathname + search);  // at once, for `isOfUrl`
+    requested = { pathname, search };
+    setTimeout(() => { requested = null; }, 100);  // by then the URL is that of the page
     window.dash_clientside.set_props("url", { pathname, search });
   };
   // Replaces the URL by one for the same view: no new page, and no entry in the history.
@@ -84,9 +86,9 @@
   const isEqual = (a, b) => JSON.stringify(a ?? "") === JSON.stringify(b ?? "");
   // Whether the page is that of the URL, apart from what only the browser keeps.
   const isOfUrl = ({ pathname, requested_query }) => {
-    const queries = [requested_query, location.search].map((text) => new URLSearchParams(text));
+    const url = requested ?? location, queries = [requested_query, url.search].map((text) => new URLSearchParams(text));
     BROWSER_PARAMETERS.forEach((name) => queries.forEach((query) => query.delete(name)));
-    return pathname === location.pathname && queries[0].toString() === queries[1].toString();
+    return pathname === url.pathname && queries[0].toString() === queries[1].toString();
   };
   const followedValues = {};  // by control: the last value that the URL followed, or that the page set
 
