@@ -119,4 +119,6 @@ def test_a_benchmark_says_what_it_times_and_how_much_is_done(capsys: pytest.Capt
 
     rows = time_calls(1024, {"plain": list, "measured": list}, 2, torch.device("cpu"))
     assert len(rows) == 2
-    assert capsys.readouterr().err.splitlines() == ["  0 %  timing 2 calls of 1,024 tokens"]
+    assert (
+        capsys.readouterr().err.splitlines()[0] == "  0 %  timing 2 calls of 1,024 tokens"
+    )  # a slow machine adds lines
