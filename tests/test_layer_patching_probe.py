@@ -24,7 +24,7 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching import analysis, report
 from probes.patching.layer_plots import plot_layer_positions
-from probes.patching.plots import MAX_TICK_TOKENS
+from probes.patching.plots import MAX_AXIS_TOKEN_LABELS
 from probes.patching.results import overview, results
 from probes.patching.schema import ALL_POSITIONS
 
@@ -142,16 +142,15 @@ def test_the_picture_has_one_cell_per_layer_and_position_and_the_page_all_charts
 
 def test_the_picture_of_a_long_prompt_begins_where_the_prompts_differ() -> None:
     """Earlier positions have no effect; with few left, their tokens are named."""
-    positions = pd.Index(range(MAX_TICK_TOKENS + 50))
+    positions = pd.Index(range(MAX_AXIS_TOKEN_LABELS + 50))
     keys = {"model": "base", "prompts": "p", "pair": "long", "direction": "denoising", "intervention": "attn_out"}
     rows = pd.DataFrame({"layer": np.repeat([0, 1], len(positions)), "position": [*positions, *positions], **keys})
-    rows["effect"], rows["method"] = np.where(rows["position"] >= 140, 0.5, 0.0), "estimate"
-    tokens = pd.DataFrame({"position": positions, "clean": "a", "corrupted": "b"})
+    rows["effect"], rows["method"] = np.where(rows["position"] >= 140, 0.5, 1e-7), "estimate"
+    tokens = pd.DataFrame({"position": positions, "clean": "a", "corrupted": np.where(positions >= 140, "b", "a")})
     figure = plot_layer_positions(rows, tokens)
     assert [*figure.data[0].x] == [*range(140, len(positions))]
     assert [*figure.layout.xaxis.ticktext] == ["a | b"] * 10
-    rows["effect"] = 0.5
-    assert plot_layer_positions(rows, tokens).layout.xaxis.ticktext is None
+    assert plot_layer_positions(rows, tokens.assign(corrupted="b")).layout.xaxis.ticktext is None
 
 
 def test_the_whole_residual_stream_is_refused(refused: Callable[..., str], folder: Path) -> None:
