@@ -100,7 +100,7 @@ def test_plan_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest
 
 
 class RecordedProgress(NoProgress):
-    """Remembers what it is told."""
+    """Adds up the total and the completed cost, and keeps the activities."""
 
     def __init__(self) -> None:
         self.total, self.completed, self.activities = 0.0, 0.0, list[str]()

@@ -359,6 +359,16 @@ def test_a_file_of_pairs_is_refused_at_its_first_unusable_pair(tmp_path: Path) -
 def test_a_corrupted_answer_is_refused_for_a_metric_that_does_not_read_it(tmp_path: Path) -> None:
     file = write(tmp_path, {**PAIR, "corrupted_answer": PAIR["answer"]})
     arguments: dict[str, Any] = {"count": 1, "length": 8, "seed": 0, "alignment": "equal"}
-    with pytest.raises(BadInput, match="'corrupted_answer' changes nothing for the metric kl"):
+    with pytest.raises(BadInput, match="line 1: 'corrupted_answer' changes nothing for the metric kl"):
         pair_sets.load_pair_set(file, tiny_studies.tokenizer(), list, metric="kl", **arguments)
     assert len(pair_sets.load_pair_set(file, tiny_studies.tokenizer(), list, metric="nll", **arguments)) == 1
+
+
+def test_files_that_differ_in_a_corrupted_answer_only_have_other_digests(tmp_path: Path) -> None:
+    digests = []
+    for pair in (PAIR, {**PAIR, "corrupted_answer": PAIR["answer"]}, {**PAIR, "corrupted_answer": PAIR["wrong"]}):
+        file = write(tmp_path, pair)
+        pairs = pair_sets.file_pairs(file, tiny_studies.tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+        digests.append(pairs.digest)
+    assert len({*digests}) == 3
+    assert "corrupted_answer" not in repr(PromptPair(**PAIR)), "files without it keep the digest of earlier versions"

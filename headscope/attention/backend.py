@@ -189,6 +189,21 @@ def editing_output(module: nn.Module, edit: OutputEdit) -> AbstractContextManage
     return _registering(_hooks_of(module).output_edits, edit)
 
 
+@contextmanager
+def collecting_outputs(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, AttentionCall]]]:
+    """Collect z and its call from every call of attention modules."""
+    calls: list[tuple[Tensor, AttentionCall]] = []
+
+    def collect(z: Tensor, call: AttentionCall) -> Tensor:
+        calls.append((z, call))
+        return z
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(editing_output(module, collect))
+        yield calls
+
+
 def streaming(module: nn.Module, groups: StreamingGroups) -> AbstractContextManager[None]:
     """Let some KV groups of one attention module stream; the innermost of several contexts decides.
 

@@ -148,7 +148,10 @@ def dash(
 @app.command(cls=GroupedCommand)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories. Several are compared.")],
-    out: Annotated[Path, typer.Option("--out", help="File to write; an older one is replaced.")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", show_default="report.html", help="File to write; an older one is replaced."),
+    ] = None,
     chart: Annotated[
         str | None,
         typer.Option(
@@ -174,7 +177,7 @@ def report(
     elif width is not None:
         raise BadInput(f"--width {width} is for a figure. Add --chart, or remove --width")
     else:
-        _write_report(runs, out)
+        _write_report(runs, out or Path("report.html"))
 
 
 @app.command(cls=GroupedCommand)

@@ -6,13 +6,14 @@ from headscope import user_input
 from headscope.errors import BadInput
 
 
-def write_figures(paths: list[Path], topic: str, out: Path, width: str | None) -> None:
+def write_figures(paths: list[Path], topic: str, out: Path | None, width: str | None) -> None:
     """Write every chart of the combined runs that matches the topic, as `Run.charts` finds them, and print its file.
 
-    Raises BadInput for a topic, format or width that does not exist, and for a heading with tables only.
+    Raises BadInput without a file, for a topic, format or width that does not exist, and for a heading that has tables
+    only.
     """
-    if out.name == "report.html":
-        raise BadInput("--chart writes a figure, not report.html. Name its file, e.g. --out figure.pdf")
+    if out is None:
+        raise BadInput("--chart writes a figure. Name its file, e.g. --out figure.pdf")
     from headscope.rendering.notebook import chart_title
     from headscope.runs.run import combine_runs, open_runs
 

@@ -300,7 +300,7 @@ class Replay:
 
         def collecting(layer: int) -> AbstractContextManager[list[tuple[Tensor, backend.AttentionCall]]]:
             number = self._attention_layers[layer]
-            return _collecting_outputs(() if number is None else (self.model.attention_modules[number],))
+            return backend.collecting_outputs(() if number is None else (self.model.attention_modules[number],))
 
         def on_outputs(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
             number = self._attention_layers[layer]
@@ -379,21 +379,6 @@ class _AttentionFinished(Exception):
 
     def __init__(self, z: Tensor, call: backend.AttentionCall):
         self.z, self.call = z, call
-
-
-@contextmanager
-def _collecting_outputs(attention: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, backend.AttentionCall]]]:
-    """Collect z and its call from every call of attention modules."""
-    calls: list[tuple[Tensor, backend.AttentionCall]] = []
-
-    def collect(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        calls.append((z, call))
-        return z
-
-    with ExitStack() as stack:
-        for module in attention:
-            stack.enter_context(backend.editing_output(module, collect))
-        yield calls
 
 
 def _gradients(

@@ -26,7 +26,6 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
 from headscope.prompts.needles import FACT_WORDS, NEEDLE_TEMPLATES, Needle
 from headscope.prompts.pairs import (
-    METRICS_OF_LAST_TOKEN,
     METRICS_OF_ONE_TOKEN,
     METRICS_WITH_WRONG,
     Alignment,
@@ -34,6 +33,7 @@ from headscope.prompts.pairs import (
     TokenPair,
     continuation_tokens,
     read_prompt_pairs,
+    refuse_unread_answers,
     tokenize_pair,
 )
 from headscope.prompts.special_tokens import chat_text, leading_special_tokens, warn_about_repeated_bos
@@ -78,7 +78,9 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     prompts = [ids.tolist() for pair in tokens for ids in (pair.clean, pair.corrupted)]
     warn_about_repeated_bos(tokenizer, prompts, f"prompts of '{file}'")
     _warn_about_leading_spaces(pairs, f"prompt pairs of '{file}'")
-    digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
+    corrupted_answers = [pair.corrupted_answer for pair in pairs]
+    content = repr(pairs) + (repr(corrupted_answers) if any(corrupted_answers) else "")
+    digest = hashlib.sha256(content.encode()).hexdigest()
     return PairSet(_file_set_name(file), [pair.name for pair in pairs], build, digest)
 
 
@@ -158,21 +160,14 @@ def load_pair_set(
     if source in GENERATED_SETS:
         haystacks = load_haystacks() if source == "needle" else []
         return generated_pairs(source, tokenizer, count, length, seed, haystacks)
-    pairs = file_pairs(
+    refuse_unread_answers(source, metric)
+    return file_pairs(
         source,
         tokenizer,
         alignment,
         needs_one_token=metric in METRICS_OF_ONE_TOKEN,
         needs_wrong=metric in METRICS_WITH_WRONG,
     )
-    if metric in METRICS_OF_LAST_TOKEN and any(
-        pairs.build(index).corrupted_answer is not None for index in range(len(pairs))
-    ):
-        raise BadInput(
-            f"{source}: 'corrupted_answer' changes nothing for the metric {metric}, which reads the last token of the "
-            "prompt. Use nll, or remove it"
-        )
-    return pairs
 
 
 def generated_pairs(

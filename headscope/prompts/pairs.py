@@ -77,7 +77,7 @@ class PromptPair:
     wrong: str = ""
     group: str = ""
     spans: Mapping[str, str | tuple[int, int]] = field(default_factory=dict)
-    corrupted_answer: str = ""
+    corrupted_answer: str = field(default="", repr=False)  # files without it keep the digest of earlier versions
     location: str = field(default="", compare=False)
     has_template: bool = False
     """Whether the prompts hold their special tokens, from a chat template: the tokenizer adds none."""
@@ -170,6 +170,18 @@ def read_prompt_pairs(file: str) -> list[PromptPair]:
             raise BadInput(f"{pair.location} is a copy of {locations[content]}. Remove it")
         locations[content] = pair.location
     return pairs
+
+
+def refuse_unread_answers(file: str, metric: str) -> None:
+    """Raise BadInput for a pair with a corrupted answer if the metric does not read what follows the prompt."""
+    if metric not in METRICS_OF_LAST_TOKEN:
+        return
+    for pair in read_prompt_pairs(file):
+        if pair.corrupted_answer:
+            raise BadInput(
+                f"{pair.location}: 'corrupted_answer' changes nothing for the metric {metric}, which reads the "
+                "prediction at the last token of the prompt. Use nll, or remove it"
+            )
 
 
 def tokenize_pair(

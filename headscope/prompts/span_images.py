@@ -43,8 +43,8 @@ def process_images(processor: Any, prompt: SpanPrompt, text: str) -> tuple[list[
 def align_images(ids: Sequence[int], expanded: Sequence[int], image_token: int, location: str) -> list[int]:
     """For every token of `expanded` its place in `ids`, or -1 for the tokens that stand for an image.
 
-    In `ids` one `image_token` stands for each image. Raises BadInput if the other tokens differ, or if images in rows
-    with tokens between them cannot be told apart.
+    In `ids` one `image_token` stands for each image. Raises BadInput if the other tokens differ, or if the processor
+    divides each of several images into rows, because it is then unknown where an image ends.
     """
     places = [place for place, token in enumerate(ids) if token == image_token]
     blocks = sum(token == image_token != before for before, token in pairwise([None, *expanded]))
