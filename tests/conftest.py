@@ -98,6 +98,8 @@ class WarningRecorder(logging.Handler):
         self.messages.append(record.getMessage().removeprefix("headscope: "))
 
 
+# The tab that tests share asks its server for news at any time; `caplog` of other tests must not hold these requests.
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
 warnings_recorded = WarningRecorder()
 logging.getLogger("headscope").addHandler(warnings_recorded)
 

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 from flask import Flask
@@ -118,6 +119,15 @@ def test_a_chart_that_fails_is_named_in_its_place_and_the_log_has_the_traceback(
     expect(page.locator("main .notice").first).to_contain_text("Not shown: IndexError: index 3200 is out of bounds.")
     expect(page.locator("#head-table .ag-row").first).to_be_visible()
     assert any(record.exc_info and record.exc_info[0] is IndexError for record in caplog.records)
+
+
+def test_a_request_to_the_shared_server_is_not_in_the_log_of_a_test(
+    tmp_path: Path, serve: Callable[[Path], str], caplog: pytest.LogCaptureFixture
+):
+    synthetic_run(tmp_path, **TINY)
+    with urlopen(f"{serve(tmp_path)}/newest-run") as reply:
+        assert reply.status == 200
+    assert caplog.messages == []
 
 
 def test_bounds_and_the_colour_bar_state_the_values_of_the_model(

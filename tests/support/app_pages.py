@@ -52,9 +52,13 @@ def serve(app_server: tuple[Flask, str]) -> Callable[[Path], str]:
     return show
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def app_tab(chromium: Browser) -> Iterator[Page]:
-    """One tab that the tests share, so that the browser loads the app's scripts once."""
+    """One tab that the tests of a file share, so that the browser loads the app's scripts once.
+
+    It closes with the file: an open page asks its server for news, and what the server then reads of a run that is gone
+    would be logged during tests of other files.
+    """
     context = chromium.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     context.set_default_timeout(60_000)
     yield context.new_page()
