@@ -15,9 +15,9 @@ from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from probes.patching import analysis
+from probes.patching.effects import effect_columns
 from probes.patching.model_changes import model_results
 from probes.patching.results import results
-from probes.patching.schema import effect_columns
 
 PAIRS, UNITS = 8, 6
 WriteRun = Callable[..., Run]

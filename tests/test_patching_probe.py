@@ -32,10 +32,11 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.patching import analysis, bench, plots, report
+from probes.patching.effects import MIN_DIFFERENCE, effect_columns
 from probes.patching.pairs import pair_metrics
 from probes.patching.results import head_results, overview, results
 from probes.patching.run import select_verified
-from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
+from probes.patching.schema import ALL_POSITIONS, PatchingOptions
 
 SPANS = {"spans": {"subject": "w10"}}
 SUBJEKT = ("--positions", "subjekt")

@@ -10,8 +10,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
+from headscope.decomposition.attributed_rows import RowAndKey, find_rows, find_top_far_rows
 from headscope.decomposition.head_weights import inspect_head_weights
-from headscope.decomposition.qk_attribution import QKAttribution, RowAndKey, attribute_qk, find_rows, find_top_far_rows
+from headscope.decomposition.qk_attribution import QKAttribution, attribute_qk
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.positions.attach import attached

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from headscope.decomposition.attributed_rows import RowAndKey
 from headscope.decomposition.head_circuits import TokenEmbeddings
 from headscope.decomposition.head_weights import inspect_head_weights
-from headscope.decomposition.qk_attribution import RowAndKey, attribute_qk
+from headscope.decomposition.qk_attribution import attribute_qk
 from headscope.forward.observe import observe
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents

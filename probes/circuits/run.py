@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.decomposition.attributed_rows import find_rows, find_top_far_rows
 from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings, ov_logits
 from headscope.decomposition.head_weights import ModelWeights, inspect_head_weights
-from headscope.decomposition.qk_attribution import QKAttribution, attribute_qk, find_rows, find_top_far_rows
+from headscope.decomposition.qk_attribution import QKAttribution, attribute_qk
 from headscope.decomposition.residual_inspection import decompose_residual_stream
 from headscope.decomposition.token_pairs import pair_logits
 from headscope.errors import BadInput, UnsupportedModel

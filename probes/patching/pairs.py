@@ -15,7 +15,8 @@ from headscope.results.result import Result
 from headscope.results.samples import mean_result
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.patching.schema import PATCHING, PATCHING_LAYERS, describe_min_difference
+from probes.patching.effects import describe_min_difference
+from probes.patching.schema import PATCHING, PATCHING_LAYERS
 
 DOUBT = "Answer and wrong answer, or clean and corrupted prompts, may be exchanged"
 MAX_NAMES = 8

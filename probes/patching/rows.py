@@ -15,7 +15,8 @@ from headscope.patching.pattern_entries import PatternEntries
 from headscope.positions.model import Model
 from headscope.prompts.haystack import decode_tokens
 from headscope.prompts.pairs import TokenPair
-from probes.patching.schema import ALL_POSITIONS, effect_columns
+from probes.patching.effects import effect_columns
+from probes.patching.schema import ALL_POSITIONS
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,15 @@ from headscope.prompts.token_positions import ALL_TOKENS
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
+from probes.patching.effects import effect_columns
+from probes.patching.pair_cells import (
+    RESIDUAL_STREAM_MEMORY_BYTES,
+    PairWork,
+    counts_pair,
+    open_pair_set,
+    pair_cells,
+    refuse_swapped_answers,
+)
 from probes.patching.paths.schema import (
     ALL_HEADS,
     LOGITS,
@@ -34,15 +43,6 @@ from probes.patching.paths.schema import (
     TOGETHER,
     PathsOptions,
 )
-from probes.patching.run import (
-    RESIDUAL_STREAM_MEMORY_BYTES,
-    PairWork,
-    counts_pair,
-    open_pair_set,
-    pair_cells,
-    refuse_swapped_answers,
-)
-from probes.patching.schema import effect_columns
 
 PATH_COLUMNS = [column.name for column in PATH_KEYS]
 EACH = "each"

@@ -7,7 +7,8 @@ import pandas as pd
 
 from headscope.bench.synthetic_run import Sizes
 from headscope.runs.arrow import Rows
-from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP, effect_columns
+from probes.patching.effects import effect_columns
+from probes.patching.schema import ACTIVATIONS, ALL_POSITIONS, LAYER_ACTIVATIONS, WHOLE_GROUP
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
