@@ -1,7 +1,9 @@
 """The selfcheck finds no difference on a correct machine, and reports every measure that is wrong."""
 
 import importlib
+import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from headscope.errors import BadInput
 from headscope.forward import selfcheck
 from headscope.forward.selfcheck import TOLERANCES, VARIANT_CASES, run_checks
 from headscope.positions.model import Model
+from headscope.study import progress
 
 LENGTH = 40
 
@@ -99,8 +102,14 @@ def test_a_loss_that_differs_from_eager_attention_fails_its_check(tiny: Model, m
 @pytest.mark.slow
 def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["selfcheck", "--device", "cpu", "--model", folder, "--length", "40", "--longest", "256"]
+    elapsed = itertools.count(step=11.0)  # seconds: progress has a line for every step
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(elapsed)))
     good = CliRunner().invoke(cli.app, [*arguments, "--json"])
     assert good.exit_code == 0, good.output
+    comparisons = [f"comparing measures in {dtype} with eager attention" for dtype in ("bf16", "fp32")]
+    for step in (*comparisons, "comparing bf16 with fp32"):
+        assert f"%  {step}" in good.stderr
+    assert "Ctrl-C" not in good.stderr
     rows = json.loads(good.output.splitlines()[-1])
     checked, compared, timed = rows[: 2 * len(CPU_CHECKS)], rows[2 * len(CPU_CHECKS) : -2], rows[-2:]
     assert {row["result"] for row in checked} == {"agrees"}
