@@ -172,6 +172,22 @@ def test_a_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Call
     page.locator(".ag-header-cell", has_text="change").wait_for(state="attached")
 
 
+LASSO_WHILE_A_CHART_IS_DRAWN = """() => {
+    const { set_props } = dash_clientside;
+    const names = [...document.querySelectorAll("main .dash-graph")].map((graph) => JSON.parse(graph.id));
+    const [drawn, selected] = names.filter((name) => name.heads);
+    set_props(drawn, { selectedData: null });
+    set_props(selected, { selectedData: { points: [{ customdata: [3, 2] }, { customdata: [17, 4] }] } });
+}"""
+"""What Dash gets from a lasso around two points of one chart at the moment in which another chart appears."""
+
+
+def test_a_lasso_selects_heads_while_another_chart_is_drawn(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/compare?model=adarope")
+    page.evaluate(LASSO_WHILE_A_CHART_IS_DRAWN)
+    page.wait_for_url("**heads=3.2_17.4*")
+
+
 def test_lasso_filters_the_table_and_highlights_heads_in_other_plots(app: str, browse: Callable[..., Page]):
     page = browse(f"{app}/compare?model=adarope")
     box = page.locator(".nsewdrag").first.bounding_box()
