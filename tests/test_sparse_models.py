@@ -1,0 +1,163 @@
+"""Whole models whose heads attend by a rule: against eager attention with an explicit mask, decoded, and refused."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from support import eager_reference, families
+from support.dense_sparse_sets import dense_sets
+from support.eager_reference import Layer
+from torch import Tensor
+
+import headscope as hs
+from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput
+from headscope.forward.sparse_attention import attending_by
+from headscope.measures.sparse_rules import RowTile, Rule, parse_rule
+from headscope.positions.model import Model
+
+LENGTH, MAX_ERROR = 45, 1e-5
+IDS = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+RULES = ("top:5", "group-top:5", "layer-top:5", "block:4:2", "block-mean:4:2", "block-bounds:4:2", "streaming:2:5",
+         "vertical-slash:6:6")  # fmt: skip
+FAMILIES = ("llama-gqa", "mistral-sliding", "gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3")
+BUILD = families.MEASURABLE | {name: other.build for name, other in families.OTHERS.items()}
+
+
+def rule_sets(rule: str, layer: Layer) -> Tensor:
+    return dense_sets(rule, eager_reference.layer_weights(layer), layer.q.double(), layer.k.double())
+
+
+def masked_logits(model: Model, rule: str, ids: Tensor = IDS) -> Tensor:
+    """Logits of eager attention in which every head sees the keys of the rule only."""
+    return eager_reference.eager_qk(model.module, ids, lambda layer: rule_sets(rule, layer))[0]
+
+
+def logits(model: Model, ids: Tensor = IDS) -> Tensor:
+    with torch.no_grad():
+        return model.module(ids, use_cache=False).logits
+
+
+def assert_equal_logits(actual: Tensor, expected: Tensor) -> None:
+    """Within 1e-5 of the largest logit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=MAX_ERROR * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_rule_in_every_layer_equals_eager_attention_with_an_explicit_mask(family: str) -> None:
+    model = hs.load(BUILD[family](), device="cpu")
+    plain = logits(model)
+    for rule in RULES:
+        with attending_by(model, parse_rule(rule)):
+            actual = logits(model)
+        assert_equal_logits(actual, masked_logits(model, rule))
+        assert (actual - plain).abs().max() > 100 * MAX_ERROR
+    assert torch.equal(logits(model), plain)
+
+
+def test_padding_is_no_key() -> None:
+    model = hs.load(BUILD["llama-gqa"](), device="cpu")
+    padded = torch.cat([torch.zeros_like(IDS[:, :5]), IDS], 1)
+    mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)  # bounds of keys depend on their rotation
+    for rule in map(parse_rule, RULES):
+        with attending_by(model, rule):
+            expected = logits(model)
+            actual = model.module(padded, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        assert_equal_logits(actual[:, 5:], expected)
+
+
+def test_each_head_can_have_its_own_rule_and_the_others_keep_all_keys() -> None:
+    model = hs.load(BUILD["llama-gqa"](), device="cpu")
+
+    def choose(layer: Layer) -> Tensor:
+        sets = torch.ones_like(layer.mask).repeat(len(layer.q), 1, 1)
+        sets[1], sets[2] = rule_sets("top:3", layer)[1], rule_sets("streaming:1:4", layer)[2]
+        return sets
+
+    layers = range(families.LAYERS)
+    of_one, of_other = ([f"L{layer}H{head}" for layer in layers] for head in (1, 2))
+    with hs.ablated(model, of_one, "top:3"), hs.ablated(model, of_other, "streaming:1:4"):
+        actual = logits(model)
+    assert_equal_logits(actual, eager_reference.eager_qk(model.module, IDS, choose)[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows_per_tile", [None, 1])
+def test_a_rule_that_keeps_everything_changes_no_bit(
+    family: str, rows_per_tile: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`top` leaves keys without weight out, which changes nothing."""
+    if rows_per_tile is not None:
+        monkeypatch.setattr("headscope.measures.sparse_outputs.LOGITS_PER_TILE", rows_per_tile)
+    model = hs.load(BUILD[family](), device="cpu")
+    with attending_by(model, None) as dense:
+        plain = logits(model)
+    for rule in ("top:45", "layer-top:1000", "block:4:12", "block-bounds:8:6", "streaming:1:45", "vertical-slash:45:1"):
+        with attending_by(model, parse_rule(rule)) as sparse:
+            assert torch.equal(logits(model), plain), rule
+        assert sparse.mean_kept == dense.mean_kept
+
+
+@dataclass(frozen=True)
+class OddRows(Rule):
+    step: int
+    name: ClassVar[str] = "odd"
+    meaning: ClassVar[str] = "the own key of every n-th row"
+
+    def select(self, tile: RowTile) -> Tensor:
+        is_shown = torch.from_numpy(tile.rows % self.step == 0)[:, None]
+        return (is_shown & (tile.distance == 0))[None]
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gpt_oss"])
+def test_a_row_without_a_key_has_the_output_0(family: str) -> None:
+    model, outputs = hs.load(BUILD[family](), device="cpu"), list[AttentionRecord]()
+    with attending_by(model, OddRows(2)) as sparse, hs.capturing(model) as layers:
+        layers.listen(outputs.append)
+        assert logits(model).isfinite().all()
+    assert sparse.mean_kept == pytest.approx(23 / 45)
+    for record in outputs:
+        assert (record.z[:, 1::2] == 0).all()
+        assert (record.z[:, ::2] != 0).any(-1).all()
+        if family == "llama-gqa":
+            torch.testing.assert_close(record.z[:, ::2], record.v.repeat_interleave(2, 0)[:, ::2])
+
+
+def test_a_windowed_cache_and_later_queries_are_refused_by_name() -> None:
+    full, windowed = (hs.load(BUILD[name](), device="cpu") for name in ("llama-gqa", "mistral-sliding"))
+    for model, rule in ((full, "vertical-slash:4:4"), (windowed, "block-mean:4:2"), (windowed, "block-bounds:4:2")):
+        with attending_by(model, parse_rule(rule)):
+            with pytest.raises(BadInput, match=rf"rule '{rule}' .* reads 1 of 31 tokens .* Pass use_cache=False") as e:
+                model.module.generate(IDS[:, :30], max_new_tokens=6, do_sample=False, pad_token_id=0)
+            model.module.generate(IDS[:, :30], max_new_tokens=6, do_sample=False, pad_token_id=0, use_cache=False)
+        assert "\n" not in str(e.value)
+
+
+def test_gradients_are_refused_by_name() -> None:
+    model = hs.load(BUILD["llama-gqa"](), device="cpu")
+    with hs.ablated(model, "L1H1", "top:5"), pytest.raises(BadInput, match=r"rule 'top:5' has no gradient"):
+        model.module(IDS, use_cache=False)
+
+
+@pytest.mark.parametrize("rule", ["streaming:2:7", "top:5", "group-top:5", "block:4:3", "block-mean:4:3"])
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "gpt_oss", "deepseek_v3"])
+def test_decoding_under_a_rule_equals_masked_full_passes(family: str, rule: str) -> None:
+    model, steps = hs.load(BUILD[family](), device="cpu"), 6
+    prompt, ids = IDS[:, :30], IDS[:, :30]
+    decoded = []
+    if "mean" in rule and family in ("mistral-sliding", "gpt_oss"):
+        return  # refused, see above
+    with attending_by(model, parse_rule(rule)):
+        cache = None
+        for _ in range(steps):
+            output = model.module(ids if cache is None else ids[:, -1:], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            decoded.append(output.logits[0, -1])
+            ids = torch.cat([ids, decoded[-1].argmax()[None, None]], 1)
+        generated = model.module.generate(prompt, max_new_tokens=steps, do_sample=False, pad_token_id=0)
+    assert torch.equal(generated, ids)
+    expected = masked_logits(model, rule, ids=ids)[0, len(prompt[0]) - 1 : -1]
+    assert_equal_logits(torch.stack(decoded), expected)
+    assert torch.equal(expected.argmax(-1), ids[0, len(prompt[0]) :])
