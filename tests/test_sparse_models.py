@@ -1,21 +1,35 @@
 """Whole models whose heads attend by a rule: against eager attention with an explicit mask, decoded, and refused."""
 
+import json
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families
 from support.dense_sparse_sets import dense_sets
 from support.eager_reference import Layer
+from support.tiny_studies import StopsAfter, contents, save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput
+from headscope.errors import BadInput, Interrupted
 from headscope.forward.sparse_attention import attending_by
 from headscope.measures.sparse_rules import RowTile, Rule, parse_rule
 from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
+from headscope.rendering import assembly
+from headscope.results.words import headline, sentence
+from headscope.runs.aggregation import mean_losses
+from headscope.runs.run import Run
+from headscope.study.config import Study, build_study
+from headscope.study.runner import run_study
+from probes.sparsity import results as sparsity_results
+from probes.sparsity.report import charts
 
 LENGTH, MAX_ERROR = 45, 1e-5
 IDS = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -161,3 +175,145 @@ def test_decoding_under_a_rule_equals_masked_full_passes(family: str, rule: str)
     expected = masked_logits(model, rule, ids=ids)[0, len(prompt[0]) - 1 : -1]
     assert_equal_logits(torch.stack(decoded), expected)
     assert torch.equal(expected.argmax(-1), ids[0, len(prompt[0]) :])
+
+
+TEXT, DOCS = 40, 3
+TEXT_RULES = ["top:4", "top:40", "streaming:1:3", "streaming:1:15", "block-mean:4:2", "vertical-slash:3:3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint, texts, and a pattern file that gives each head its own sizes."""
+    folder = tmp_path_factory.mktemp("sparse_models")
+    save_checkpoint(folder / "tiny")
+    save_texts(folder / "texts")
+    sizes = [
+        {str(head): ["vertical_and_slash", 1 + head, 2, 0.9] for head in range(families.HEADS)}
+        for _ in range(families.LAYERS)
+    ]
+    (folder / "pattern.json").write_text(json.dumps(sizes))
+    return folder
+
+
+def study(folder: Path, **changes: Any) -> Study:
+    options = {"lengths": [24, TEXT], "rows": 4, "rules": TEXT_RULES, "loss": True, **changes}
+    tiny = str(folder / "tiny")
+    return build_study(
+        {
+            "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
+            "texts": {"source": f"file:{folder}/texts/*.txt", "docs": DOCS},
+            "device": "cpu",
+            "sparsity": {**options, "patterns": str(folder / "pattern.json")},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Run:
+    return run_study(study(folder), folder / "runs")
+
+
+def mean_nll(logits: Tensor, ids: Tensor) -> float:
+    return float(torch.nn.functional.cross_entropy(logits[0, :-1].double(), ids[0, 1:]))
+
+
+def test_the_stored_loss_is_that_of_masked_eager_attention(folder: Path, run: Run) -> None:
+    model = hs.load(str(folder / "tiny"), device="cpu")
+    documents = load_token_documents(f"file:{folder}/texts/*.txt", tokenizer(), DOCS, TEXT)
+    stored = run.rows("sparse_loss", model="base", context_length=TEXT).astype({"nll": float, "rule": str})
+    losses = mean_losses(stored, ["rule", "doc"])
+    assert {*losses.index.unique("rule")} == {"dense", "minference", *TEXT_RULES}
+    for document in documents:
+        ids = torch.tensor(document.ids[:TEXT])[None]
+        expected = {rule: mean_nll(masked_logits(model, rule, ids), ids) for rule in TEXT_RULES}
+        expected["dense"] = mean_nll(logits(model, ids), ids)
+        for rule, value in expected.items():
+            assert losses[rule, document.name] == pytest.approx(value, abs=MAX_ERROR)
+
+    def own_sizes(layer: Layer) -> Tensor:
+        sets = [rule_sets(f"vertical-slash:{1 + head}:2", layer)[head] for head in range(len(layer.q))]
+        return torch.stack(sets)
+
+    published = eager_reference.eager_qk(model.module, ids, own_sizes)[0]
+    assert losses["minference", document.name] == pytest.approx(mean_nll(published, ids), abs=MAX_ERROR)
+
+
+def test_a_rule_that_keeps_everything_has_the_dense_loss_to_the_bit(run: Run) -> None:
+    columns = ["model", "context_length", "doc", "position", "nll", "tokens", "kept"]
+    for rule in ("top:40", "streaming:1:15"):
+        lengths = (24, TEXT) if rule == "top:40" else (24,)
+        for length in lengths:
+            ours, dense = (
+                run.rows("sparse_loss", rule=name, context_length=length)[columns].reset_index(drop=True)
+                for name in (rule, "dense")
+            )
+            assert ours.equals(dense) == (rule == "top:40")
+    kept = run.rows("sparse_loss", rule="streaming:1:3", context_length=24)["kept"].astype(float)
+    np.testing.assert_allclose(kept, (1 + 2 + 3 + 4 * 21) / 24, rtol=1e-6)
+
+
+def test_results_compare_every_rule_with_dense_attention_over_documents(run: Run) -> None:
+    answers = [result for result in sparsity_results.results(run) if result.model == "yarn"]
+    stored = run.rows("sparse_loss", model="yarn", context_length=TEXT).astype({"nll": float, "rule": str})
+    losses = mean_losses(stored, ["rule", "doc"]).unstack("doc")
+    by_rule = {r.where["rule"]: r for r in answers if r.question == "sparsity.loss"}
+    assert [*by_rule] == [*TEXT_RULES, "minference"]
+    for rule, result in by_rule.items():
+        changes = losses.loc[rule] - losses.loc["dense"]
+        assert result.value == pytest.approx(changes.mean())
+        assert result.by_sample == pytest.approx(changes.to_dict())
+        assert result.low <= result.value <= result.high
+    assert by_rule["top:40"].value == 0
+    (smallest,) = (r for r in answers if r.question == "sparsity.smallest_rise")
+    rules = ("streaming:1:15", "block-mean:4:2", "vertical-slash:3:3", "minference")
+    usable = {rule: by_rule[rule].value for rule in rules}
+    assert smallest.details["rule"] == min(usable, key=usable.__getitem__)
+    assert smallest.value == pytest.approx(min(usable.values()))
+    assert smallest.high - smallest.low > by_rule[smallest.details["rule"]].high - by_rule[smallest.details["rule"]].low
+    assert (smallest.details["rules"], smallest.selected_from, smallest.details["bound"]) == (4, 4, "top:40")
+    for result in answers:
+        assert "{" not in sentence(result) + headline(result)
+
+
+def test_the_charts_of_whole_models_have_a_line_per_family(run: Run) -> None:
+    (group,) = (g for g in charts(assembly.render_context(run)) if g.heading == "Rules in the whole model")
+    (chart,) = group.charts
+    names = {trace.name for trace in chart.figure.data}
+    assert {"top", "streaming:1", "block-mean:4", "vertical-slash", "minference"} <= names
+
+
+@pytest.mark.parametrize("cells", [8, 30])
+def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, run: Run, cells: int, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run_study(study(folder), tmp_path, progress=StopsAfter(cells))
+    resumed = run_study(study(folder), tmp_path, resume=True)
+    assert len([*tmp_path.iterdir()]) == 1
+    assert contents(resumed) == contents(run)
+
+
+def test_reading_in_chunks_changes_neither_loss_nor_kept_keys(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headscope.forward.observe.choose_chunk_size", lambda model, ids: 16)
+    chunked = run_study(study(folder, lengths=[TEXT]), tmp_path)
+    keys = ["model", "doc", "rule", "position"]
+    ours, theirs = (
+        r.rows("sparse_loss", context_length=TEXT).astype({"rule": str}).set_index(keys)[["nll", "kept"]].sort_index()
+        for r in (chunked, run)
+    )
+    pd.testing.assert_frame_equal(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.model
+def test_the_real_model_under_rules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rules = ["top:512", "streaming:4:28", "vertical-slash:30:30"]
+    run = hs.sparsity(
+        "smollm2-135m", docs=1, lengths=[512], rows=4, rules=rules, needles=1, loss=True, out=tmp_path, quiet=True
+    )  # fmt: skip
+    loss = run.rows("sparse_loss").set_index("rule")["nll"].groupby(level=0, observed=True).agg(list)
+    assert loss["top:512"] == loss["dense"]
+    nll = run.rows("sparse_answers").set_index("rule")["nll"].astype(float)
+    assert {*nll.index} == {"dense", "top:512", "streaming:4:28"}
+    assert nll["top:512"] == nll["dense"]
+    assert nll["streaming:4:28"] > nll["dense"] + 1, "the fact is out of sight"
+    assert "answers are not measured under vertical-slash:30:30" in caplog.text

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from headscope.attention.kernel import attend
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers, capturing
+from headscope.measures.row_sampling import visible_keys
 from headscope.measures.sparse_outputs import sparse_outputs
 from headscope.measures.sparse_rules import Rule
 from headscope.models.checkpoint import evaluating
@@ -51,12 +53,14 @@ class SparseAttention:
         """
 
         def edit(z: Tensor, call: AttentionCall) -> Tensor:
+            self._rows += len(z) * len(heads) * z.shape[2]
+            if self.rule is None:
+                last = call.first_key + call.k.shape[2]
+                visible = visible_keys(np.arange(last - z.shape[2], last), call.variant.window, call.variant.chunk_size)
+                self._kept.append(len(z) * len(heads) * torch.tensor(visible.sum()))
+                return z
             output, index = z.clone(), [*heads]
-            self._rows += len(z) * len(index) * z.shape[2]
             for sequence, record in enumerate(_records(layer, z, call)):
-                if self.rule is None:
-                    self._kept.append(len(index) * record.visible_counts.double().sum())
-                    continue
                 _check(self.rule, record)
                 outputs, kept = sparse_outputs(record, self.rule)
                 output[sequence, index] = outputs[index]

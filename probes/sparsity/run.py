@@ -31,7 +31,7 @@ from probes.sparsity.schema import ANSWER, DENSE, LAYER_BELOW, PUBLISHED, QUERY_
 
 log = logging.getLogger("headscope")
 
-SPARSE_PASS_COST = 10.0
+SPARSE_PASS_COST = 4.0
 """Time of a pass in which every head attends by a rule, in plain passes."""
 
 

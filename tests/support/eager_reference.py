@@ -261,6 +261,8 @@ def _eager_attention(
     if sink is not None:
         scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
     alpha = scores.float().softmax(-1).to(query.dtype)[..., : key.shape[2]]
+    if _choices:
+        alpha = alpha.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
     return (alpha @ value.repeat_interleave(repeats, 1)).transpose(1, 2).contiguous(), alpha
 
 
@@ -272,7 +274,7 @@ AttentionMaskInterface.register(NAME, eager_mask)
 def eager_qk(model: PreTrainedModel, input_ids: Tensor, choose: Choice | None = None) -> tuple[Tensor, list[Layer]]:
     """Return the logits [1, L, V] and every layer's `Layer`, in order, for one unpadded sequence input_ids [1, L].
 
-    With `choose`, every row attends to the chosen keys only.
+    With `choose`, every row attends to the chosen keys only; a row without a key has the output 0.
     """
     before = model.config._attn_implementation
     _layers.clear()
