@@ -61,9 +61,10 @@ def ablated(
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
     `kind` is zero, mean, resample, streaming:S+R (attend to the first S and last R tokens only), or a rule such as
-    top:64 (attend to the keys that it chooses, without gradients). `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. `positions`
-    are the tokens whose head outputs change: "all", a token (3, -1, "last") or a range (range(3, 7), "-4:"), counted
-    in the sequence up to the end of each pass, without padding, or of the prompt where a probe's pass also reads the
+    top:64 (attend to the keys that it chooses, without gradients). `heads` is a HeadSet, names such as "L18H6,L5H3" or
+    a list of them, or a mapping from layers to heads. `positions` are the tokens whose head outputs change: "all", a
+    token (3, -1, "last") or a range (range(3, 7), "-4:"), counted in the sequence up to the end of each pass, without
+    padding, or of the prompt where a probe's pass also reads the
     answer; leaving raises BadInput if no pass had such a token. The reference text
     of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
     model's native context has, read under the position scheme that is attached. `seed` fixes the positions that

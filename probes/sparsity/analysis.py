@@ -165,13 +165,13 @@ def recall_by_layer(run: RunTables, model: str) -> pd.DataFrame:
 
 
 def loss_changes(run: RunTables) -> pd.DataFrame:
-    """By model, rule and doc (index): the `change` of the loss against dense attention, in nats/token, and `kept` keys.
+    """By model, rule and doc (index): the loss (`value`), its `change` against dense attention, `kept` keys.
 
-    At the longest context length of each model; empty if no rule was applied in whole models.
+    In nats/token, at the longest `context_length` of each model; empty if no rule was applied in whole models.
     """
     rows = rows_at_longest_length(_whole_model_rows(run, "sparse_loss"))
     table = pd.DataFrame({"value": mean_losses(rows, ["model", "rule", "doc"])})
-    table["kept"] = rows.groupby(["model", "rule", "doc"])["kept"].first()
+    table[["context_length", "kept"]] = rows.groupby(["model", "rule", "doc"])[["context_length", "kept"]].first()
     return _against_dense(table, "doc")
 
 
@@ -196,10 +196,11 @@ def _against_dense(table: pd.DataFrame, sample: str) -> pd.DataFrame:
     return table.assign(change=table["value"].to_numpy() - dense.to_numpy())[~is_dense].dropna()
 
 
-def change_curves(changes: pd.DataFrame, model: str, column: str = "change") -> pd.DataFrame:
-    """Mean of a column of changes and kept keys by rule with its family, over the samples of one model."""
+def change_curves(changes: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Means by rule, with its family, over the samples of one model: value, change, kept, and value of `dense`."""
     of_model = changes[changes.index.get_level_values("model") == model]
-    means = of_model.groupby("rule")[[column, "kept"]].mean().reset_index()
+    means = of_model.groupby("rule")[["value", "change", "kept"]].mean().reset_index()
+    means["dense"] = means["value"] - means["change"]
     return means.assign(family=means["rule"].map(rule_family)).sort_values(["family", "kept"], ignore_index=True)
 
 

@@ -19,8 +19,10 @@ def plot_loss_changes(curves: pd.DataFrame, title: str) -> go.Figure:
 
 
 def plot_answers(curves: pd.DataFrame, title: str) -> go.Figure:
-    """Share of right answers by mean number of kept keys; `curves` has rule, family, value and kept."""
+    """Share of right answers by kept keys; `curves` has rule, family, value, kept, and dense, which is dotted."""
     figure = _plot_curves(curves, "value", title, "right answers", "%{y:.0%} right")
+    line = {"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}
+    figure.add_hline(y=curves["dense"].max(), line=line, annotation_text="dense attention")
     return figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.03])
 
 

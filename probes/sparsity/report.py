@@ -107,13 +107,13 @@ def _rule_charts(context: RenderContext) -> Iterator[Chart]:
 def _whole_model_charts(context: RenderContext) -> Iterator[Chart]:
     losses, answers = context.run.derived(loss_changes), answer_changes(context.run, "success")
     charts = (
-        (losses, "change", plots.plot_loss_changes, "Change of the loss", f"{_WHOLE} A lower line is better."),
-        (answers, "value", plots.plot_answers, "Answers about needles", f"{_WHOLE} A higher line is better."),
+        (losses, plots.plot_loss_changes, "Change of the loss", f"{_WHOLE} A lower line is better."),
+        (answers, plots.plot_answers, "Answers about needles", f"{_WHOLE} A higher line is better."),
     )
-    for changes, column, plot, name, caption in charts:
+    for changes, plot, name, caption in charts:
         labels = [*dict.fromkeys(changes.index.get_level_values("model"))]
         yield from model_panels(
-            (label, Chart(plot(change_curves(changes, label, column), f"{name}: {label}"), caption, half_width=True))
+            (label, Chart(plot(change_curves(changes, label), f"{name}: {label}"), caption, half_width=True))
             for label in labels
         )
 

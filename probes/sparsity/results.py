@@ -121,11 +121,10 @@ def _best_rule(run: Run, model: str) -> Iterator[Result]:
 def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
     """The change of the loss and of the answers about needles under each rule, the smallest of usable rules first."""
     changes, rules = _of_model(run.derived(loss_changes), model), rules_of(run)
-    length = int(run.table("sparse_rows")["context_length"].max()) if len(changes) else 0
     losses = {}
     for rule in [rule for rule in rules if rule in changes.index]:
         rows: Any = changes.loc[rule]
-        details = {"kept": rows["kept"].mean(), "length": length, **_means(rows)}
+        details = {"kept": rows["kept"].mean(), "length": int(rows["context_length"].iloc[0]), **_means(rows)}
         losses[rule] = mean_result("sparsity.loss", rows["change"], model=model, where={"rule": rule}, details=details)
     usable = [rule for rule in shown_rules(run) if rule in losses and rule in usable_rules(run)]
     if usable:
