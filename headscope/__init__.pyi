@@ -198,6 +198,7 @@ def sparsity(
     rules: Sequence[str] = ...,
     rows: int = 64,
     needles: int = 0,
+    loss: bool = False,
     patterns: str | None = None,
 ) -> Run:
     """Measure how few keys each head needs, and what it loses if it attends to the keys of a rule only."""

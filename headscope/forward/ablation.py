@@ -5,12 +5,13 @@
 
 zero: the head output z is 0. mean: z is its mean over the positions of a reference text. resample: z at every position
 is that of a random position of the reference text; the ablation probe, which has a set of prompts, resamples z from
-other prompts of the set. streaming:S+R: the head attends to the first S and the last R tokens only.
+other prompts of the set. streaming:S+R: the head attends to the first S and the last R tokens only. A rule that chooses
+keys, such as top:64: the head attends to the keys of the rule only.
 """
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -26,7 +27,9 @@ from headscope.errors import BadInput, did_you_mean
 from headscope.forward.capture import answer_tokens, capturing
 from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
 from headscope.forward.logits import finite_hidden_states
+from headscope.forward.sparse_attention import SparseAttention
 from headscope.heads import Head, HeadSet, format_head, parse_head
+from headscope.measures.sparse_rules import parse_rule
 from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
@@ -57,9 +60,11 @@ def ablated(
 ) -> Iterator[None]:
     """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
 
-    `heads` is a HeadSet, names such as "L18H6,L5H3" or a list of them, or a mapping from layers to heads. `positions`
-    are the tokens whose head outputs change: "all", a token (3, -1, "last") or a range (range(3, 7), "-4:"), counted
-    in the sequence up to the end of each pass, without padding, or of the prompt where a probe's pass also reads the
+    `kind` is zero, mean, resample, streaming:S+R (attend to the first S and last R tokens only), or a rule such as
+    top:64 (attend to the keys that it chooses, without gradients). `heads` is a HeadSet, names such as "L18H6,L5H3" or
+    a list of them, or a mapping from layers to heads. `positions` are the tokens whose head outputs change: "all", a
+    token (3, -1, "last") or a range (range(3, 7), "-4:"), counted in the sequence up to the end of each pass, without
+    padding, or of the prompt where a probe's pass also reads the
     answer; leaving raises BadInput if no pass had such a token. The reference text
     of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
     model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
@@ -70,14 +75,14 @@ def ablated(
     """
     refuse_other_head_set(model, heads, weights)
     rows = PositionFilter.parse(positions)
-    if is_streaming(str(kind)):
-        with _streaming(model, heads, str(kind), rows):
+    if ":" in str(kind):
+        with _attending_to_fewer_keys(model, heads, str(kind), rows):
             yield
         return
     if kind not in get_args(AblationKind):
         raise BadInput(
             f"unknown ablation {user_input.quote(kind)}{did_you_mean(str(kind), get_args(AblationKind))}. Use one of: "
-            f"{', '.join(get_args(AblationKind))}, streaming:S+R"
+            f"{', '.join(get_args(AblationKind))}, streaming:S+R, a rule such as top:64"
         )
     by_layer = heads_by_layer(model, heads)
     reference = {}
@@ -93,19 +98,40 @@ def ablated(
 
 
 @contextmanager
-def _streaming(model: Model, heads: Heads, kind: str, rows: "PositionFilter") -> Iterator[None]:
-    """Let heads attend to the first and the last tokens only. Raises BadInput if `kind` is not streaming:S+R."""
+def _attending_to_fewer_keys(model: Model, heads: Heads, kind: str, rows: "PositionFilter") -> Iterator[None]:
+    """Let heads attend to the first and last tokens only (streaming:S+R), or to the keys that a rule chooses.
+
+    Raises BadInput if `kind` is neither.
+    """
     try:
-        intervention = StreamingAttention(StreamingWindow.parse(kind))
+        layer_edit = _streaming_edit if is_streaming(kind) and kind.count(":") == 1 else _sparse_edit
+        edit = layer_edit(model, kind)
     except ValueError as error:
         raise BadInput(str(error)) from error
     by_layer = heads_by_layer(model, heads)
     with capturing(model, _describe(model, by_layer, kind, rows)) as layers:
         for layer, members in by_layer.items():
-            units = [head_unit(model.geometry, layer, head) for head in members]
-            layers.edit_output(layer, rows.limit(layer_output_edit(intervention, units, model.geometry)))
+            layers.edit_output(layer, rows.limit(edit(layer, members)))
         yield
     rows.refuse_unused()
+
+
+LayerEdit = Callable[[int, Sequence[int]], backend.OutputEdit]
+"""(index of the layer, its heads) -> the edit of these heads' outputs."""
+
+
+def _streaming_edit(model: Model, kind: str) -> LayerEdit:
+    intervention = StreamingAttention(StreamingWindow.parse(kind))
+
+    def edit(layer: int, heads: Sequence[int]) -> backend.OutputEdit:
+        units = [head_unit(model.geometry, layer, head) for head in heads]
+        return layer_output_edit(intervention, units, model.geometry)
+
+    return edit
+
+
+def _sparse_edit(model: Model, kind: str) -> LayerEdit:
+    return SparseAttention(parse_rule(kind)).output_edit
 
 
 def _describe(model: Model, by_layer: Mapping[int, Sequence[int]], kind: str, rows: "PositionFilter") -> str:

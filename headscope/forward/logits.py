@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -14,6 +15,7 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.backbone import backbone, check_input_ids, refuse_non_finite
 from headscope.measures.binned_means import LossByPosition
 from headscope.models.checkpoint import LoadedModel
+from headscope.prompts.haystack import Ids
 
 POSITIONS_PER_CHUNK, LOW_MEMORY_POSITIONS_PER_CHUNK = 512, 128
 """Positions whose logits are in memory at once; the second, for documents that are read in chunks to save memory."""
@@ -118,6 +120,15 @@ def compute_loss_by_position(
     for logits, tokens, first in next_token_logits(model, ids, hidden, positions_per_chunk):
         loss.update(logits, tokens, first)
     return loss
+
+
+def score_answer(model: LoadedModel, prompt: Ids, answer: Ids) -> tuple[float, bool]:
+    """Mean loss of the answer's tokens [n] after a prompt [L], and whether greedy decoding gives them all."""
+    ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64)).to(model.device)[None]
+    positions = slice(len(prompt) - 1, ids.shape[1] - 1)
+    logits, targets = logits_and_targets(model, ids, finite_hidden_states(model, ids)[:, positions], positions)
+    refuse_non_finite(model, ids, logits)
+    return float(token_losses(logits.float(), targets).mean()), bool((logits.argmax(-1) == targets).all())
 
 
 @contextmanager

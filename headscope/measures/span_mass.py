@@ -94,11 +94,17 @@ def row_weights(record: AttentionRecord, indices: IntArray) -> tuple[int, Tensor
     The keys are those from the first that any of these rows sees, whose number in the document comes first, to the own
     key of the last row; memory is O(n x H x keys).
     """
+    first, logits = row_logits(record, indices)
+    return first, logits.sub_(record.lse[:, to_device(record.q.device, indices), None]).exp_()
+
+
+def row_logits(record: AttentionRecord, indices: IntArray) -> tuple[int, Tensor]:
+    """The logits of `row_weights`, -inf for keys that a row does not see."""
     own = indices + record.k.shape[1] - record.q.shape[1]
     low = max(0, int((own + 1 - count_visible_keys(record, indices + query_range(record).start)).min()))
     index = to_device(record.q.device, indices)
     logits = record.masked_logits(index, torch.arange(low, int(own[-1]) + 1, device=index.device))
-    return low + record.first_key, logits.sub_(record.lse[:, index, None]).exp_()
+    return low + record.first_key, logits
 
 
 def row_masses(record: AttentionRecord, rows: IntArray, key_columns: Tensor) -> Iterator[tuple[IntArray, Tensor]]:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.measures.row_sampling import (
     IntArray,
-    count_visible_keys,
     items_per_tile,
     query_range,
     rows_in_chunk,
@@ -86,9 +85,8 @@ class SparseRows:
         """Add a tile: the rows at the indices `counted`; those at `compared` follow their predecessor."""
         record, device = tile.record, tile.weights.device
         values, masked = record.v[:, tile.columns].float(), torch.empty_like(tile.weights)
-        index, visible = to_device(device, counted), to_device(device, count_visible_keys(record, tile.rows))
+        index, is_visible = to_device(device, counted), tile.is_visible
         pair_index = to_device(device, np.concatenate([compared - 1, compared]))
-        is_visible = (tile.distance >= 0) & (tile.distance < visible[:, None])
         dense = _Sums.of(tile.weights, values)
         queries = to_device(device, tile.rows - query_range(record).start)
         sink = torch.zeros_like(dense.mass) if record.sink_weight is None else record.sink_weight[:, queries]

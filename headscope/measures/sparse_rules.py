@@ -49,6 +49,12 @@ class RowTile:
         return self.cached("distance", lambda: self._own[:, None] - self._keys)
 
     @property
+    def is_visible(self) -> Tensor:
+        """Whether each row sees each key, bool [n, keys]."""
+        counts = to_device(self.weights.device, count_visible_keys(self.record, self.rows))[:, None]
+        return (self.distance >= 0) & (self.distance < counts)
+
+    @property
     def _own(self) -> Tensor:
         return to_device(self.weights.device, self.rows)
 
@@ -129,6 +135,8 @@ class Rule(ABC):
     meaning: ClassVar[str]
     needs_whole_text: ClassVar[bool] = False
     """Whether its choice for a row may depend on later queries or on keys that the row does not see."""
+    needs_later_queries: ClassVar[bool] = False
+    """Whether its choice for a row may depend on later queries, so that it cannot choose keys in decoding."""
     needs_dense_weights: ClassVar[bool] = True
     """Whether it needs the weights of all keys: it bounds other rules, but saves nothing."""
 
@@ -272,6 +280,7 @@ class VerticalSlash(Rule):
     name: ClassVar[str] = "vertical-slash"
     meaning: ClassVar[str] = "V columns and S diagonals of largest weight in the last 64 queries (as MInference)"
     needs_whole_text: ClassVar[bool] = True
+    needs_later_queries: ClassVar[bool] = True
     needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:

@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.forward.backbone import refuse_non_finite
+from headscope.forward import logits
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.logits import (
-    LOW_MEMORY_POSITIONS_PER_CHUNK,
-    POSITIONS_PER_CHUNK,
-    compute_loss_by_position,
-    finite_hidden_states,
-    logits_and_targets,
-    refuse_non_finite_losses,
-    token_losses,
-)
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.far_mass import StreamingScores
 from headscope.models.checkpoint import evaluating
@@ -50,14 +41,8 @@ def scores_and_losses(
 
 def score_answer(model: Model, pair: TokenPair, groups: GroupsByLayer, window: StreamingWindow) -> tuple[float, bool]:
     """Mean loss of the right answer's tokens after the clean prompt, and whether greedy decoding gives them all."""
-    ids = torch.from_numpy(np.concatenate([pair.clean, pair.answer]).astype(np.int64)).to(model.device)[None]
     with streaming(model, groups, window):
-        hidden = finite_hidden_states(model, ids)
-        positions = slice(len(pair.clean) - 1, ids.shape[1] - 1)
-        logits, targets = logits_and_targets(model, ids, hidden[:, positions], positions)
-        refuse_non_finite(model, ids, logits)
-        loss = token_losses(logits.float(), targets).mean()
-    return float(loss), bool((logits.argmax(-1) == targets).all())
+        return logits.score_answer(model, pair.clean, pair.answer)
 
 
 @contextmanager
@@ -100,7 +85,7 @@ class _StreamingPass:
         _stream(self.model, layers, self.groups, self.window)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Any]:
-        return {"nll": _loss_columns(finished_pass)}
+        return {"nll": finished_pass.loss_by_position()}
 
 
 class _ScoringPass:
@@ -116,13 +101,4 @@ class _ScoringPass:
         layers.listen(self.scores.update, needs_row_sums=self.needs_row_sums)
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Any]:
-        return {"scores": dict(self.scores.compute()), "nll": _loss_columns(finished_pass)}
-
-
-def _loss_columns(finished_pass: FinishedPass) -> dict[str, np.ndarray]:
-    """Columns position, nll and tokens of a finished pass."""
-    at_once = POSITIONS_PER_CHUNK if finished_pass.tokens_per_chunk is None else LOW_MEMORY_POSITIONS_PER_CHUNK
-    model, ids, hidden = finished_pass.model, finished_pass.ids, finished_pass.hidden
-    columns = dict(compute_loss_by_position(model, ids, hidden, at_once).compute())
-    refuse_non_finite_losses(model, columns["nll"])
-    return columns
+        return {"scores": dict(self.scores.compute()), "nll": finished_pass.loss_by_position()}

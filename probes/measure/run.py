@@ -9,7 +9,6 @@ from torch import Tensor
 
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.errors import BadInput
-from headscope.forward import logits
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, MaxLogit, RotaryPairs
@@ -118,17 +117,11 @@ class MeasureObserver:
         columns = {accumulator.name: dict(accumulator.compute()) for accumulator in self.accumulators}
         if "learned_sink" in columns and not len(columns["learned_sink"]["share"]):
             del columns["learned_sink"]  # most families learn no sink
-        model, ids = finished_pass.model, finished_pass.ids
         if "nll" in self.requested:
-            at_once = (
-                logits.POSITIONS_PER_CHUNK
-                if finished_pass.tokens_per_chunk is None
-                else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
-            )
-            columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished_pass.hidden, at_once).compute())
-            logits.refuse_non_finite_losses(model, columns["nll"]["nll"])
+            columns["nll"] = finished_pass.loss_by_position()
         if "pairs" in columns:
-            schedule = schedule_at_length(model, finished_pass.schedule, ids.shape[1])
+            model = finished_pass.model
+            schedule = schedule_at_length(model, finished_pass.schedule, finished_pass.ids.shape[1])
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
         of_document = {**self.keys, **self.document}
         return {

@@ -8,11 +8,11 @@ import pandas as pd
 
 from headscope.heads import format_head
 from headscope.rendering.blocks import Overview
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
+from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.sparsity.schema import ANSWER, PUBLISHED, TEXT
+from probes.sparsity.schema import ANSWER, DENSE, PUBLISHED, TEXT
 
 OVERVIEW_HEADS = 5
 _LONGEST = "at the longest context length, over rows of text"
@@ -148,8 +148,8 @@ def costs_by_head(run: RunTables, model: str) -> pd.Series:
 
 def best_families(run: RunTables, model: str) -> pd.Series:
     """The family of rules of largest recall at equal cost, by head, among those that need no dense weights."""
-    recall, rows = recall_at_equal_cost(run, model), run.table("sparse_rows")
-    usable = {rule_family(str(rule)) for rule in rows["rule"][~rows["needs_dense"]].unique()} - {PUBLISHED}
+    recall = recall_at_equal_cost(run, model)
+    usable = {*map(rule_family, usable_rules(run))} - {PUBLISHED}
     families = [family for family in recall if family in usable]
     measured = recall[families].dropna(how="all")
     return measured.idxmax(axis=1) if len(families) else pd.Series(dtype=str)
@@ -162,6 +162,52 @@ def recall_by_layer(run: RunTables, model: str) -> pd.DataFrame:
     names = [] if pair is None else [pair[0], f"group-{pair[0]}", pair[1]]
     rows = rows[(rows["model"] == model) & rows["rule"].isin(names)]
     return rows.groupby(["layer", "rule"])["recall"].mean().unstack("rule").reindex(columns=names).dropna(axis=1)
+
+
+def loss_changes(run: RunTables) -> pd.DataFrame:
+    """By model, rule and doc (index): the loss (`value`), its `change` against dense attention, `kept` keys.
+
+    In nats/token, at the longest `context_length` of each model; empty if no rule was applied in whole models.
+    """
+    rows = rows_at_longest_length(_whole_model_rows(run, "sparse_loss"))
+    table = pd.DataFrame({"value": mean_losses(rows, ["model", "rule", "doc"])})
+    table[["context_length", "kept"]] = rows.groupby(["model", "rule", "doc"])[["context_length", "kept"]].first()
+    return _against_dense(table, "doc")
+
+
+def answer_changes(run: RunTables, column: str) -> pd.DataFrame:
+    """By model, rule and pair (index): `value` of a column, its `change` against dense attention, and `kept` keys."""
+    rows = _whole_model_rows(run, "sparse_answers").astype({column: "float64"})
+    table = rows.set_index(["model", "rule", "pair"])[[column, "kept"]].rename(columns={column: "value"})
+    return _against_dense(table, "pair")
+
+
+def _whole_model_rows(run: RunTables, table: str) -> pd.DataFrame:
+    if table in run.tables:
+        return plain_types(run.table(table))
+    return pd.DataFrame(columns=["model", "context_length", "doc", "pair", "rule", "nll", "tokens", "success", "kept"])
+
+
+def _against_dense(table: pd.DataFrame, sample: str) -> pd.DataFrame:
+    """The rows of rules, in order, with the `change` of their value from that of dense attention in the same sample."""
+    keys = table.index.to_frame(index=False)
+    is_dense = (keys["rule"] == DENSE).to_numpy()
+    dense = table.loc[is_dense, "value"].droplevel("rule").reindex(pd.MultiIndex.from_frame(keys[["model", sample]]))
+    return table.assign(change=table["value"].to_numpy() - dense.to_numpy())[~is_dense].dropna()
+
+
+def change_curves(changes: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Means by rule, with its family, over the samples of one model: value, change, kept, and value of `dense`."""
+    of_model = changes[changes.index.get_level_values("model") == model]
+    means = of_model.groupby("rule")[["value", "change", "kept"]].mean().reset_index()
+    means["dense"] = means["value"] - means["change"]
+    return means.assign(family=means["rule"].map(rule_family)).sort_values(["family", "kept"], ignore_index=True)
+
+
+def usable_rules(run: RunTables) -> set[str]:
+    """The measured rules that need no dense weights."""
+    rows = run.table("sparse_rows")
+    return {*map(str, rows["rule"][~rows["needs_dense"]].unique())}
 
 
 def overview(run: Run) -> Overview | None:

@@ -9,6 +9,25 @@ from headscope.plots import axes, style
 
 def plot_recall_curves(curves: pd.DataFrame, title: str) -> go.Figure:
     """Recall by mean number of kept keys, a line per family of rules; `curves` has rule, family, recall and kept."""
+    return _plot_curves(curves, "recall", title, "recall", "recall %{y:.3f}")
+
+
+def plot_loss_changes(curves: pd.DataFrame, title: str) -> go.Figure:
+    """Change of the loss by mean number of kept keys, a line per family; `curves` has rule, family, change and kept."""
+    label = "change of the loss (nats/token)"
+    return _plot_curves(curves, "change", title, label, "%{y:+.4f} nats/token")
+
+
+def plot_answers(curves: pd.DataFrame, title: str) -> go.Figure:
+    """Share of right answers by kept keys; `curves` has rule, family, value, kept, and dense, which is dotted."""
+    figure = _plot_curves(curves, "value", title, "right answers", "%{y:.0%} right")
+    line = {"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}
+    figure.add_hline(y=curves["dense"].max(), line=line, annotation_text="dense attention")
+    return figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.03])
+
+
+def _plot_curves(curves: pd.DataFrame, column: str, title: str, label: str, hover: str) -> go.Figure:
+    """A column by mean number of kept keys, a line per family of rules."""
     curves = curves[curves["kept"] > 0]
     if curves.empty:
         return style.empty_figure(title, "no data to plot")
@@ -18,7 +37,7 @@ def plot_recall_curves(curves: pd.DataFrame, title: str) -> go.Figure:
         line = curves[curves["family"] == family]
         figure.add_scatter(
             x=line["kept"],
-            y=line["recall"],
+            y=line[column],
             mode="lines+markers",
             name=style.escape_label(family),
             customdata=line["rule"],
@@ -27,10 +46,10 @@ def plot_recall_curves(curves: pd.DataFrame, title: str) -> go.Figure:
                 "dash": style.LINE_DASHES[number // len(style.CATEGORY_PALETTE) % len(style.LINE_DASHES)],
             },
             marker={"symbol": style.MARKER_SYMBOLS[number % len(style.MARKER_SYMBOLS)]},
-            hovertemplate="%{customdata}: %{x:.0f} keys, recall %{y:.3f}<extra></extra>",
+            hovertemplate=f"%{{customdata}}: %{{x:.0f}} keys, {hover}<extra></extra>",
         )
     figure.update_xaxes(title_text="kept keys per row", **axes.log_axis(curves["kept"]))
-    figure.update_yaxes(title_text="recall")
+    figure.update_yaxes(title_text=label)
     return style.fit_legend(figure)
 
 

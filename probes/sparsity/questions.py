@@ -35,6 +35,37 @@ QUESTIONS = (
         level="headline",
     ),
     Question(
+        name="sparsity.smallest_rise",
+        sentence="If every head of {model} attends by a rule that needs no dense weights, at its middle size, {rule} "
+        "({kept:.0f} keys per row) raises the loss least[ of {rules:n rules}]: by {value}[; {bound}, which needs "
+        "them, by {bound_change:+.4f}]",
+        headline="If all heads attend by {rule} ({kept:.0f} keys per row), the loss changes by {value}",
+        number="+.4f",
+        value_unit="nats/token",
+        samples="documents",
+        level="headline",
+        better="lower",
+    ),
+    Question(
+        name="sparsity.loss",
+        sentence="If every head of {model} attends by {rule} ({kept:.0f} keys per row), the loss at {length:,} tokens "
+        "is {sparse:.4f} instead of {dense:.4f} nats/token, a change of {value}",
+        number="+.4f",
+        value_unit="nats/token",
+        samples="documents",
+        better="lower",
+    ),
+    Question(
+        name="sparsity.answers",
+        sentence="If every head of {model} attends by {rule} ({kept:.0f} keys per row), {sparse:percent} of the "
+        "answers about needles are right instead of {dense:percent}, a change of {value}; their loss changes by "
+        "{loss:+.4f} nats/token",
+        number="points",
+        value_unit="percentage points",
+        samples="needles",
+        better="higher",
+    ),
+    Question(
         name="sparsity.worst_head",
         sentence="Under {rule} ({kept:.0f} keys per row), {unit} of {model} keeps least of its mass: {value}; the "
         "mean head keeps {mean:percent1}",

@@ -12,7 +12,15 @@ from headscope.results.words import answer
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.sparsity import PROBE, plots
-from probes.sparsity.analysis import longest_rows, recall_by_layer, recall_curves, shown_rule
+from probes.sparsity.analysis import (
+    answer_changes,
+    change_curves,
+    longest_rows,
+    loss_changes,
+    recall_by_layer,
+    recall_curves,
+    shown_rule,
+)
 from probes.sparsity.results import keys_result
 
 GLOSSARY = (
@@ -35,11 +43,17 @@ _CURVES = (
     "dense weights: they bound what other rules can reach. At equal cost, a higher line is better."
 )
 
+_WHOLE = (
+    "Every head attends by one rule, exactly masked, so that errors add up over the layers. Kept keys are the mean "
+    "over heads and all rows."
+)
+
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """Keys that heads need, rules at equal cost, shared sets and answer rows."""
+    """Keys that heads need, rules at equal cost, rules in whole models, shared sets and answer rows."""
     yield ChartGroup(PROBE.title, "Keys that heads need", _key_charts(context))
     yield ChartGroup(PROBE.title, "Rules at equal cost", _rule_charts(context))
+    yield ChartGroup(PROBE.title, "Rules in the whole model", _whole_model_charts(context))
     yield ChartGroup(PROBE.title, "One set for several heads", _shared_charts(context))
     yield ChartGroup(PROBE.title, "Rows that produce an answer", _answer_charts(context))
 
@@ -88,6 +102,20 @@ def _rule_charts(context: RenderContext) -> Iterator[Chart]:
     described = f"{statistic('sparse_recall').title}: {statistic('sparse_recall').meaning}."
     rule = shown_rule(context.run) if titles else ""
     yield from matrix_panels(context, "sparse_recall", f"One cell per head, under {rule}. {described}")
+
+
+def _whole_model_charts(context: RenderContext) -> Iterator[Chart]:
+    losses, answers = context.run.derived(loss_changes), answer_changes(context.run, "success")
+    charts = (
+        (losses, plots.plot_loss_changes, "Change of the loss", f"{_WHOLE} A lower line is better."),
+        (answers, plots.plot_answers, "Answers about needles", f"{_WHOLE} A higher line is better."),
+    )
+    for changes, plot, name, caption in charts:
+        labels = [*dict.fromkeys(changes.index.get_level_values("model"))]
+        yield from model_panels(
+            (label, Chart(plot(change_curves(changes, label), f"{name}: {label}"), caption, half_width=True))
+            for label in labels
+        )
 
 
 def _shared_charts(context: RenderContext) -> Iterator[Chart]:

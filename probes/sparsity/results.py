@@ -1,5 +1,6 @@
 """Results of the sparsity probe: keys that heads need, shared sets, the worst heads and the best rules."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,17 +8,22 @@ import pandas as pd
 
 from headscope.heads import format_head
 from headscope.results.result import Result
-from headscope.results.samples import mean_result
+from headscope.results.samples import allow_for_choice, mean_result
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 from probes.sparsity.analysis import (
+    answer_changes,
     best_families,
     costs_by_head,
     longest_rows,
+    loss_changes,
     recall_at_equal_cost,
+    rules_of,
     shared_pair,
+    shown_rule,
     shown_rules,
+    usable_rules,
 )
 from probes.sparsity.schema import ANSWER, PUBLISHED
 
@@ -26,7 +32,8 @@ FEW_KEYS = 64
 
 
 def results(run: Run) -> Iterator[Result]:
-    """For each model: keys needed, shared sets, best rule at equal cost, worst heads, answer rows, a pattern file."""
+    """For each model: keys needed, shared sets, best rule at equal cost, rules in the whole model, worst heads, answer
+    rows, a pattern file."""
     if not {"sparse_keys", "sparse_rows"} <= {*run.tables}:
         return
     keys, rows, answers = (
@@ -41,6 +48,7 @@ def results(run: Run) -> Iterator[Result]:
         yield keys_result(model, of_model)
         yield from _shared_results(run, model, of_rules)
         yield from _best_rule(run, model)
+        yield from _whole_model_results(run, model)
         for rule in shown_rules(run):
             yield from _worst_heads(model, rule, of_rules[of_rules["rule"] == rule])
         if len(of_answers := answers[answers["model"] == model]):
@@ -108,6 +116,44 @@ def _best_rule(run: Run, model: str) -> Iterator[Result]:
         yield Result(
             question="sparsity.best_rule", value=int(counts.iloc[0]), n=int(counts.sum()), model=model, details=details
         )
+
+
+def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
+    """The change of the loss and of the answers about needles under each rule, the smallest of usable rules first."""
+    changes, rules = _of_model(run.derived(loss_changes), model), rules_of(run)
+    losses = {}
+    for rule in [rule for rule in rules if rule in changes.index]:
+        rows: Any = changes.loc[rule]
+        details = {"kept": rows["kept"].mean(), "length": int(rows["context_length"].iloc[0]), **_means(rows)}
+        losses[rule] = mean_result("sparsity.loss", rows["change"], model=model, where={"rule": rule}, details=details)
+    usable = [rule for rule in shown_rules(run) if rule in losses and rule in usable_rules(run)]
+    if usable:
+        best, bound = min(usable, key=lambda rule: losses[rule].value), shown_rule(run)
+        details = {"rule": best, "kept": losses[best].details["kept"]}
+        if len(usable) > 1:
+            details["rules"] = len(usable)
+        if bound in losses and bound not in usable:
+            details |= {"bound": bound, "bound_change": losses[bound].value}
+        smallest = mean_result("sparsity.smallest_rise", changes.loc[best]["change"], model=model, details=details)
+        yield allow_for_choice(smallest, len(usable), (-math.inf, math.inf))
+    yield from losses.values()
+    found, nll = (_of_model(answer_changes(run, column), model) for column in ("success", "nll"))
+    for rule in [rule for rule in rules if rule in found.index]:
+        rows = found.loc[rule]
+        details = {"kept": rows["kept"].mean(), "loss": nll.loc[rule]["change"].mean(), **_means(rows)}
+        yield mean_result(
+            "sparsity.answers", rows["change"], (-1, 1), model=model, where={"rule": rule}, details=details
+        )
+
+
+def _of_model(changes: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The changes of one model by rule and sample."""
+    return changes[changes.index.get_level_values("model") == model].droplevel("model")
+
+
+def _means(changes: pd.DataFrame) -> dict[str, float]:
+    """Mean values under a rule and under dense attention."""
+    return {"sparse": changes["value"].mean(), "dense": (changes["value"] - changes["change"]).mean()}
 
 
 def _worst_heads(model: str, rule: str, rows: pd.DataFrame) -> Iterator[Result]:

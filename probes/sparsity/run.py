@@ -1,16 +1,21 @@
-"""Runner of the sparsity probe: rules on rows of ordinary texts, and on rows that produce an answer about a needle."""
+"""Runner of the sparsity probe: rules on rows of texts, on rows that answer about a needle, and in whole models."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
-from headscope.forward.observe import FinishedPass
+from headscope.forward.logits import score_answer
+from headscope.forward.observe import FinishedPass, observe
+from headscope.forward.sparse_attention import SparseAttention, all_heads, attending_by
 from headscope.measures.row_sampling import IntArray, select_last_octave
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Rule, parse_rule
@@ -22,11 +27,27 @@ from headscope.scores.minference import read_patterns
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
 from probes.sparsity.patterns import HeadPatterns
-from probes.sparsity.schema import ANSWER, LAYER_BELOW, PUBLISHED, QUERY_BEFORE, TEXT, SparsityOptions
+from probes.sparsity.schema import ANSWER, DENSE, LAYER_BELOW, PUBLISHED, QUERY_BEFORE, TEXT, SparsityOptions
+
+log = logging.getLogger("headscope")
+
+SPARSE_PASS_COST = 4.0
+"""Time of a pass in which every head attends by a rule, in plain passes."""
+
+
+@dataclass(frozen=True)
+class WholeModelWork:
+    """A pass in which every head attends by a rule: over a document, or a prompt about a needle with its answer."""
+
+    rule: str
+    length: int
+    number: int
+    is_answer: bool = False
 
 
 class SparsityRunner:
-    """Cells: each (model, context length, document), and each (model, needle). Passes are only observed, so shared."""
+    """Cells: each (model, context length, document), and each (model, needle), whose passes are only observed and so
+    shared; and each of these texts with each rule, if the rules are applied in the whole model."""
 
     def __init__(self, options: SparsityOptions, context: StudyContext):
         self.options, self.context = options, context
@@ -38,9 +59,10 @@ class SparsityRunner:
         if self.patterns is not None:
             context.record_input(f"the patterns in '{options.patterns}'", [repr(self.patterns)])
         self._pairs: dict[str, PairSet] = {}
+        self._warn_of_later_queries()
 
     def cells(self) -> list[Cell]:
-        kinds = self._text_cells, self._answer_cells
+        kinds = self._text_cells, self._answer_cells, self._whole_model_cells
         return [cell for label in self.context.labels for cells in kinds for cell in cells(label)]
 
     def _text_cells(self, label: str) -> list[Cell]:
@@ -63,6 +85,68 @@ class SparsityRunner:
             ids = self._answer_ids(label, number)[0]
             cells.append(Cell(f"{label}: {name}", label, pass_cost(len(ids)), name, TextPass.over(ids, number)))
         return cells
+
+    def _whole_model_cells(self, label: str) -> list[Cell]:
+        """A cell per rule and text, in which every head attends by the rule."""
+        if not self.options.loss:
+            return []
+        works = [
+            WholeModelWork(rule, length, number)
+            for length in self.options.lengths
+            for number in range(len(self._documents(label)))
+            for rule in self._rule_names()
+        ]
+        if self.options.needles:
+            works += [
+                WholeModelWork(rule, max(self.options.lengths), number, is_answer=True)
+                for number in range(len(self._pair_set(label)))
+                for rule in self._rule_names(for_answers=True)
+            ]
+        cells = []
+        for work in works:
+            text = f"needle {work.number}" if work.is_answer else f"{work.length} tokens, document {work.number}"
+            cost = pass_cost(work.length) * (1 if work.rule == DENSE else SPARSE_PASS_COST)
+            cells.append(Cell(f"{label}: whole model by {work.rule}, {text}", label, cost, work))
+        return cells
+
+    def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        """Rows of a cell of a whole model."""
+        assert cell.model is not None
+        work: WholeModelWork = cell.work
+        rule = self._rule(work.rule, cell.model, model)
+        keys: dict[str, Any] = {"model": cell.model, "context_length": work.length, "rule": work.rule}
+        if work.is_answer:
+            pairs = self._pair_set(cell.model)
+            pair = pairs.build(work.number)
+            with attending_by(model, rule) as sparse:
+                nll, success = score_answer(model, pair.clean, pair.answer)
+            answer = {"pair": [pairs.pair_names[work.number]], "nll": nll, "success": success, "kept": sparse.mean_kept}
+            return {"sparse_answers": {**keys, **answer}}
+        document = self._documents(cell.model)[work.number]
+        ids = torch.tensor(document.ids[: work.length])
+        (tables,) = observe(model, ids, [lambda _: LossObserver(model, rule, {**keys, "doc": document.name})])
+        return tables
+
+    def _rule_names(self, for_answers: bool = False) -> list[str]:
+        """The rules of whole models. An answer is no part of the text that chooses its keys, so some are left out."""
+        rules = [rule for rule in self.rules if not (for_answers and rule.needs_later_queries)]
+        published = [] if self.patterns is None or for_answers else [PUBLISHED]
+        return [DENSE, *map(str, rules), *published]
+
+    def _rule(self, name: str, label: str, model: Model) -> Rule | None:
+        """The rule of a name; None is that of dense attention."""
+        if name == PUBLISHED and self.patterns is not None:
+            return HeadPatterns.for_model(self.patterns, model.geometry, label)
+        return None if name == DENSE else {str(rule): rule for rule in self.rules}[name]
+
+    def _warn_of_later_queries(self) -> None:
+        if self.options.loss and self.options.needles:
+            missing = {*self._rule_names()} - {*self._rule_names(for_answers=True)}
+            if missing:
+                log.warning(
+                    "answers are not measured under %s: later queries, which are the answer's own, choose the keys",
+                    ", ".join(sorted(missing)),
+                )
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
         assert cell.model is not None
@@ -139,6 +223,20 @@ class SparsityObserver:
             "sparse_overlap": pd.concat(blocks).dropna().assign(**self.keys),
             "sparse_keys": {**self.keys, **by_head},
         }
+
+
+class LossObserver:
+    """Measures the loss of a pass in which every head attends by a rule; `keys` are columns of its table."""
+
+    def __init__(self, model: Model, rule: Rule | None, keys: Mapping[str, Any]):
+        self.heads, self.sparse, self.keys = all_heads(model.geometry), SparseAttention(rule), keys
+        self.needs_whole_text = rule is not None and rule.needs_whole_text
+
+    def listen(self, layers: CapturedLayers) -> None:
+        self.sparse.listen(layers, self.heads)
+
+    def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
+        return {"sparse_loss": {**self.keys, **finished_pass.loss_by_position(), "kept": self.sparse.mean_kept}}
 
 
 def _rule_names(rules: Sequence[Rule]) -> np.ndarray:

@@ -13,6 +13,8 @@ TEXT, ANSWER = "text", "answer"
 QUERY_BEFORE, LAYER_BELOW = "query", "layer"
 PUBLISHED = "minference"
 """Name of the rule that a published pattern file gives each head."""
+DENSE = "dense"
+"""In place of a rule where every head attends to all keys."""
 SHARED_SIZES = (64, 256, 1024)
 DEFAULT_RULES = [
     *(f"{name}:{size}" for name in ("top", "group-top", "layer-top") for size in SHARED_SIZES),
@@ -38,6 +40,11 @@ class SparsityOptions(Options):
     )
     needles: int = Field(
         0, ge=0, le=1_000_000, description="also measure the rows that produce the answer to this number of needles"
+    )
+    loss: bool = Field(
+        False,
+        description="also measure the loss, and the answers about needles, while every head attends by a rule: a pass "
+        "per rule and text",
     )
     patterns: str | None = Field(
         None, min_length=1, description="also measure a pattern file of MInference: the columns and diagonals per head"
@@ -122,4 +129,33 @@ SPARSE_KEYS = Table(
         ),
     ),
 )
-TABLES = (SPARSE_ROWS, SPARSE_OVERLAP, SPARSE_KEYS)
+RULE_OR_DENSE = key("rule", "label", "", f"{RULE.meaning}; {DENSE}: every head attends to all keys", None)
+KEPT = Column("kept", "value", "keys", "mean number of chosen keys that a row sees, over heads and all rows", 0)
+SPARSE_LOSS = Table(
+    "sparse_loss",
+    "next-token loss by position while every head attends by a rule",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        RULE_OR_DENSE,
+        key("position", "index32", "tokens", "bin of predicted tokens by position, named by its last position", 1),
+        Column("nll", "value", "nats/token", "mean loss of the bin's tokens", 0),
+        Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+        KEPT,
+    ),
+)
+SPARSE_ANSWERS = Table(
+    "sparse_answers",
+    "answers about needles while every head attends by a rule",
+    (
+        MODEL,
+        LENGTH,
+        key("pair", "label", "", "name of the prompt within its set", None),
+        RULE_OR_DENSE,
+        Column("nll", "value", "nats/token", "mean loss of the right answer's tokens", 0),
+        Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
+        KEPT,
+    ),
+)
+TABLES = (SPARSE_ROWS, SPARSE_OVERLAP, SPARSE_KEYS, SPARSE_LOSS, SPARSE_ANSWERS)

@@ -7,7 +7,7 @@ scaling * q_i . k_j, bounded by softcap * tanh(logit / softcap) where there is a
 [H] is one more logit of every row of a head, whose weight is no key's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +239,11 @@ class Layer:
     sink: Tensor | None = None
 
 
+Choice = Callable[[Layer], Tensor]
+"""A layer -> bool [H, L, L]: the keys that every row attends to."""
 _layers: list[Layer] = []
+_choices: list[Choice] = []
+"""At most one, while `eager_qk` runs."""
 
 
 def _eager_attention(
@@ -252,9 +256,13 @@ def _eager_attention(
     repeats = query.shape[1] // key.shape[1]
     scores = scaling * query @ key.repeat_interleave(repeats, 1).mT
     scores = (scores if softcap is None else softcap * torch.tanh(scores / softcap)) + attention_mask
+    for choose in _choices:
+        scores = scores.masked_fill(~choose(_layers[-1]), -torch.inf)
     if sink is not None:
         scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
     alpha = scores.float().softmax(-1).to(query.dtype)[..., : key.shape[2]]
+    if _choices:
+        alpha = alpha.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
     return (alpha @ value.repeat_interleave(repeats, 1)).transpose(1, 2).contiguous(), alpha
 
 
@@ -263,16 +271,21 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @torch.no_grad()
-def eager_qk(model: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, list[Layer]]:
-    """Return the logits [1, L, V] and every layer's `Layer`, in order, for one unpadded sequence input_ids [1, L]."""
+def eager_qk(model: PreTrainedModel, input_ids: Tensor, choose: Choice | None = None) -> tuple[Tensor, list[Layer]]:
+    """Return the logits [1, L, V] and every layer's `Layer`, in order, for one unpadded sequence input_ids [1, L].
+
+    With `choose`, every row attends to the chosen keys only; a row without a key has the output 0.
+    """
     before = model.config._attn_implementation
     _layers.clear()
+    _choices[:] = [] if choose is None else [choose]
     model.set_attn_implementation(NAME)
     try:
         return model(input_ids, use_cache=False).logits, list(_layers)
     finally:
         model.set_attn_implementation(before)
         _layers.clear()
+        _choices.clear()
 
 
 def layer_weights(layer: Layer) -> Tensor:

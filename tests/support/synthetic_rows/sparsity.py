@@ -24,7 +24,8 @@ SYNTHETIC_RULES = {
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """Heads of high growth need more keys and lose more under every rule; rows of answers need fewer."""
+    """Heads of high growth need more keys and lose more under every rule; rows of answers need fewer. The loss of the
+    whole model rises and fewer needles are found, the more a rule loses."""
     rules = pd.DataFrame({"rule": [*SYNTHETIC_RULES], "loss": [*SYNTHETIC_RULES.values()]})
     for doc in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, doc])
@@ -48,3 +49,17 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
                     ),
                 },
             )
+        dense = pd.DataFrame({"rule": ["dense"], "loss": [0.0]})
+        loss = pd.concat([dense, rules]).rename(columns={"loss": "lost"})
+        loss = loss.assign(model=model, context_length=max(sizes.lengths), kept=64.0)
+        found = (rng.random(len(loss)) > loss["lost"]).to_numpy()
+        answers = loss.assign(pair=f"needle {doc}", nll=1 + loss["lost"] * rng.uniform(1, 3, len(loss)), success=found)
+        bins = loss.merge(pd.DataFrame({"position": [16, 32], "tokens": [15, 16]}), how="cross")
+        nll = 3 + bins["lost"] * rng.uniform(0.9, 1.1, len(bins))
+        yield (
+            f"synthetic/{doc}/whole",
+            {
+                "sparse_loss": bins.assign(doc=f"synthetic/{doc}", nll=nll).drop(columns="lost"),
+                "sparse_answers": answers.drop(columns="lost"),
+            },
+        )
