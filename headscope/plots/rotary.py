@@ -125,7 +125,7 @@ def plot_logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -
     sums = rows["mean_signed"].astype("float64").groupby([rows["model"], rows["distance"]], observed=True).sum()
     lines = []
     for label, model_style in style.model_styles(rows).items():
-        logits = sums.loc[label]
+        logits: Any = sums.loc[label]
         lines.append(
             {
                 "type": "scatter",

@@ -241,7 +241,9 @@ def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str =
     numbers, index = number_groups(last_rows, [*HEAD_KEYS, "context_length", "doc"])
     weights = last_rows[weight].to_numpy()
     with np.errstate(invalid="ignore"):
-        means = {name: np.bincount(numbers, last_rows[name] * weights) / np.bincount(numbers, weights) for name in columns}
+        means = {
+            name: np.bincount(numbers, last_rows[name] * weights) / np.bincount(numbers, weights) for name in columns
+        }
     return pd.DataFrame(means, index)
 
 

@@ -33,6 +33,15 @@ RETRIEVAL_GROWTH, AGGREGATION_GROWTH = 0.25, 0.75
 """Growth exponents below and above which a head has the role constant or widening [ours]."""
 SINK_MASS = 0.5
 """Weight on the first token above which a head has the role sink [ours]."""
+LAST_OCTAVE_COLUMNS = ("log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
+"""Columns of `attention` that are averaged over the last octave of visible keys."""
+READ_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "attention": ("visible", "population", "sink_population", *LAST_OCTAVE_COLUMNS),
+        "pairs": ("theta", "mean_abs", "rms", "norm_product"),
+    }
+)
+"""What is read of the largest tables, besides their keys."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -192,7 +201,8 @@ def _head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def _by_blocks_of_layers(run: RunTables, name: str, function: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """`function` of blocks of whole layers: all rows of a large run at once would not fit into memory."""
-    tables = [function(plain_types(block)) for block in run.blocks_of_layers(name)]
+    columns = [*HEAD_KEYS, "context_length", "doc", *READ_COLUMNS[name]] if name in READ_COLUMNS else None
+    tables = [function(plain_types(block)) for block in run.blocks_of_layers(name, columns)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index()
 
 
@@ -219,16 +229,15 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 
 
 def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
     last_rows = last_octave_rows(frame)
-    means = last_octave_means(last_rows, names)
+    means = last_octave_means(last_rows, LAST_OCTAVE_COLUMNS)
     means["sink_mass"] = last_octave_means(last_rows, ["sink_mass"], "sink_population")
     columns: list[pd.DataFrame] = [
         mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
     columns.append(mean_with_interval(_growth_exponents(rows_at_longest_length(frame)), "growth"))
-    columns.append(rows_at_longest_length(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
+    columns.append(rows_at_longest_length(means.reset_index()).groupby(HEAD_KEYS)[[*LAST_OCTAVE_COLUMNS[1:]]].mean())
     return pd.concat(columns, axis=1)
 
 
