@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from support.synthetic_runs import synthetic_run
@@ -16,6 +18,7 @@ from support.synthetic_runs import synthetic_run
 from headscope.cli import bundle
 from headscope.cli.site_pages import Address, SitePages
 from headscope.errors import BadRun, CannotWrite
+from headscope.plots import rotary
 from headscope.rendering import assembly, similar_heads
 from headscope.rendering import static_site as pages
 from headscope.rendering.blocks import Chart
@@ -176,12 +179,60 @@ def test_index_lists_every_finding(run: Run, parsed: dict[str, Parsed]) -> None:
 def test_worker_processes_write_identical_pages(run: Run, site: Path, tmp_path: Path) -> None:
     some = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"MAX_PAGES_IN_ONE_PROCESS": 0, "PAGES_PER_BATCH": 1, "MAX_PROCESSES": 1}.items():
+        for name, value in {"MAX_VIEWS_IN_ONE_PROCESS": 0, "VIEWS_PER_BATCH": 1, "MAX_PROCESSES": 1}.items():
             patch.setattr(bundle, name, value)
         parts = [*bundle._write_in_batches([run.path], tmp_path, some)]
     assert parts == [[address] for address in some]
     for address in some:
         assert (tmp_path / address.file).read_bytes() == (site / address.file).read_bytes(), address
+
+
+def test_a_batch_has_the_fewer_pages_the_more_models_they_show(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [
+        Address(f"/head/{layer}.{head}", is_per_model=True) for layer in range(LAYERS) for head in range(HEADS)
+    ]
+    monkeypatch.setattr(SitePages, "page", lambda self, address: None)
+    monkeypatch.setattr(pages, "render_page", lambda *_: "")
+    monkeypatch.setattr(bundle, "VIEWS_PER_BATCH", 3 * len(run.models))
+    assert [len(part) for part in bundle._write_in_batches([run.path], tmp_path, addresses)] == [3, 1]
+    monkeypatch.setattr(bundle, "VIEWS_PER_BATCH", 1)
+    assert [len(part) for part in bundle._write_in_batches([run.path], tmp_path, addresses)] == [1, 1, 1, 1]
+
+
+def test_pages_of_many_models_are_written_by_several_processes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Started(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise Started
+
+    addresses = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
+    monkeypatch.setattr(bundle, "ProcessPoolExecutor", start)
+    monkeypatch.setattr(bundle, "MAX_VIEWS_IN_ONE_PROCESS", 2 * len(run.models) - 1)
+    with pytest.raises(Started):
+        next(iter(bundle._write_in_batches([run.path], tmp_path, addresses)))
+
+
+def test_default_models_share_their_charts_and_every_other_model_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [f"model {number}" for number in range(16)]  # two others between default ones
+    many = synthetic_run(tmp_path, models, probes=("measure",), layers=1, heads=2, pairs=2, lengths=(256,), docs=1)
+    drawn: list[int] = []
+    plot = rotary.plot_spectrum
+
+    def counted(rows: pd.DataFrame, layer: int, head: int) -> go.Figure:
+        drawn.append(rows["model"].nunique())
+        return plot(rows, layer, head)
+
+    monkeypatch.setattr(rotary, "plot_spectrum", counted)
+    page = SitePages(many).page(Address("/head/0.1", is_per_model=True))
+    assert [*page.content_by_model] == models
+    assert drawn == [6, *[7] * 10]
 
 
 def test_only_a_bundle_is_replaced_and_failures_leave_no_files(

@@ -33,6 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every table counts as large."""
     monkeypatch.setattr(run_tables, "MAX_WHOLE_ROWS", 300)
+    monkeypatch.setattr(run_tables, "ROWS_PER_BLOCK", 300)
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -92,6 +93,24 @@ def test_head_statistics_by_blocks_equal_those_of_the_whole_table(path, in_parts
     monkeypatch.setattr(run_tables, "MAX_WHOLE_ROWS", 10**6)
     pd.testing.assert_frame_equal(in_blocks, analysis.head_statistics(Run.open(path)), check_exact=True)
     assert native == beyond_native_context(Run.open(path))
+
+
+def test_head_statistics_read_only_the_columns_that_they_use(path, in_parts, monkeypatch) -> None:
+    columns_read, read = {}, Run._read
+
+    def recorded(run, name, values, columns):
+        columns_read[name] = {*columns}
+        return read(run, name, values, columns)
+
+    monkeypatch.setattr(Run, "_read", recorded)
+    for table in ("attention", "pairs"):
+        run = Run.open(path)
+        run.tables = [table]
+        analysis.head_statistics(run)
+    assert {"log_ess2", "visible", "kv_group", "doc"} < columns_read["attention"]
+    assert not columns_read["attention"] & {"ess2", "rows", "sink_rows"}
+    assert {"mean_abs", "theta"} < columns_read["pairs"]
+    assert not columns_read["pairs"] & {"mean_signed", "mean_abs_se"}
 
 
 def test_distinct_values_of_a_large_table(path, in_parts) -> None:

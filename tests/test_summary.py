@@ -12,8 +12,9 @@ from headscope.bench.synthetic_run import synthetic_manifest
 from headscope.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
-from headscope.runs.aggregation import HEAD_KEYS
+from headscope.runs.aggregation import HEAD_KEYS, number_groups, plain_types
 from headscope.runs.column_metadata import is_statistic, parse_column, statistic, statistics
+from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 
 
@@ -246,6 +247,26 @@ def test_a_column_of_methods_is_no_statistic(tmp_path):
 def test_an_unknown_statistic_is_refused_with_the_nearest():
     with pytest.raises(BadInput, match="did you mean 'growth'"):
         statistic("growht")
+
+
+@pytest.mark.parametrize("order", ["sorted", "mixed"])
+def test_groups_are_numbered_as_pandas_numbers_them(tmp_path, order):
+    run = synthetic_run(tmp_path, layers=2, docs=2, probes=("measure",))
+    rows = run.attention.sort_values([*HEAD_KEYS, "doc"]) if order == "sorted" else run.attention.sample(frac=1)
+    for frame in (rows, plain_types(rows), plain_types(rows[:0])):
+        groups = frame.groupby([*HEAD_KEYS, "doc"], observed=True)
+        numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
+        assert (numbers == groups.ngroup()).all()
+        assert index.equals(groups.size().index)
+
+
+def test_summaries_do_not_depend_on_the_order_of_rows(tmp_path):
+    run = synthetic_run(tmp_path, layers=2, docs=3, probes=("measure",))
+    expected = run.heads
+    mixed = Run.open(run.path)
+    for name in run.tables:
+        mixed._frames[name] = run.table(name).sample(frac=1, random_state=0, ignore_index=True)
+    pd.testing.assert_frame_equal(mixed.heads, expected)
 
 
 def test_models_measured_at_different_lengths_share_one_table(tmp_path):

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 MARKER_FILE = "headscope-bundle.json"
 """Marks a folder as a bundle, which a newer bundle may replace."""
-PAGES_PER_BATCH = 8
-"""Pages that a process writes at a time."""
-MAX_PAGES_IN_ONE_PROCESS = 64
-"""Up to this many pages, one process is faster than starting others."""
+VIEWS_PER_BATCH = 8
+"""Views, a page under one model, that a process writes at a time; at least a page."""
+MAX_VIEWS_IN_ONE_PROCESS = 64
+"""Up to this many views, one process is faster than starting others."""
 MAX_PROCESSES = 8
 
 
@@ -98,8 +98,10 @@ def _draft_folder(out: Path) -> Iterator[Path]:
 
 def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
     """Write the pages in batches, with one process per core; yields the addresses of the written pages."""
-    parts = [addresses[start : start + PAGES_PER_BATCH] for start in range(0, len(addresses), PAGES_PER_BATCH)]
-    if len(addresses) <= MAX_PAGES_IN_ONE_PROCESS:
+    models = len(_open_site(tuple(runs)).run.models)
+    size = max(1, VIEWS_PER_BATCH // models)
+    parts = [addresses[start : start + size] for start in range(0, len(addresses), size)]
+    if len(addresses) * models <= MAX_VIEWS_IN_ONE_PROCESS:
         yield from (_write_pages(tuple(runs), draft, part)[0] for part in parts)
         return
     # Spawned, not forked: arrow's threads are running.

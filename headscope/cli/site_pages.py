@@ -26,7 +26,7 @@ from headscope.rendering.text import statistics_table
 from headscope.results.words import count_nouns
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_ess_column
+from headscope.runs.summary import default_models, longest_ess_column
 
 SUPPORTED_PARAMETERS = {"run", "models", "sets", "model", "stat"}
 """URL parameters of links that the site can follow: it has all runs and models; it ignores sets."""
@@ -94,8 +94,11 @@ class SitePages:
             Link(statistic(sibling.statistic).label, sibling.file) for sibling in siblings if sibling.statistic
         ]
         models = self.run.models if address.is_per_model else [""]
+        # The default models share their charts, of which only the last ones stay in memory.
+        in_drawing_order = sorted(models, key=lambda model: model not in default_models(self.run))
         with self._app.app_context():
-            return SitePage(address.file, {model: self._content(address, model) for model in models}, statistics)
+            contents = {model: self._content(address, model) for model in in_drawing_order}
+        return SitePage(address.file, {model: contents[model] for model in models}, statistics)
 
     def _content(self, address: Address, model: str) -> PageContent:
         query = {name: value for name, value in (("model", model), ("stat", address.statistic)) if value}

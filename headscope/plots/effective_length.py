@@ -28,24 +28,31 @@ def plot_effective_length(attention: pd.DataFrame, heads: Sequence[tuple[int, in
     figure = style.panel_figure(title, [f"layer {layer}, head {head}" for layer, head in heads])
     curves = _length_curves(attention, heads)
     for index, (layer, head) in enumerate(heads):
+        place = style.panel_row_col(index, heads)
         head_curves = curves[(curves["layer"] == layer) & (curves["head"] == head)]
+        curve_by_model = dict([*head_curves.groupby("model", observed=True)])
+        lines = []
         for label, model_style in styles.items():
-            curve = head_curves[head_curves["model"] == label]
+            curve = curve_by_model.get(label, head_curves[:0])
             if len(heads) == 1 and (bounds := curve.dropna(subset=["low", "high"])).size:
-                style.add_band(figure, bounds.set_index("n"), model_style, **style.panel_row_col(index, heads))
-            figure.add_scatter(
-                x=curve["n"],
-                y=curve["ess2"],
-                mode="lines",
-                line={"color": model_style.colour, "dash": model_style.dash},
-                name=model_style.name,
-                legendgroup=label,
-                showlegend=index == 0,
-                hovertemplate=f"%{{x:,.0f}} visible keys: ESS₂ %{{y:.4g}} tokens<extra>{model_style.name}</extra>",
-                **style.panel_row_col(index, heads),
+                lines += style.band_traces(bounds.set_index("n"), model_style)
+            lines.append(
+                {
+                    "type": "scatter",
+                    "x": curve["n"],
+                    "y": curve["ess2"],
+                    "mode": "lines",
+                    "line": {"color": model_style.colour, "dash": model_style.dash},
+                    "name": model_style.name,
+                    "legendgroup": label,
+                    "showlegend": index == 0,
+                    "hovertemplate": "%{x:,.0f} visible keys: ESS₂ %{y:.4g} tokens"
+                    f"<extra>{model_style.name}</extra>",
+                }
             )
+        figure.add_traces(lines, rows=[place["row"]] * len(lines), cols=[place["col"]] * len(lines))
         if len(head_curves):
-            _add_reference_lines(figure, head_curves, style.panel_row_col(index, heads))
+            _add_reference_lines(figure, head_curves, place)
     figure.update_xaxes(axes.log_axis(curves["n"], sparse=True))
     figure.update_yaxes(axes.log_axis(curves[["ess2", "n"]].to_numpy(), sparse=True))
     style.set_outer_axis_titles(figure, len(heads), "visible keys n", "ESS₂ (tokens)")

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
-from headscope.runs.aggregation import confidence_interval
+from headscope.runs.aggregation import mean_with_interval
 
 DISTANCE_TITLE = "distance i − j (tokens)"
 PAIR_TITLE = "rotary pair f (0 is fastest)"
@@ -28,37 +28,30 @@ def plot_spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
     figure = style.stacked_figure(title, 520)
+    usage_by_model = _pair_usage(_rows_at_longest_context(pairs, layer, head))
+    lines: list[dict[str, Any]] = []
     for label, model_style in style.model_styles(rows).items():
-        model_rows = rows[rows["model"] == label]
-        usage = _pair_usage(model_rows[model_rows["context_length"] == model_rows["context_length"].max()])
-        trace_settings = {
+        usage = usage_by_model.loc[label]
+        line = {
+            "type": "scatter",
             "x": usage.index,
             "line": {"color": model_style.colour, "dash": model_style.dash},
             "name": model_style.name,
             "legendgroup": label,
             "customdata": usage["theta"],
         }
-        hover = "pair %{x}: θ = %{customdata:.3g} rad/token"
-        figure.add_scatter(
-            y=usage["log_theta"],
-            mode="lines",
-            showlegend=False,
-            hovertemplate=f"{hover}<extra>{model_style.name}</extra>",
-            row=1,
-            col=1,
-            **trace_settings,
-        )
-        figure.add_scatter(
-            y=usage["mean_abs"],
-            mode="lines+markers",
-            marker={"size": 5, "symbol": model_style.symbol},
-            error_y=style.error_bars(usage["mean_abs"], usage["low"], usage["high"]),
-            showlegend=True,
-            hovertemplate=f"{hover}<br>E|c| %{{y:.3g}} logits<extra>{model_style.name}</extra>",
-            row=2,
-            col=1,
-            **trace_settings,
-        )
+        hover, name = "pair %{x}: θ = %{customdata:.3g} rad/token", f"<extra>{model_style.name}</extra>"
+        frequencies = {"y": usage["log_theta"], "mode": "lines", "showlegend": False, "hovertemplate": hover + name}
+        sizes = {
+            "y": usage["mean_abs"],
+            "mode": "lines+markers",
+            "marker": {"size": 5, "symbol": model_style.symbol},
+            "error_y": style.error_bars(usage["mean_abs"], usage["low"], usage["high"]),
+            "showlegend": True,
+            "hovertemplate": f"{hover}<br>E|c| %{{y:.3g}} logits{name}",
+        }
+        lines += [line | frequencies, line | sizes]
+    figure.add_traces(lines, rows=[1, 2] * (len(lines) // 2), cols=[1] * len(lines))
     figure.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
     figure.update_yaxes(title_text="mean |dot product| (logits)", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="rotary pair f, highest frequency first", row=2, col=1)
@@ -129,18 +122,24 @@ def plot_logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -
         return style.empty_figure(title, "this head was not measured")
     figure = style.new_figure(title)
     distances = sorted({int(value) for value in rows["distance"]})
+    sums = rows["mean_signed"].astype("float64").groupby([rows["model"], rows["distance"]], observed=True).sum()
+    lines = []
     for label, model_style in style.model_styles(rows).items():
-        model_rows = rows[rows["model"] == label].astype({"mean_signed": "float64"})
-        logits = model_rows.groupby("distance")["mean_signed"].sum()
-        figure.add_scatter(
-            x=[distances.index(int(value)) for value in logits.index],
-            y=logits,
-            mode="lines",
-            line={"color": model_style.colour, "dash": model_style.dash},
-            name=model_style.name,
-            customdata=logits.index,
-            hovertemplate=f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{model_style.name}</extra>",
+        logits: Any = sums.loc[label]
+        lines.append(
+            {
+                "type": "scatter",
+                "x": [distances.index(int(value)) for value in logits.index],
+                "y": logits,
+                "mode": "lines",
+                "line": {"color": model_style.colour, "dash": model_style.dash},
+                "name": model_style.name,
+                "customdata": logits.index,
+                "hovertemplate": "%{customdata:,} tokens back: mean logit %{y:+.3g}"
+                f"<extra>{model_style.name}</extra>",
+            }
         )
+    figure.add_traces(lines)
     figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks(distances))
     figure.update_yaxes(title_text="mean logit, sum over pairs")
     return style.set_metadata(style.fit_legend(figure), x="index of the distance")
@@ -178,10 +177,10 @@ def _distance_ticks(distances: Sequence[int], tick_step: int = 1) -> dict[str, A
 
 
 def _pair_usage(rows: pd.DataFrame) -> pd.DataFrame:
-    """Columns theta, log_theta, and mean_abs over documents with its interval (low, high), by rotary pair."""
-    values = rows.astype({"mean_abs": "float64"}).groupby(["pair", "doc"], observed=True)["mean_abs"].mean().unstack()
-    low, high = confidence_interval(values.to_numpy())
-    theta = rows.groupby("pair")["theta"].first()
-    usage = pd.DataFrame({"theta": theta, "mean_abs": values.mean(axis=1), "low": low, "high": high})
-    rotating = usage["theta"].where(usage["theta"] > 0).astype("float64")
-    return usage.assign(log_theta=np.log10(rotating))
+    """Columns theta, log_theta, and mean_abs over documents with its interval (low, high), by model and rotary pair."""
+    rows, keys = rows.astype({"mean_abs": "float64"}), ["model", "pair"]
+    documents = rows.groupby([*keys, "doc"], observed=True)["mean_abs"].mean()
+    values = mean_with_interval(documents, "mean_abs").set_axis(["mean_abs", "low", "high"], axis=1)
+    theta = rows.groupby(keys, observed=True)["theta"].first()
+    rotating = theta.where(theta > 0).astype("float64")
+    return values.assign(theta=theta, log_theta=np.log10(rotating))

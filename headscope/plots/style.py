@@ -243,12 +243,11 @@ def set_outer_axis_titles(figure: go.Figure, panel_count: int, x_title: str, y_t
     """Set axis titles only at the edge: x below the lowest panel of each column, y left of each row."""
     row_length = min(columns, panel_count)
     for index in range(panel_count):
+        number = index + 1 if index else ""  # of the axes, which `update_xaxes` finds slowly
         if index + row_length >= panel_count:
-            figure.update_xaxes(
-                title_text=x_title, showticklabels=True, **panel_row_col(index, range(panel_count), columns)
-            )
+            figure.layout[f"xaxis{number}"].update(title={"text": x_title}, showticklabels=True)
         if index % row_length == 0:
-            figure.update_yaxes(title_text=y_title, **panel_row_col(index, range(panel_count), columns))
+            figure.layout[f"yaxis{number}"].update(title={"text": y_title})
 
 
 def empty_figure(title: str, reason: str) -> go.Figure:
@@ -318,6 +317,12 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
 
 def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, **panel_position: int) -> None:
     """Add a band from column `low` to column `high` of `bounds` against its index."""
+    places = {f"{name}s": [place] * 2 for name, place in panel_position.items()}
+    figure.add_traces(band_traces(bounds, model_style), **places)
+
+
+def band_traces(bounds: pd.DataFrame, model_style: ModelStyle) -> list[dict[str, Any]]:
+    """The two traces of a band from column `low` to column `high` of `bounds` against its index."""
     edge = {
         "type": "scatter",
         "x": bounds.index.to_numpy(),
@@ -329,7 +334,7 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
     }
     low = {**edge, "y": bounds["low"].to_numpy()}
     high = {**edge, "y": bounds["high"].to_numpy(), "fill": "tonexty", "fillcolor": model_style.band_colour}
-    figure.add_traces([low, high], **{f"{name}s": [place] * 2 for name, place in panel_position.items()})
+    return [low, high]
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:

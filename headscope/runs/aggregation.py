@@ -208,14 +208,25 @@ def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) 
 
 
 def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[np.integer], pd.Index]:
-    """The number of each row's group by these columns, and the groups in order: one key is faster than several."""
-    groups = frame.groupby([*by])
-    return groups.ngroup().to_numpy(), groups.size().index
+    """The number of each row's group by these columns, and the groups in order.
+
+    Equal neighbours are grouped once: stored tables are sorted, so that a group of many rows is one or a few stretches.
+    """
+    is_first = np.zeros(len(frame), bool)
+    is_first[:1] = True
+    for name in by:
+        values = frame[name].array
+        is_first[1:] |= np.asarray(values[1:] != values[:-1], bool)
+    starts = np.flatnonzero(is_first)
+    groups = frame[[*by]].take(starts).groupby([*by])
+    numbers = np.repeat(groups.ngroup().to_numpy(), np.diff(starts, append=len(frame)))
+    return numbers, groups.size().index
 
 
 def last_octave_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of the last four bins of visible keys that the head's layer fills, at each length."""
-    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
+    numbers, _ = number_groups(frame, [*HEAD_KEYS, "context_length"])
+    top = frame["visible"].groupby(numbers).transform("max")
     rows: pd.DataFrame = frame[in_last_octave(frame["visible"], top)]
     return rows
 
@@ -227,9 +238,13 @@ def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str =
     `weight`, by default their number of query rows in the document, so that every row of the octave counts once.
     """
     last_rows = last_octave_rows(frame)
-    unit = [*HEAD_KEYS, "context_length", "doc"]
-    total = last_rows[unit].join(last_rows[[*columns]].mul(last_rows[weight], axis=0)).groupby(unit).sum()
-    return total.div(last_rows.groupby(unit)[weight].sum(), axis=0)
+    numbers, index = number_groups(last_rows, [*HEAD_KEYS, "context_length", "doc"])
+    weights = last_rows[weight].to_numpy()
+    with np.errstate(invalid="ignore"):
+        means = {
+            name: np.bincount(numbers, last_rows[name] * weights) / np.bincount(numbers, weights) for name in columns
+        }
+    return pd.DataFrame(means, index)
 
 
 def mean_losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:

@@ -25,8 +25,10 @@ from headscope.runs.table_checks import table_problems
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-MAX_WHOLE_ROWS = 2**20
+MAX_WHOLE_ROWS = 2**18
 """Rows up to which a table is read as a whole and cached, whatever part of it is needed."""
+ROWS_PER_BLOCK = 2**20
+"""Rows of a larger table that are read at a time. A row group may hold layers of several blocks, which all read it."""
 NO_VALUES: Values = MappingProxyType({})
 HEAD = ("layer", "head")
 NO_ROWS = np.empty(0, np.intp)
@@ -90,15 +92,15 @@ class RunTables:
         return frame if columns is None else frame[[*columns]]
 
     def blocks_of_layers(self, name: str, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
-        """The rows of a table in blocks of whole layers, of at most about MAX_WHOLE_ROWS rows unless one layer has
-        more; of a table without layers, all rows at once."""
+        """The rows of a table in blocks of whole layers, of at most about ROWS_PER_BLOCK rows unless one layer has
+        more; of a small table, or one without layers, all rows at once."""
         rows = self.manifest["tables"][name]["rows"]
         bounds = self._layer_range(name) if rows > MAX_WHOLE_ROWS else None
         if bounds is None:
             yield self.rows(name, columns)
             return
         first, last = bounds
-        count = max(1, (last + 1 - first) * MAX_WHOLE_ROWS // rows)
+        count = max(1, (last + 1 - first) * ROWS_PER_BLOCK // rows)
         for start in range(first, last + 1, count):
             yield self.rows(name, columns, layer=range(start, start + count))
 

@@ -33,6 +33,15 @@ RETRIEVAL_GROWTH, AGGREGATION_GROWTH = 0.25, 0.75
 """Growth exponents below and above which a head has the role constant or widening [ours]."""
 SINK_MASS = 0.5
 """Weight on the first token above which a head has the role sink [ours]."""
+LAST_OCTAVE_COLUMNS = ("log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
+"""Columns of `attention` that are averaged over the last octave of visible keys."""
+READ_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "attention": ("visible", "population", "sink_population", *LAST_OCTAVE_COLUMNS),
+        "pairs": ("theta", "mean_abs", "rms", "norm_product"),
+    }
+)
+"""What is read of the largest tables, besides their keys."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -192,7 +201,8 @@ def _head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 def _by_blocks_of_layers(run: RunTables, name: str, function: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """`function` of blocks of whole layers: all rows of a large run at once would not fit into memory."""
-    tables = [function(plain_types(block)) for block in run.blocks_of_layers(name)]
+    columns = [*HEAD_KEYS, "context_length", "doc", *READ_COLUMNS[name]] if name in READ_COLUMNS else None
+    tables = [function(plain_types(block)) for block in run.blocks_of_layers(name, columns)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index()
 
 
@@ -219,16 +229,15 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
 
 
 def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
     last_rows = last_octave_rows(frame)
-    means = last_octave_means(last_rows, names)
+    means = last_octave_means(last_rows, LAST_OCTAVE_COLUMNS)
     means["sink_mass"] = last_octave_means(last_rows, ["sink_mass"], "sink_population")
     columns: list[pd.DataFrame] = [
         mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
     columns.append(mean_with_interval(_growth_exponents(rows_at_longest_length(frame)), "growth"))
-    columns.append(rows_at_longest_length(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
+    columns.append(rows_at_longest_length(means.reset_index()).groupby(HEAD_KEYS)[[*LAST_OCTAVE_COLUMNS[1:]]].mean())
     return pd.concat(columns, axis=1)
 
 
@@ -243,34 +252,35 @@ def _largest_logits(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n by head and document; NaN if the bins span less than an octave."""
-    numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
     n = np.asarray(bin_center(frame["visible"], frame["context_length"]))
-    points = pd.DataFrame({"x": np.log(n), "y": frame["log_ess2"].to_numpy(), "unit": numbers})[n >= MIN_GROWTH_KEYS]
-    groups = points.groupby("unit")
-    points["x"] -= groups["x"].transform("mean")
-    points["xy"] = points["x"] * points["y"]
-    points["xx"] = points["x"] ** 2
-    sums = points.groupby("unit")[["xy", "xx"]].sum()
-    slopes = (sums["xy"] / sums["xx"])[groups.size() >= BINS_PER_OCTAVE]
-    slopes_of_units: pd.Series = slopes.reindex(range(len(index))).set_axis(index)
-    return slopes_of_units
+    numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
+    numbers, x, y = (values[n >= MIN_GROWTH_KEYS] for values in (numbers, np.log(n), frame["log_ess2"].to_numpy()))
+    bins = np.bincount(numbers, minlength=len(index))
+    with np.errstate(invalid="ignore"):  # heads of short texts have no such bin
+        x = x - (np.bincount(numbers, x, len(index)) / bins)[numbers]
+        slopes = np.bincount(numbers, x * y, len(index)) / np.bincount(numbers, x**2, len(index))
+    return pd.Series(np.where(bins >= BINS_PER_OCTAVE, slopes, np.nan), index)
 
 
 def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     frame = rows_at_longest_length(frame)
     numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
-    groups = frame[["mean_abs", "rms", "norm_product"]].groupby(numbers)
-    cov = (groups.std(ddof=0) / groups.mean()).set_axis(index)
-    rotates = (frame["theta"] > 0).to_numpy()
-    rotating = frame.loc[rotates, ["theta", "mean_abs"]]
-    rotating = rotating.assign(weighted=rotating["mean_abs"] * np.log(rotating["theta"]))
-    sums = rotating[["weighted", "mean_abs"]].groupby(numbers[rotates]).sum()
-    sums = sums.reindex(range(len(index))).set_axis(index)
-    without_interval = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
-    without_interval["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
-    return pd.concat(
-        [mean_with_interval(cov["mean_abs"], "cov", low=0), without_interval.groupby(HEAD_KEYS).mean()], axis=1
-    )
+    pairs = np.bincount(numbers)
+
+    def variation(name: str) -> pd.Series:
+        """Standard deviation over mean of the pairs of each head and document."""
+        values = frame[name].to_numpy()
+        means = np.bincount(numbers, values) / pairs
+        return pd.Series(np.sqrt(np.bincount(numbers, (values - means[numbers]) ** 2) / pairs) / means, index)
+
+    theta = frame["theta"].to_numpy()
+    usage = np.where(theta > 0, frame["mean_abs"], 0.0)  # of the pairs that rotate
+    with np.errstate(invalid="ignore"):  # none may rotate
+        log_theta = np.bincount(numbers, usage * np.log(np.where(theta > 0, theta, 1))) / np.bincount(numbers, usage)
+    values = {"cov_rms": variation("rms"), "cov_norm": variation("norm_product")}
+    values["weighted_log_theta"] = pd.Series(log_theta, index)
+    means = pd.DataFrame(values).groupby(HEAD_KEYS).mean()
+    return pd.concat([mean_with_interval(variation("mean_abs"), "cov", low=0), means], axis=1)
 
 
 def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
