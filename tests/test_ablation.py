@@ -128,6 +128,9 @@ def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
         ("capital", "zero", "'capital' is not a head"),
         ([], "zero", "no heads are named"),
         (["L0H0"], "maen", r"unknown ablation 'maen' (did you mean 'mean'?). Use one of: zero, mean, resample"),
+        (["L0H0"], "zero:1", r"unknown ablation 'zero:1' (did you mean 'zero'?). Use one of: zero, mean, resample"),
+        (["L0H0"], "Top:4", r"a rule with its sizes, such as top:64: top, group-top"),
+        (["L0H0"], "top:x", r"'top:x' is not top:KEYS with whole numbers"),
     ],
 )
 def test_heads_that_do_not_exist_and_unknown_kinds_are_refused(

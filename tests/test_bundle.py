@@ -27,6 +27,8 @@ from headscope.results.collection import all_results
 from headscope.results.words import sentence
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
+from headscope.study.config import build_study
+from headscope.study.runner import run_study
 
 HOSTILE = '</script><b title="x">&amp;'
 LAYERS, HEADS = 2, 2
@@ -215,6 +217,15 @@ def test_pages_of_many_models_are_written_by_several_processes(
     monkeypatch.setattr(bundle, "MAX_VIEWS_IN_ONE_PROCESS", 2 * len(run.models) - 1)
     with pytest.raises(Started):
         next(iter(bundle._write_in_batches([run.path], tmp_path, addresses)))
+
+
+def test_a_run_without_models_is_bundled(tmp_path: Path) -> None:
+    run = run_study(build_study({"models": {}, "scaling": {"lengths": [64], "seeds": 2}}), tmp_path / "runs")
+    assert run.models == []
+    addresses = SitePages(run).addresses()
+    written = [page for part in bundle._write_in_batches([run.path], tmp_path, addresses) for page in part]
+    assert written == [*addresses]
+    assert (tmp_path / "scaling.html").is_file()
 
 
 def test_default_models_share_their_charts_and_every_other_model_has_its_own(

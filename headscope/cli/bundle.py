@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MARKER_FILE = "headscope-bundle.json"
 """Marks a folder as a bundle, which a newer bundle may replace."""
 VIEWS_PER_BATCH = 8
-"""Views, a page under one model, that a process writes at a time; at least a page."""
+"""Views that a process writes at a time; at least a page. A page that has a view for every model has as many views."""
 MAX_VIEWS_IN_ONE_PROCESS = 64
 """Up to this many views, one process is faster than starting others."""
 MAX_PROCESSES = 8
@@ -99,9 +99,10 @@ def _draft_folder(out: Path) -> Iterator[Path]:
 def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
     """Write the pages in batches, with one process per core; yields the addresses of the written pages."""
     models = len(_open_site(tuple(runs)).run.models)
-    size = max(1, VIEWS_PER_BATCH // models)
+    view_counts = [models if address.is_per_model else 1 for address in addresses]
+    size = max(1, VIEWS_PER_BATCH // max(view_counts))
     parts = [addresses[start : start + size] for start in range(0, len(addresses), size)]
-    if len(addresses) * models <= MAX_VIEWS_IN_ONE_PROCESS:
+    if sum(view_counts) <= MAX_VIEWS_IN_ONE_PROCESS:
         yield from (_write_pages(tuple(runs), draft, part)[0] for part in parts)
         return
     # Spawned, not forked: arrow's threads are running.

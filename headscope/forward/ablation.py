@@ -29,7 +29,7 @@ from headscope.forward.interventions import StreamingAttention, head_unit, layer
 from headscope.forward.logits import finite_hidden_states
 from headscope.forward.sparse_attention import SparseAttention
 from headscope.heads import Head, HeadSet, format_head, parse_head
-from headscope.measures.sparse_rules import parse_rule
+from headscope.measures.sparse_rules import known_rules, parse_rule
 from headscope.model_identity import AcceptedWeights, refuse_other_weights
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.model import Model
@@ -43,6 +43,8 @@ AblationKind = Literal["zero", "mean", "resample"]
 Heads = str | Mapping[int, Iterable[int]] | Iterable[str | Head]
 """A HeadSet, names such as L18H6 (a list, or separated by commas), pairs (layer, head), or a mapping from layers to
 their heads."""
+LayerEdit = Callable[[int, Sequence[int]], backend.OutputEdit]
+"""(index of the layer, its heads) -> the edit of these heads' outputs."""
 REFERENCE_TOKENS = 512
 """Tokens of the reference text, for models with at least as long a native context."""
 
@@ -64,25 +66,26 @@ def ablated(
     top:64 (attend to the keys that it chooses, without gradients). `heads` is a HeadSet, names such as "L18H6,L5H3" or
     a list of them, or a mapping from layers to heads. `positions` are the tokens whose head outputs change: "all", a
     token (3, -1, "last") or a range (range(3, 7), "-4:"), counted in the sequence up to the end of each pass, without
-    padding, or of the prompt where a probe's pass also reads the
-    answer; leaving raises BadInput if no pass had such a token. The reference text
-    of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, or as many as the
-    model's native context has, read under the position scheme that is attached. `seed` fixes the positions that
-    resample draws. `weights` "any" accepts a HeadSet that was measured on other weights. Raises BadInput for such a
-    set, for an unknown kind, for heads that the model does not have, if there are no heads, and for mean and resample
-    of a model without a tokenizer. One thread enters the context and runs the model, as in `capturing`; other models
-    may run in other threads.
+    padding, or of the prompt where a probe's pass also reads the answer; leaving raises BadInput if no pass had such a
+    token. The reference text of mean and resample is the first `REFERENCE_TOKENS` tokens of the first document of
+    `text`, or as many as the model's native context has, read under the position scheme that is attached. `seed` fixes
+    the positions that resample draws. `weights` "any" accepts a HeadSet that was measured on other weights. Raises
+    BadInput for such a set, for an unknown kind, for heads that the model does not have, if there are no heads, and for
+    mean and resample of a model without a tokenizer. One thread enters the context and runs the model, as in
+    `capturing`; other models may run in other threads.
     """
     refuse_other_head_set(model, heads, weights)
     rows = PositionFilter.parse(positions)
-    if ":" in str(kind):
+    if str(kind).partition(":")[0] in known_rules() and ":" in str(kind):
         with _attending_to_fewer_keys(model, heads, str(kind), rows):
             yield
         return
     if kind not in get_args(AblationKind):
+        names = [*get_args(AblationKind), "streaming:S+R", *known_rules()]
         raise BadInput(
-            f"unknown ablation {user_input.quote(kind)}{did_you_mean(str(kind), get_args(AblationKind))}. Use one of: "
-            f"{', '.join(get_args(AblationKind))}, streaming:S+R, a rule such as top:64"
+            f"unknown ablation {user_input.quote(kind)}{did_you_mean(str(kind), names)}. Use one of: "
+            f"{', '.join(get_args(AblationKind))}, streaming:S+R, or a rule with its sizes, such as top:64: "
+            f"{', '.join(known_rules())}"
         )
     by_layer = heads_by_layer(model, heads)
     reference = {}
@@ -114,10 +117,6 @@ def _attending_to_fewer_keys(model: Model, heads: Heads, kind: str, rows: "Posit
             layers.edit_output(layer, rows.limit(edit(layer, members)))
         yield
     rows.refuse_unused()
-
-
-LayerEdit = Callable[[int, Sequence[int]], backend.OutputEdit]
-"""(index of the layer, its heads) -> the edit of these heads' outputs."""
 
 
 def _streaming_edit(model: Model, kind: str) -> LayerEdit:

@@ -34,12 +34,12 @@ class SparseAttention:
     def __init__(self, rule: Rule | None):
         self.rule = rule
         self._rows = 0
-        self._kept: list[Tensor] = []
+        self._kept: dict[torch.device, Tensor] = {}
 
     @property
     def mean_kept(self) -> float:
         """Mean number of kept keys over the heads and rows of all passes."""
-        return sum(map(float, self._kept)) / self._rows
+        return sum(map(float, self._kept.values())) / self._rows
 
     def listen(self, layers: CapturedLayers, heads: HeadsByLayer) -> None:
         """Change these heads until the capture ends."""
@@ -57,17 +57,21 @@ class SparseAttention:
             if self.rule is None:
                 last = call.first_key + call.k.shape[2]
                 visible = visible_keys(np.arange(last - z.shape[2], last), call.variant.window, call.variant.chunk_size)
-                self._kept.append(len(z) * len(heads) * torch.tensor(visible.sum()))
+                self._count(len(z) * len(heads) * torch.tensor(float(visible.sum()), dtype=torch.float64))
                 return z
             output, index = z.clone(), [*heads]
             for sequence, record in enumerate(_records(layer, z, call)):
                 _check(self.rule, record)
-                outputs, kept = sparse_outputs(record, self.rule)
+                outputs, kept = sparse_outputs(record, self.rule)  # of all heads: a rule may choose for a whole layer
                 output[sequence, index] = outputs[index]
-                self._kept.append(kept[index].double().sum())
+                self._count(kept[index].double().sum())
             return output
 
         return edit
+
+    def _count(self, kept: Tensor) -> None:
+        """Add kept keys, a scalar, on their device: a GPU is not waited for."""
+        self._kept[kept.device] = self._kept.get(kept.device, 0) + kept
 
 
 @contextmanager
@@ -94,10 +98,10 @@ def _records(layer: int, z: Tensor, call: AttentionCall) -> Iterator[AttentionRe
 def _check(rule: Rule, record: AttentionRecord) -> None:
     """Raise BadInput for a pass in which the rule's choice is not that of a pass over the whole text."""
     queries, tokens = record.q.shape[1], record.first_key + record.k.shape[1]
-    if (rule.needs_later_queries and queries < tokens) or (rule.needs_whole_text and record.first_key > 0):
+    if (rule.depends_on_later_queries and queries < tokens) or (rule.needs_whole_text and record.first_key > 0):
         raise BadInput(
             f"rule '{rule}' chooses keys by the whole text, and this pass reads {queries:,} of {tokens:,} tokens after "
-            "a cache. Pass use_cache=False"
+            "a cache. Pass use_cache=False, or use another rule"
         )
     if record.z.requires_grad:
         raise BadInput(f"attention by rule '{rule}' has no gradient. Run the model inside torch.no_grad()")

@@ -135,10 +135,14 @@ class Rule(ABC):
     meaning: ClassVar[str]
     needs_whole_text: ClassVar[bool] = False
     """Whether its choice for a row may depend on later queries or on keys that the row does not see."""
-    needs_later_queries: ClassVar[bool] = False
-    """Whether its choice for a row may depend on later queries, so that it cannot choose keys in decoding."""
+    needs_later_queries: ClassVar[bool] = True
+    """If it needs the whole text: whether because of later queries, so that it cannot choose keys in decoding."""
     needs_dense_weights: ClassVar[bool] = True
     """Whether it needs the weights of all keys: it bounds other rules, but saves nothing."""
+
+    @property
+    def depends_on_later_queries(self) -> bool:
+        return self.needs_whole_text and self.needs_later_queries
 
     @abstractmethod
     def select(self, tile: RowTile) -> Tensor:
@@ -237,6 +241,7 @@ class BlockMean(Blocks):
     name: ClassVar[str] = "block-mean"
     meaning: ClassVar[str] = "K blocks of B keys by q . mean of the block's keys (as MoBA), with the own block"
     needs_whole_text: ClassVar[bool] = True
+    needs_later_queries: ClassVar[bool] = False
     needs_dense_weights: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
@@ -248,6 +253,7 @@ class BlockBounds(Blocks):
     name: ClassVar[str] = "block-bounds"
     meaning: ClassVar[str] = "K blocks of B keys by an upper bound of q . k (as Quest), with the own block"
     needs_whole_text: ClassVar[bool] = True
+    needs_later_queries: ClassVar[bool] = False
     needs_dense_weights: ClassVar[bool] = False
 
     def scores(self, tile: RowTile) -> Tensor:
@@ -280,7 +286,6 @@ class VerticalSlash(Rule):
     name: ClassVar[str] = "vertical-slash"
     meaning: ClassVar[str] = "V columns and S diagonals of largest weight in the last 64 queries (as MInference)"
     needs_whole_text: ClassVar[bool] = True
-    needs_later_queries: ClassVar[bool] = True
     needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:

@@ -271,7 +271,8 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
         """Standard deviation over mean of the pairs of each head and document."""
         values = frame[name].to_numpy()
         means = np.bincount(numbers, values) / pairs
-        return pd.Series(np.sqrt(np.bincount(numbers, (values - means[numbers]) ** 2) / pairs) / means, index)
+        with np.errstate(invalid="ignore"):  # all may be 0
+            return pd.Series(np.sqrt(np.bincount(numbers, (values - means[numbers]) ** 2) / pairs) / means, index)
 
     theta = frame["theta"].to_numpy()
     usage = np.where(theta > 0, frame["mean_abs"], 0.0)  # of the pairs that rotate

@@ -130,13 +130,15 @@ def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) 
     own = costs_by_head(run, model).rename("cost")
     means = means.join(own, on=["layer", "head"]) if cost is None else means.assign(cost=cost)
 
-    def at_cost(points: pd.DataFrame) -> float:
-        points = points.sort_values("kept")
-        log_sizes, log_cost = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
-        return float(np.interp(log_cost, log_sizes, points["recall"], left=np.nan, right=np.nan))
+    families = means.groupby(["layer", "head", "family"])[["recall", "kept", "cost"]]
+    return families.apply(_at_equal_cost, "recall").unstack("family")
 
-    recall = means.groupby(["layer", "head", "family"])[["recall", "kept", "cost"]].apply(at_cost)
-    return recall.unstack("family")
+
+def _at_equal_cost(points: pd.DataFrame, column: str) -> float:
+    """A column of the sizes of one family at their `cost`, interpolated over the log of `kept`; NaN beyond them."""
+    points = points.sort_values("kept")
+    log_sizes, log_cost = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
+    return float(np.interp(log_cost, log_sizes, points[column], left=np.nan, right=np.nan))
 
 
 def costs_by_head(run: RunTables, model: str) -> pd.Series:
@@ -175,9 +177,23 @@ def loss_changes(run: RunTables) -> pd.DataFrame:
     return _against_dense(table, "doc")
 
 
+def loss_changes_at_equal_cost(run: RunTables, model: str) -> pd.DataFrame:
+    """Change of the loss by document and family of rules (columns), if rows keep the `cost` of the shown rule.
+
+    The cost is its mean number of kept keys in the same document. Between measured sizes the change is interpolated
+    over the log of the kept keys; a family whose sizes do not reach the cost in every document is missing.
+    """
+    changes = loss_changes(run)
+    rows = changes[changes.index.get_level_values("model") == model].reset_index()
+    cost = rows[rows["rule"] == shown_rule(run)].set_index("doc")["kept"]
+    rows = rows.assign(family=rows["rule"].map(rule_family), cost=rows["doc"].map(cost))
+    by_family = rows.groupby(["doc", "family"])[["change", "kept", "cost"]].apply(_at_equal_cost, "change")
+    return by_family.unstack("family").dropna(axis=1)
+
+
 def answer_changes(run: RunTables, column: str) -> pd.DataFrame:
     """By model, rule and pair (index): `value` of a column, its `change` against dense attention, and `kept` keys."""
-    rows = _whole_model_rows(run, "sparse_answers").astype({column: "float64"})
+    rows = rows_at_longest_length(_whole_model_rows(run, "sparse_answers")).astype({column: "float64"})
     table = rows.set_index(["model", "rule", "pair"])[[column, "kept"]].rename(columns={column: "value"})
     return _against_dense(table, "pair")
 

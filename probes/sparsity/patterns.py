@@ -21,7 +21,6 @@ class HeadPatterns(Rule):
     name: ClassVar[str] = "minference"
     meaning: ClassVar[str] = "columns and diagonals of largest weight in the last 64 queries, as many as the file says"
     needs_whole_text: ClassVar[bool] = True
-    needs_later_queries: ClassVar[bool] = True
     needs_dense_weights: ClassVar[bool] = False
 
     @classmethod

@@ -35,11 +35,12 @@ QUESTIONS = (
         level="headline",
     ),
     Question(
-        name="sparsity.smallest_rise",
-        sentence="If every head of {model} attends by a rule that needs no dense weights, at its middle size, {rule} "
-        "({kept:.0f} keys per row) raises the loss least[ of {rules:n rules}]: by {value}[; {bound}, which needs "
-        "them, by {bound_change:+.4f}]",
-        headline="If all heads attend by {rule} ({kept:.0f} keys per row), the loss changes by {value}",
+        name="sparsity.lowest_loss",
+        sentence="If every head of {model} attends by one rule, at equal cost ({cost:.0f} keys per row), {family} has "
+        "the lowest loss[ of {families:n rules}] among those that need no dense weights, a change of {value}[; of "
+        "those that need them, {bound} ({bound_change:+.4f})][; {missing:n rules} not compared: not measured at this "
+        "cost]",
+        headline="If all heads attend by {family} ({cost:.0f} keys per row), the loss changes by {value}",
         number="+.4f",
         value_unit="nats/token",
         samples="documents",

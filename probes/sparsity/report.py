@@ -111,10 +111,11 @@ def _whole_model_charts(context: RenderContext) -> Iterator[Chart]:
         (answers, plots.plot_answers, "Answers about needles", f"{_WHOLE} A higher line is better."),
     )
     for changes, plot, name, caption in charts:
-        labels = [*dict.fromkeys(changes.index.get_level_values("model"))]
+        measured = {*changes.index.get_level_values("model")}
         yield from model_panels(
             (label, Chart(plot(change_curves(changes, label), f"{name}: {label}"), caption, half_width=True))
-            for label in labels
+            for label in context.models
+            if label in measured
         )
 
 

@@ -18,7 +18,9 @@ from probes.sparsity.analysis import (
     costs_by_head,
     longest_rows,
     loss_changes,
+    loss_changes_at_equal_cost,
     recall_at_equal_cost,
+    rule_family,
     rules_of,
     shared_pair,
     shown_rule,
@@ -126,16 +128,8 @@ def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
         rows: Any = changes.loc[rule]
         details = {"kept": rows["kept"].mean(), "length": int(rows["context_length"].iloc[0]), **_means(rows)}
         losses[rule] = mean_result("sparsity.loss", rows["change"], model=model, where={"rule": rule}, details=details)
-    usable = [rule for rule in shown_rules(run) if rule in losses and rule in usable_rules(run)]
-    if usable:
-        best, bound = min(usable, key=lambda rule: losses[rule].value), shown_rule(run)
-        details = {"rule": best, "kept": losses[best].details["kept"]}
-        if len(usable) > 1:
-            details["rules"] = len(usable)
-        if bound in losses and bound not in usable:
-            details |= {"bound": bound, "bound_change": losses[bound].value}
-        smallest = mean_result("sparsity.smallest_rise", changes.loc[best]["change"], model=model, details=details)
-        yield allow_for_choice(smallest, len(usable), (-math.inf, math.inf))
+    if len(changes):
+        yield from _lowest_loss(run, model, losses[shown_rule(run)].details["kept"])
     yield from losses.values()
     found, nll = (_of_model(answer_changes(run, column), model) for column in ("success", "nll"))
     for rule in [rule for rule in rules if rule in found.index]:
@@ -144,6 +138,26 @@ def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
         yield mean_result(
             "sparsity.answers", rows["change"], (-1, 1), model=model, where={"rule": rule}, details=details
         )
+
+
+def _lowest_loss(run: Run, model: str, cost: float) -> Iterator[Result]:
+    """The family of usable rules with the lowest loss at equal cost, beside the best one that needs dense weights."""
+    changes, families = loss_changes_at_equal_cost(run, model), {*map(rule_family, usable_rules(run))} - {PUBLISHED}
+    usable = [family for family in changes if family in families]
+    bounds = [family for family in changes if family not in families and family != PUBLISHED]
+    if not usable:
+        return
+    best = str(changes[usable].mean().idxmin())
+    details: dict[str, Any] = {"family": best, "cost": cost}
+    if len(usable) > 1:
+        details["families"] = len(usable)
+    if bounds:
+        bound = str(changes[bounds].mean().idxmin())
+        details |= {"bound": bound, "bound_change": float(changes[bound].mean())}
+    if missing := len(families - {*usable}):
+        details["missing"] = missing
+    lowest = mean_result("sparsity.lowest_loss", changes[best], model=model, details=details)
+    yield allow_for_choice(lowest, len(usable), (-math.inf, math.inf))
 
 
 def _of_model(changes: pd.DataFrame, model: str) -> pd.DataFrame:

@@ -129,7 +129,7 @@ class SparsityRunner:
 
     def _rule_names(self, for_answers: bool = False) -> list[str]:
         """The rules of whole models. An answer is no part of the text that chooses its keys, so some are left out."""
-        rules = [rule for rule in self.rules if not (for_answers and rule.needs_later_queries)]
+        rules = [rule for rule in self.rules if not (for_answers and rule.depends_on_later_queries)]
         published = [] if self.patterns is None or for_answers else [PUBLISHED]
         return [DENSE, *map(str, rules), *published]
 
