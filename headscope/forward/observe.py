@@ -7,9 +7,15 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from headscope.forward import logits
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.chunked_pass import choose_chunk_size, chunked_hidden_states
+from headscope.forward.logits import (
+    LOW_MEMORY_POSITIONS_PER_CHUNK,
+    POSITIONS_PER_CHUNK,
+    compute_loss_by_position,
+    finite_hidden_states,
+    refuse_non_finite_losses,
+)
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -31,9 +37,9 @@ class FinishedPass:
 
     def loss_by_position(self) -> dict[str, np.ndarray]:
         """Loss by position: the columns position, nll, tokens. Raises BadInput for losses that are not finite."""
-        at_once = logits.POSITIONS_PER_CHUNK if self.tokens_per_chunk is None else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
-        columns = dict(logits.compute_loss_by_position(self.model, self.ids, self.hidden, at_once).compute())
-        logits.refuse_non_finite_losses(self.model, columns["nll"])
+        at_once = POSITIONS_PER_CHUNK if self.tokens_per_chunk is None else LOW_MEMORY_POSITIONS_PER_CHUNK
+        columns = dict(compute_loss_by_position(self.model, self.ids, self.hidden, at_once).compute())
+        refuse_non_finite_losses(self.model, columns["nll"])
         return columns
 
 
@@ -68,9 +74,7 @@ def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Ob
             with capturing(model) as layers:
                 for number in sharing:
                     observers[number].listen(layers)
-                hidden = (
-                    logits.finite_hidden_states(model, ids) if size is None else chunked_hidden_states(model, ids, size)
-                )
+                hidden = finite_hidden_states(model, ids) if size is None else chunked_hidden_states(model, ids, size)
                 finished_pass = FinishedPass(model, ids, hidden, schedule, size)
                 tables |= {number: observers[number].tables(finished_pass) for number in sharing}
     return [tables[number] for number in range(len(observers))]
