@@ -94,7 +94,7 @@ class SitePages:
             Link(statistic(sibling.statistic).label, sibling.file) for sibling in siblings if sibling.statistic
         ]
         models = self.run.models if address.is_per_model else [""]
-        # The default models share their charts, of which only the last ones stay in memory.
+        # The default models show the same charts, and memory holds only those drawn last: they come one after another.
         in_drawing_order = sorted(models, key=lambda model: model not in default_models(self.run))
         with self._app.app_context():
             contents = {model: self._content(address, model) for model in in_drawing_order}

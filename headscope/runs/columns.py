@@ -99,6 +99,17 @@ def key(name: str, kind: Kind, unit: str, meaning: str, low: float | None = 0, h
 MODEL = key("model", "label", "", "label of the model: a checkpoint under a position scheme", None)
 LENGTH = key("context_length", "index32", "tokens", "length of the context that was measured", 1)
 DOC = key("doc", "label", "", "document, as source/name", None)
+LOSS_BY_POSITION = (
+    key("position", "index32", "tokens", "bin of predicted tokens by position, named by its last position", 1),
+    Column("nll", "value", "nats/token", "mean loss of the bin's tokens", 0),
+    Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+)
+"""Loss of a text in a changed model."""
+ANSWER_COLUMNS = (
+    Column("nll", "value", "nats/token", "mean loss of the right answer's tokens", 0),
+    Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
+)
+"""Answer of a changed model to a prompt."""
 LAYER = key("layer", "index16", "", "decoder layer, from 0")
 HEAD = key("head", "index16", "", "query head within the layer, from 0")
 GROUP = key("kv_group", "index16", "", "query heads that share one key head; head // (heads / groups)")

@@ -8,7 +8,22 @@ from pydantic import Field, field_validator, model_validator
 
 from headscope.errors import OptionError, OptionName
 from headscope.model_identity import WEIGHTS_OPTION, AcceptedWeights
-from headscope.runs.columns import DOC, FILTER, GROUP, HEAD, LAYER, LENGTH, METRIC, MODEL, TASK, Column, Table, key
+from headscope.runs.columns import (
+    ANSWER_COLUMNS,
+    DOC,
+    FILTER,
+    GROUP,
+    HEAD,
+    LAYER,
+    LENGTH,
+    LOSS_BY_POSITION,
+    METRIC,
+    MODEL,
+    TASK,
+    Column,
+    Table,
+    key,
+)
 from headscope.streaming import StreamingWindow
 from headscope.study.config import Lengths, Options
 
@@ -230,9 +245,7 @@ LOSS = Table(
         ORDER_OR_EVERY,
         DRAW,
         SHARE,
-        key("position", "index32", "tokens", "bin of predicted tokens by position, named by its last position", 1),
-        Column("nll", "value", "nats/token", "mean loss of the bin's tokens", 0),
-        Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+        *LOSS_BY_POSITION,
     ),
 )
 ANSWERS = Table(
@@ -245,8 +258,7 @@ ANSWERS = Table(
         ORDER_OR_EVERY,
         DRAW,
         SHARE,
-        Column("nll", "value", "nats/token", "mean loss of the right answer's tokens", 0),
-        Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
+        *ANSWER_COLUMNS,
     ),
 )
 TASKS = Table(

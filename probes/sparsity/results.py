@@ -131,10 +131,10 @@ def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
     if len(changes):
         yield from _lowest_loss(run, model, losses[shown_rule(run)].details["kept"])
     yield from losses.values()
-    found, nll = (_of_model(answer_changes(run, column), model) for column in ("success", "nll"))
-    for rule in [rule for rule in rules if rule in found.index]:
-        rows = found.loc[rule]
-        details = {"kept": rows["kept"].mean(), "loss": nll.loc[rule]["change"].mean(), **_means(rows)}
+    answers, answer_losses = (_of_model(answer_changes(run, column), model) for column in ("success", "nll"))
+    for rule in [rule for rule in rules if rule in answers.index]:
+        rows = answers.loc[rule]
+        details = {"kept": rows["kept"].mean(), "loss": answer_losses.loc[rule]["change"].mean(), **_means(rows)}
         yield mean_result(
             "sparsity.answers", rows["change"], (-1, 1), model=model, where={"rule": rule}, details=details
         )

@@ -5,7 +5,19 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.runs.columns import (
+    ANSWER_COLUMNS,
+    DOC,
+    GROUP,
+    HEAD,
+    LAYER,
+    LENGTH,
+    LOSS_BY_POSITION,
+    MODEL,
+    Column,
+    Table,
+    key,
+)
 from headscope.study.config import Lengths, Options
 
 TEXT, ANSWER = "text", "answer"
@@ -139,9 +151,7 @@ SPARSE_LOSS = Table(
         LENGTH,
         DOC,
         RULE_OR_DENSE,
-        key("position", "index32", "tokens", "bin of predicted tokens by position, named by its last position", 1),
-        Column("nll", "value", "nats/token", "mean loss of the bin's tokens", 0),
-        Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+        *LOSS_BY_POSITION,
         KEPT,
     ),
 )
@@ -153,8 +163,7 @@ SPARSE_ANSWERS = Table(
         LENGTH,
         key("pair", "label", "", "name of the prompt within its set", None),
         RULE_OR_DENSE,
-        Column("nll", "value", "nats/token", "mean loss of the right answer's tokens", 0),
-        Column("success", "flag", "", "whether greedy decoding gives exactly the right answer's tokens"),
+        *ANSWER_COLUMNS,
         KEPT,
     ),
 )

@@ -24,8 +24,8 @@ SYNTHETIC_RULES = {
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """Heads of high growth need more keys and lose more under every rule; rows of answers need fewer. The loss of the
-    whole model rises and fewer needles are found, the more a rule loses."""
+    """Heads of high growth need more keys and lose more under every rule; rows of answers need fewer. The more
+    weight a rule loses, the higher is the loss of the whole model, and the fewer answers are right."""
     rules = pd.DataFrame({"rule": [*SYNTHETIC_RULES], "loss": [*SYNTHETIC_RULES.values()]})
     for doc in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, doc])
@@ -53,8 +53,10 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
         loss = pd.concat([dense, rules]).rename(columns={"loss": "lost"})
         kept = loss["rule"].str.extract(r":(\d+)$", expand=False).fillna("256").astype(float)
         loss = loss.assign(model=model, context_length=max(sizes.lengths), kept=kept)
-        found = (rng.random(len(loss)) > loss["lost"]).to_numpy()
-        answers = loss.assign(pair=f"needle {doc}", nll=1 + loss["lost"] * rng.uniform(1, 3, len(loss)), success=found)
+        is_right = (rng.random(len(loss)) > loss["lost"]).to_numpy()
+        answers = loss.assign(
+            pair=f"needle {doc}", nll=1 + loss["lost"] * rng.uniform(1, 3, len(loss)), success=is_right
+        )
         bins = loss.merge(pd.DataFrame({"position": [16, 32], "tokens": [15, 16]}), how="cross")
         nll = 3 + bins["lost"] * rng.uniform(0.9, 1.1, len(bins))
         yield (
