@@ -11,8 +11,9 @@ from support import families
 from torch import Tensor
 
 import headscope as hs
-from headscope.attention.kernel import AttentionVariant, attend, streaming_attention
+from headscope.attention.kernel import AttentionVariant, attend
 from headscope.attention.record import AttentionRecord
+from headscope.attention.streaming_kernel import streaming_attention
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import StreamingAttention, head_units, kv_group_units, layer_output_edit

@@ -19,19 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from headscope.attention import families
 from headscope.attention.call_checks import (
-    refuse_chosen_keys,
+    chosen_keys,
     refuse_unsupported_keywords,
     unsupported_model_error,
 )
 from headscope.attention.contexts import entering, with_own_config
-from headscope.attention.kernel import (
-    AttentionVariant,
-    StreamingGroups,
-    append_key_bias,
-    attend,
-    attend_partly_streaming,
-    streaming_attention,
-)
+from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
 from headscope.attention.listeners import KernelResult, Listener, RegisteredListener, attend_for_listeners
 from headscope.attention.masks import (
     QUERY_BIT,
@@ -42,6 +35,7 @@ from headscope.attention.masks import (
     encode_opaque_mask,
 )
 from headscope.attention.record import AttentionRecord
+from headscope.attention.streaming_kernel import StreamingGroups, attend_partly_streaming, streaming_attention
 from headscope.compat.transformers import ATTENTION_IMPLEMENTATION
 from headscope.errors import BadInput
 
@@ -289,12 +283,14 @@ def attention_forward(
 
     `key_bias` [1|B, H, Lk] is added to the logits of each key, as by ALiBi. Edits get q and k without it; output edits
     and listeners get q and k with added dimensions that include it. `indices` [B, Lq, n] and `block_indices`
-    [B, G, Lq, n] are the keys and blocks of keys that an indexer chose.
+    [B, G, Lq, n] are the keys and blocks of keys that an indexer chose; queries attend to no others.
 
-    Raises UnsupportedModel for keywords and masks that headscope does not support, and if not all keys are chosen.
+    Raises UnsupportedModel for keywords and masks that headscope does not support.
     """
     refuse_unsupported_keywords(module, {**kwargs, "is_causal": is_causal})
-    refuse_chosen_keys(module, key.shape[2], indices, block_indices)
+    if isinstance(attention_mask, OpaqueMask) and attention_mask.indices is not None:
+        indices = attention_mask.indices
+    chosen = chosen_keys(module, query, key, indices, block_indices)
     mask = DecodedMask.decode(
         attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
     )
@@ -304,10 +300,12 @@ def attention_forward(
             "its cache has dropped keys that it attends to without a cache, also in transformers. Pass use_cache=False"
         )
         raise unsupported_model_error(module, reason)
-    if block_indices is not None and mask.key_roles is not None:
-        raise unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")
+    if mask.key_roles is not None and (chosen is not None or block_indices is not None):
+        raise unsupported_model_error(
+            module, "padding shifts the keys that its indexer chooses. Pass one sequence at a time"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux)
+    variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux, chosen)
     hooks = _hooks_by_module.get(module) or _ModuleHooks()
     listeners, streaming = [*hooks.listeners.values()], [*hooks.streaming.values()]
     for observer in [*hooks.observers.values()]:
@@ -342,7 +340,8 @@ def attention_forward(
             optional = (first, variant.chunk_size, variant.softcap, variant.sink, result.row_sums[index])
             for listener, sums in zip(listeners, result.key_sums, strict=True):
                 inputs = (listener.layer, sequence, q, k, v, z, result.lse[index], scale, variant.window, *optional)
-                listener.call(AttentionRecord(*inputs, None if sums is None else sums[index]))
+                own_choice = None if chosen is None else chosen.of_sequence(sequence)
+                listener.call(AttentionRecord(*inputs, None if sums is None else sums[index], own_choice))
 
     def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
         for edit in [*hooks.output_edits.values()]:

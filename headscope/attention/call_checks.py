@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headscope.attention.chosen_keys import ChosenKeys
 from headscope.errors import UnsupportedModel
 
 IGNORED_KEYWORDS = frozenset(
@@ -30,20 +31,23 @@ def refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> 
             raise unsupported_model_error(module, UNSUPPORTED_KEYWORDS.get(name, unknown))
 
 
-def refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_indices: Tensor | None) -> None:
-    """Raise UnsupportedModel if an indexer chose fewer than all of the `n_keys` keys."""
-    chosen = n_keys if indices is None else indices.shape[-1]
+def chosen_keys(
+    module: Any, q: Tensor, k: Tensor, indices: Tensor | None, block_indices: Tensor | None
+) -> ChosenKeys | None:
+    """The keys that an indexer chose; None if it chose all. Raises UnsupportedModel for blocks of unknown size."""
     if block_indices is not None:
         block_size = getattr(getattr(module, "indexer", None), "block_size", None)
         if block_size is None:
             reason = "each query attends only to blocks of keys that an indexer chose. Use another model"
             raise unsupported_model_error(module, reason)
-        chosen = block_indices.shape[-1] * block_size
-    if chosen < n_keys:
-        raise unsupported_model_error(
-            module,
-            f"each query attends only to {chosen} keys that an indexer chose. Use texts of at most {chosen} tokens",
-        )
+        numbers = block_indices
+    elif indices is not None:
+        numbers, block_size = indices[:, None], 1
+    else:
+        return None
+    if numbers.shape[-1] * block_size >= k.shape[2]:
+        return None
+    return ChosenKeys(numbers, q.shape[1] // numbers.shape[1], block_size)
 
 
 def unsupported_model_error(module: nn.Module, reason: str) -> UnsupportedModel:

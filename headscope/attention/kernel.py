@@ -6,6 +6,7 @@ dv value dimension.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
+from headscope.attention.chosen_keys import ChosenKeys
 from headscope.attention.record import soft_cap
 from headscope.compat.torch import cpu_flash_attention
 from headscope.errors import UnsupportedModel
@@ -34,7 +36,8 @@ class AttentionVariant:
 
     A query sees the last window keys, or the earlier keys of its own chunk: the sequence is cut into chunks of
     `chunk_size` keys. `softcap` soft-caps the logits s: softcap * tanh(s / softcap). `sink` [H] is a learned logit that
-    every row of a head has in addition to those of its keys; its value is 0. Most families use none of these (None).
+    every row of a head has in addition to those of its keys; its value is 0. `chosen` are the keys that the model's
+    indexer lets queries attend to. Most families use none of these (None).
     """
 
     scaling: float
@@ -42,10 +45,12 @@ class AttentionVariant:
     chunk_size: int | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+    chosen: ChosenKeys | None = None
 
     def for_heads(self, heads: slice) -> "AttentionVariant":
         """The variant restricted to some of the layer's query heads."""
-        return self if self.sink is None else replace(self, sink=self.sink[heads])
+        chosen = None if self.chosen is None else self.chosen.for_heads(heads)
+        return replace(self, sink=None if self.sink is None else self.sink[heads], chosen=chosen)
 
     def hides_earlier_keys(self, n_keys: int, first_key: int) -> bool:
         """Whether some query does not see all earlier keys, of `n_keys` keys starting at key number `first_key`."""
@@ -153,6 +158,10 @@ def attend(
     `module` is the attention module that owns the heads; None if they are only some of a layer's heads. Raises
     UnsupportedModel for dropout with log-sum-exp, windows, chunks, soft cap, sink or values of another width than keys.
     """
+    if variant.chosen is not None:
+        if dropout:
+            raise UnsupportedModel(f"attention dropout of {dropout:g} is active. Call eval() on the model first")
+        return _attend_to_chosen_keys(q, k, v, variant, variant.chosen, first_key)
     queries, keys = q.shape[2], k.shape[2]
     plain = queries in (1, keys) and not variant.hides_earlier_keys(keys, first_key) and variant.softcap is None
     bare = plain and not with_lse and variant.sink is None and v.shape[-1] == q.shape[-1]
@@ -164,7 +173,7 @@ def attend(
             return result
     if plain:
         if not bare:
-            return _attend_block(q, k, v, variant, is_causal=queries > 1)
+            return attend_block(q, k, v, variant, is_causal=queries > 1)
         repeats_keys = q.shape[1] == k.shape[1] or hasattr(module, "num_key_value_groups")
         if module is None or not repeats_keys:
             causal = queries > 1
@@ -188,68 +197,29 @@ def attend(
     for rows, cols, visible in causal_row_blocks(
         queries, keys, variant.window, variant.chunk_size, first_key, q.device, size
     ):
-        out, lse = _attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], variant, False, visible)
+        out, lse = attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], variant, False, visible)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def streaming_attention(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, sink: int, recent: int, first_key: int = 0
-) -> Tensor:
-    """Attention of the last Lq of Lk keys to the first `sink` keys of the text and the `recent` keys up to each query.
-
-    Returns [B, H, Lq, dv] at a cost of O(Lq (sink + recent)). Keys keep their positions; a window or chunk of the
-    variant hides further keys.
-    """
-    first = k.shape[2] - q.shape[2]
-    outs = []
-    for start in range(0, q.shape[2], ROWS_PER_BLOCK):
-        stop = min(start + ROWS_PER_BLOCK, q.shape[2])
-        low = max(0, first + start - recent + 1)
-        sinks, recents = torch.arange(min(max(0, sink - first_key), low)), torch.arange(low, first + stop)
-        columns = torch.cat((sinks, recents)).to(q.device)
-        i = torch.arange(first + start, first + stop, device=q.device)[:, None]
-        visible = (columns <= i) & ((columns + first_key < sink) | (i - columns < recent))
-        if variant.window is not None:
-            visible &= columns > i - variant.window
-        if variant.chunk_size is not None:
-            visible &= (columns + first_key) // variant.chunk_size == (i + first_key) // variant.chunk_size
-        block = (q[:, :, start:stop], k[:, :, columns], v[:, :, columns], variant)
-        outs.append(_attend_block(*block, False, visible)[0])
-    return torch.cat(outs, 2)
-
-
-@dataclass(frozen=True)
-class StreamingGroups:
-    """KV groups of a layer whose query heads stream: they see the first `sink` and the last `recent` keys only."""
-
-    kv_groups: tuple[int, ...]
-    sink: int
-    recent: int
-
-
-def attend_partly_streaming(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, streaming: StreamingGroups, first_key: int = 0
-) -> Tensor:
-    """Head outputs [B, H, Lq, dv] with streaming attention in some KV groups and causal attention in the others.
-
-    Keys and values that a streaming group does not see are never read.
-    """
-    streams = torch.zeros(k.shape[1], dtype=torch.bool, device=q.device)
-    streams[list(streaming.kv_groups)] = True
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
-    for groups, is_streaming in ((~streams, False), (streams, True)):
-        if not groups.any():
-            continue
-        heads = groups.repeat_interleave(q.shape[1] // k.shape[1])
-        sink = None if variant.sink is None else variant.sink[heads]
-        part, part_variant = (q[:, heads], k[:, groups], v[:, groups]), replace(variant, sink=sink)
-        if is_streaming:
-            out[:, heads] = streaming_attention(*part, part_variant, streaming.sink, streaming.recent, first_key)
-        else:
-            out[:, heads] = attend(*part, None, part_variant, 0.0, False, first_key)[0]
-    return out
+def _attend_to_chosen_keys(
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, chosen: ChosenKeys, first_key: int
+) -> tuple[Tensor, Tensor]:
+    """Attention to the keys that an indexer chose, in blocks of rows; each unit of each sequence has its own mask."""
+    out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    per_group, limits = q.shape[1] // k.shape[1], (variant.window, variant.chunk_size, first_key, q.device)
+    for rows, columns, visible in causal_row_blocks(q.shape[2], k.shape[2], *limits):
+        masks = visible & chosen.by_unit(torch.arange(rows.start, rows.stop, device=q.device), k.shape[2])[..., columns]
+        for sequence, unit in product(range(masks.shape[0]), range(masks.shape[1])):
+            heads = slice(unit * chosen.heads_per_unit, (unit + 1) * chosen.heads_per_unit)
+            groups = slice(heads.start // per_group, heads.stop // per_group)
+            own = slice(sequence, sequence + 1)
+            part = q[own, heads, rows], k[own, groups, columns], v[own, groups, columns]
+            of_unit = replace(variant.for_heads(heads), chosen=None)
+            result = attend_block(*part, of_unit, False, masks[sequence, unit])
+            out[own, heads, rows], lse[own, heads, rows] = result
+    return out, lse
 
 
 def _maskless_cuda_attention(
@@ -294,13 +264,13 @@ def _attend_after_cached_keys(q: Tensor, k: Tensor, v: Tensor, variant: Attentio
     """Attention of queries after cached keys: to cached keys unmasked, to new keys causal, combined by weight."""
     cached = k.shape[2] - q.shape[2]
     before, lse_before = fused_attention(q, k[:, :, :cached], v[:, :, :cached], variant.scaling, is_causal=False)
-    own, lse_own = _attend_block(q, k[:, :, cached:], v[:, :, cached:], variant, is_causal=True)
+    own, lse_own = attend_block(q, k[:, :, cached:], v[:, :, cached:], variant, is_causal=True)
     lse = torch.logaddexp(lse_before, lse_own)
     share_before, share_own = ((part - lse).exp()[..., None] for part in (lse_before, lse_own))
     return (before * share_before + own * share_own).to(q.dtype), lse
 
 
-def _attend_block(
+def attend_block(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`fused_attention` with the variant's cap or sink."""

@@ -53,7 +53,7 @@ def attend_for_listeners(
     for listener in listeners:
         if listener.key_columns is not None and (rows := len(listener.key_columns)) < keys.stop:
             raise BadInput(f"key_columns has {rows} rows for {keys.stop} keys. Pass one row for every key of the text")
-    can_sum = q.device.type == "cpu" and not dropout and not torch.is_grad_enabled()
+    can_sum = q.device.type == "cpu" and not dropout and not torch.is_grad_enabled() and variant.chosen is None
     columns, places = torch.empty(0, 0), list[Tensor]()
     if can_sum and v.dtype == torch.float32:
         columns, places = _distinct_key_columns(listeners, keys)

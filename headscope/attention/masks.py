@@ -6,7 +6,7 @@ same in every entry. Its second row holds the number of real keys before the fir
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,16 +33,24 @@ class UnsupportedMask(UnsupportedModel):
 
 @dataclass(frozen=True, eq=False)
 class OpaqueMask:
-    """An encoded mask for a model that converts or slices its mask, or adds a bias to it: it passes unchanged."""
+    """An encoded mask for a model that converts or slices its mask, or adds a bias to it: it passes unchanged.
+
+    `indices` [B, Lq, n] are the keys that an indexer chose, with which the model has combined the mask; -1 is none.
+    """
 
     encoded: Tensor | None
+    indices: Tensor | None = None
     ndim = 0
+    dtype = torch.bool
 
     def to(self, *args: Any, **kwargs: Any) -> "OpaqueMask":
         return self
 
     def __getitem__(self, index: Any) -> "OpaqueMask":
         return self
+
+    def __and__(self, indices: Tensor) -> "OpaqueMask":
+        return replace(self, indices=indices)
 
     def encoded_on(self, device: torch.device) -> Tensor | None:
         """The encoded mask on a device."""

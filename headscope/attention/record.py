@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headscope.attention.chosen_keys import ChosenKeys
+
 RotaryLayout = Literal["half", "interleaved"]
 
 LOCAL_DISTANCE = 32
@@ -166,7 +168,8 @@ class AttentionRecord:
     and `sink` [H] are those of `kernel.AttentionVariant`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq],
     float32, is the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the
     sink's. `row_sums` are None unless a listener asked for them and the backend supports it; so are `key_sums`
-    [H, Lq, n], the sums over the keys of a row's weights times the listener's `key_columns`.
+    [H, Lq, n], the sums over the keys of a row's weights times the listener's `key_columns`. `chosen` are the keys that
+    the model's indexer chose, if not all: weights, outputs and lse are then those over the chosen keys.
     """
 
     layer: int
@@ -184,6 +187,7 @@ class AttentionRecord:
     sink: Tensor | None = None
     row_sums: RowSums | None = None
     key_sums: Tensor | None = None
+    chosen: ChosenKeys | None = None
 
     @property
     def query_key_index(self) -> Tensor:
@@ -193,7 +197,7 @@ class AttentionRecord:
 
     @property
     def visible_counts(self) -> Tensor:
-        """Number of keys that each query sees, [Lq]."""
+        """Number of keys that each query sees, [Lq], whether or not an indexer chose them."""
         counts = self.query_key_index + 1
         if self.chunk_size is not None:
             counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk_size + 1)
@@ -228,7 +232,16 @@ class AttentionRecord:
         q = self.q[:, rows].float().reshape(groups, -1, dim)
         logits = self.soft_cap((q @ self.k[:, keys].float().mT).mul_(self.scaling)).view(-1, len(rows), len(keys))
         distance = self.query_key_index[rows][:, None] - keys
-        return logits.masked_fill_((distance < 0) | (distance >= self.visible_counts[rows][:, None]), -torch.inf)
+        logits.masked_fill_((distance < 0) | (distance >= self.visible_counts[rows][:, None]), -torch.inf)
+        if self.chosen is not None:
+            logits.masked_fill_(~self.is_chosen(rows)[..., keys], -torch.inf)
+        return logits
+
+    def is_chosen(self, rows: Tensor) -> Tensor:
+        """Whether an indexer chose keys for queries, by index [n]: bool [H, n, Lk]; it may choose later keys, too."""
+        if self.chosen is None:
+            return torch.ones(len(self.q), len(rows), self.k.shape[1], dtype=torch.bool, device=rows.device)
+        return self.chosen.by_head(rows, self.k.shape[1])
 
     @property
     def sink_weight(self) -> Tensor | None:

@@ -116,4 +116,5 @@ def _one_head(record: AttentionRecord, head: int, group: int) -> AttentionRecord
         lse=record.lse[queries],
         sink=None if record.sink is None else record.sink[queries],
         row_sums=None,
+        chosen=None if record.chosen is None else record.chosen.for_heads(queries),
     )

@@ -69,10 +69,11 @@ def attention_scores(call: backend.AttentionCall) -> Tensor:
     """Scaled, capped and masked logits of a call, [B, H, Lq, Lk] float32, -inf for hidden keys."""
     variant, rows, keys = call.variant, torch.arange(call.q.shape[2]), torch.arange(call.k.shape[2])
     optional = (variant.window, call.first_key, variant.chunk_size, variant.softcap, variant.sink)
-    records = (
-        AttentionRecord(0, index, q, k, v, q, q[..., 0], variant.scaling, *optional)
-        for index, (q, k, v) in enumerate(zip(call.q, call.k, call.v, strict=True))
-    )
+    choices = [None if variant.chosen is None else variant.chosen.of_sequence(index) for index in range(len(call.q))]
+    records = [
+        AttentionRecord(0, index, q, k, v, q, q[..., 0], variant.scaling, *optional, chosen=chosen)
+        for index, (q, k, v, chosen) in enumerate(zip(call.q, call.k, call.v, choices, strict=True))
+    ]
     return torch.stack([record.masked_logits(rows.to(call.q.device), keys.to(call.q.device)) for record in records])
 
 

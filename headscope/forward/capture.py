@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.attention.contexts import refusing_other_threads
-from headscope.attention.kernel import StreamingGroups
 from headscope.attention.listeners import Listener
+from headscope.attention.streaming_kernel import StreamingGroups
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.bridge_hooks import firing_bridge_hooks
 from headscope.models import open_contexts

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,7 +30,10 @@ def all_heads(geometry: Geometry) -> HeadsByLayer:
 
 
 class SparseAttention:
-    """Lets heads attend by a rule and counts the keys that their rows keep. The rule None keeps every key."""
+    """Lets heads attend by a rule and counts the keys that their rows keep.
+
+    The rule None keeps every key, also those that an indexer did not choose.
+    """
 
     def __init__(self, rule: Rule | None):
         self.rule = rule
@@ -58,9 +62,13 @@ class SparseAttention:
                 last = call.first_key + call.k.shape[2]
                 visible = visible_keys(np.arange(last - z.shape[2], last), call.variant.window, call.variant.chunk_size)
                 self._count(len(z) * len(heads) * torch.tensor(float(visible.sum()), dtype=torch.float64))
-                return z
+                if call.variant.chosen is None:
+                    return z
             output, index = z.clone(), [*heads]
             for sequence, record in enumerate(_records(layer, z, call)):
+                if self.rule is None:
+                    output[sequence, index] = record.z[index]
+                    continue
                 _check(self.rule, record)
                 outputs, kept = sparse_outputs(record, self.rule)  # of all heads: a rule may choose for a whole layer
                 output[sequence, index] = outputs[index]
@@ -84,10 +92,12 @@ def attending_by(model: Model, rule: Rule | None, heads: HeadsByLayer | None = N
 
 
 def _records(layer: int, z: Tensor, call: AttentionCall) -> Iterator[AttentionRecord]:
-    """The record of each sequence of a call."""
-    variant = call.variant
-    _, lse = attend(call.q, call.k, call.v, None, variant, 0.0, True, call.first_key)
+    """The record of dense attention of each sequence of a call; z is that of the call, unless an indexer chose keys."""
+    variant = replace(call.variant, chosen=None)
+    dense, lse = attend(call.q, call.k, call.v, None, variant, 0.0, True, call.first_key)
     assert lse is not None
+    if call.variant.chosen is not None:
+        z = dense
     for sequence, tensors in enumerate(zip(call.q, call.k, call.v, z, lse, strict=True)):
         yield AttentionRecord(
             layer, sequence, *tensors, variant.scaling, variant.window, call.first_key, variant.chunk_size,

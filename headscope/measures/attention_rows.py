@@ -107,6 +107,7 @@ def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
     squares, neg_entropy, sink, key_mass = (torch.zeros(shape, device=device) for _ in range(4))
     distance_and_local = torch.zeros(shape[1], shape[0], 2, device=device)
     size = items_per_tile(device, KEY_TILE, heads * len(row_indices))
+    is_chosen = None if record.chosen is None else record.is_chosen(rows)
     for start in range(first, last + 1, size):
         stop = min(start + size, last + 1)
         scaled = record.k[:, start:stop].float().transpose(1, 2) * record.scaling
@@ -120,6 +121,8 @@ def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:
             log_weight.masked_fill_(distance < 0, MASKED_LOGIT)
         if (own_keys - start >= visible_counts).any():
             log_weight.masked_fill_(distance >= visible[:, None], MASKED_LOGIT)
+        if is_chosen is not None:
+            log_weight.masked_fill_(~is_chosen[..., start:stop], MASKED_LOGIT)
         weight = log_weight.exp()
         largest = torch.maximum(largest, log_weight.amax(-1))
         squares += torch.linalg.vecdot(weight, weight)

@@ -43,6 +43,9 @@ def last_query_weights(records: Sequence[AttentionRecord]) -> Tensor:
     q = torch.stack([record.q[:, -1] for record in records]).float().view(*k.shape[:2], -1, k.shape[-1])
     logits = first.soft_cap((q @ k.mT).flatten(1, 2) * first.scaling)
     logits[..., : k.shape[2] - first.last_visible_count] = -torch.inf
+    if first.chosen is not None:
+        last = torch.tensor([first.q.shape[1] - 1], device=q.device)
+        logits.masked_fill_(~torch.stack([record.is_chosen(last)[:, 0] for record in records]), -torch.inf)
     weights = logits.softmax(-1)
     if first.sink is not None:
         sinks = [record.sink_weight for record in records]

@@ -52,7 +52,11 @@ def _tile_far_mass(record: AttentionRecord, rows: IntArray, window: StreamingWin
     q = record.q[:, row_index].float().view(groups, -1, len(rows), dim)
     logits = record.soft_cap(torch.einsum("ghrd,grkd->ghrk", q, record.k[:, index].float()) * record.scaling)
     weight = (logits.reshape(heads, len(rows), -1) - record.lse[:, row_index, None]).exp()
-    seen = weight.masked_fill_(to_device(weight.device, ~inside), 0).sum(-1)
+    seen = weight.masked_fill_(to_device(weight.device, ~inside), 0)
+    if record.chosen is not None:
+        is_chosen = record.is_chosen(row_index)
+        seen = seen * is_chosen.gather(-1, index.expand(len(is_chosen), -1, -1))
+    seen = seen.sum(-1)
     if record.sink_weight is not None:
         seen = seen + record.sink_weight[:, row_index]
     return (1 - seen).clamp(0, 1)

@@ -26,6 +26,8 @@ def max_logits(record: AttentionRecord) -> tuple[Tensor, Tensor, Tensor]:
     own = row + keys - record.q.shape[1]
     distance = own[:, None] - torch.arange(keys, device=row.device)
     is_hidden = (distance < 0) | (distance >= record.visible_counts[row][:, None])
+    if record.chosen is not None:
+        is_hidden |= ~record.is_chosen(row).diagonal(dim1=0, dim2=1).mT  # row h is that of head h
     largest, key = logits.masked_fill_(is_hidden, -torch.inf).max(-1)
     return largest, row + query_range(record).start, key + record.first_key
 

@@ -24,7 +24,7 @@ from headscope.measures.row_sampling import (
     to_device,
 )
 from headscope.measures.span_mass import row_weights
-from headscope.measures.sparse_rules import RowTile, Rule
+from headscope.measures.sparse_rules import RowTile, Rule, with_all_keys
 
 MASSES = {"keys_90": 0.90, "keys_95": 0.95, "keys_99": 0.99}
 RECALL_QUANTILE = 0.05
@@ -61,6 +61,7 @@ class SparseRows:
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer, or of the next chunk of its queries."""
+        choice, record = record.chosen, with_all_keys(record)
         layer, start, elements = record.layer, query_range(record).start, len(record.q) * record.k.shape[1]
         self._sets = {number: sets for number, sets in self._sets.items() if number in (layer - 1, layer)}
         rows = self.select(record.window, record.chunk_size)
@@ -73,7 +74,8 @@ class SparseRows:
             order = np.argsort(np.concatenate([own, pairs - 1]), kind="stable")
             tile_rows = np.concatenate([own, pairs - 1])[order]
             is_counted = (order < len(own)) & np.isin(tile_rows + start, rows)
-            tile = RowTile(record, tile_rows + start, *row_weights(record, tile_rows), layer_cache)
+            first, weights = row_weights(record, tile_rows)
+            tile = RowTile(record, tile_rows + start, first, weights, layer_cache, indexer_choice=choice)
             self._add(tile, np.flatnonzero(is_counted), np.searchsorted(tile_rows, pairs))
         if len(rows) and sum(keys.shape[-1] for keys, _ in self._rows[layer]) == len(rows):
             keys, statistics = (torch.cat(parts, -1) for parts in zip(*self._rows.pop(layer), strict=True))

@@ -7,7 +7,7 @@ a subclass of `Rule` and an entry point of the group `headscope.sparse_rules` th
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import ClassVar
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headscope.attention.chosen_keys import ChosenKeys
+from headscope.attention.kernel import AttentionVariant, attend
 from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device
 from headscope.measures.span_mass import row_weights
@@ -34,6 +36,8 @@ class RowTile:
     """Some rows of one layer: `rows` [n] of the document, ascending, and their weights [H, n, keys], 0 where hidden.
 
     Column 0 is key number `first` of the document. `layer_cache` is shared by all tiles of a record.
+    `indexer_choice` are the keys that the model's own indexer chose, None if all; record and weights are those of dense
+    attention.
     """
 
     record: AttentionRecord
@@ -42,6 +46,7 @@ class RowTile:
     weights: Tensor
     layer_cache: dict[object, Tensor]
     tile_cache: dict[object, Tensor] = field(default_factory=dict)
+    indexer_choice: ChosenKeys | None = None
 
     @property
     def distance(self) -> Tensor:
@@ -293,6 +298,31 @@ class VerticalSlash(Rule):
         columns = _largest(by_column, self.vertical)[:, None, tile.columns]
         diagonals = _largest(by_distance, self.slash)[:, tile.distance.clamp(min=0)]
         return columns | diagonals
+
+
+@dataclass(frozen=True)
+class Indexer(Rule):
+    """It has no size and is no option: it is measured in every model that has an indexer."""
+
+    name: ClassVar[str] = "indexer"
+    meaning: ClassVar[str] = "the keys that the model's own indexer chose"
+    needs_dense_weights: ClassVar[bool] = False
+
+    def select(self, tile: RowTile) -> Tensor:
+        if tile.indexer_choice is None:
+            return torch.ones_like(tile.weights[:1], dtype=torch.bool)
+        rows = to_device(tile.weights.device, tile.rows - query_range(tile.record).start)
+        return tile.indexer_choice.by_head(rows, tile.record.k.shape[1])[..., tile.columns]
+
+
+def with_all_keys(record: AttentionRecord) -> AttentionRecord:
+    """The record of dense attention with the same q, k and v, if an indexer chose the record's keys."""
+    if record.chosen is None:
+        return record
+    variant = AttentionVariant(record.scaling, record.window, record.chunk_size, record.softcap, record.sink)
+    z, lse = attend(record.q[None], record.k[None], record.v[None], None, variant, 0.0, True, record.first_key)
+    assert lse is not None
+    return replace(record, z=z[0], lse=lse[0], row_sums=None, key_sums=None, chosen=None)
 
 
 def vertical_slash_sums(tile: RowTile) -> Tensor:

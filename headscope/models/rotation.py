@@ -58,12 +58,6 @@ class RotationCall:
         names = ("freqs_cis",) if len(self.tables) == 1 else ("cos", "sin")
         return self.function(**{**self.arguments, **dict(zip(names, tables or self.tables, strict=True)), **vectors})
 
-    def has_heads_of(self, groups: int) -> bool:
-        """Whether the heads of each vector divide into this many groups, or are one shared key."""
-        return all(
-            v.shape[self.heads_axis] in (1, v.shape[self.heads_axis] // groups * groups) for v in self.vectors.values()
-        )
-
     def run_per_group(self, tables: tuple[Tensor, ...]) -> Any:
         """Run the function with tables [B, G, L, entries], one per group of heads.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention import backend
+from headscope.attention import backend, families
 from headscope.attention.contexts import entering
 from headscope.errors import ResourceMissing, UnsupportedModel
 from headscope.model_spec import SchemeSpec
@@ -125,22 +125,27 @@ def _replacing_rotation(model: Model, schedule: Schedule, context: OpenContext) 
             return None
         positions, theta, dtype = running.positions, schedule.theta(layers[module]), call.tables[0].dtype
         factor = schedule.attention_factor(layers[module])
+        if running.is_in_indexer:
+            if theta.shape[0] > 1:  # its heads belong to no KV group and keep the checkpoint's rotation
+                return None
+            positions = _indexer_positions(module, call, positions)
         # Layers that share one theta tensor share one table within a forward pass.
         last = last_tables
         if last is None or last[0] is not positions or last[1] is not theta or last[2] != (factor, dtype):
             tables = cos_sin_tables(positions, theta, factor, model.rotation.table_layout, dtype)
             last = last_tables = (positions, theta, (factor, dtype), tables)
         if theta.shape[0] == 1:
-            return call.run(last[3])
-        # The heads of an indexer (DeepSeek V3.2, GLM-5) belong to no KV group and keep the checkpoint's rotation. It
-        # chooses all keys of the texts that are measured, so its rotation has no effect.
-        return call.run_per_group(last[3]) if call.has_heads_of(theta.shape[0]) else None
+            return call.run(tuple(table.squeeze(0) if call.tables[0].ndim == 2 else table for table in last[3]))
+        return call.run_per_group(last[3])
 
     with ExitStack() as stack:
         for module in layers:
             stack.callback(module.register_forward_pre_hook(running.enter_layer, with_kwargs=True).remove)
         for module in model.rotation.rotary_modules:
             stack.callback(module.register_forward_pre_hook(running.record_positions, with_kwargs=True).remove)
+        for module in families.indexers(model.module):
+            stack.callback(module.register_forward_pre_hook(running.enter_indexer).remove)
+            stack.callback(module.register_forward_hook(running.leave_indexer, always_call=True).remove)
         stack.enter_context(intercepting_rotations(layers, rotate))
         stack.enter_context(preserving_frequencies(model.rotation.rotary_modules))
         yield
@@ -200,6 +205,17 @@ class _RunningPass:
         positions: Tensor = self._thread.positions
         return positions
 
+    @property
+    def is_in_indexer(self) -> bool:
+        """Whether an indexer is choosing keys."""
+        return bool(getattr(self._thread, "is_in_indexer", False))
+
+    def enter_indexer(self, *_: Any) -> None:
+        self._thread.is_in_indexer = True
+
+    def leave_indexer(self, *_: Any) -> None:
+        self._thread.is_in_indexer = False
+
     def enter_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         positions = kwargs.get("position_ids")
         if positions is None or positions.dim() != 2:
@@ -215,6 +231,14 @@ class _RunningPass:
                 raise UnsupportedModel("the input contains an image. Position schemes support text only")
             positions = positions[0]
         self._thread.recorded = self._last_recorded = positions
+
+
+def _indexer_positions(module: Any, call: RotationCall, positions: Tensor) -> Tensor:
+    """Positions [1|B, n] of the vectors that an indexer rotates: of tokens, or of the first tokens of blocks (Qwen4)."""
+    if call.tables[0].ndim == 3:
+        return positions
+    blocks = torch.arange(len(call.tables[0]), device=positions.device)
+    return (blocks * module.indexer.compress_ratio)[None]
 
 
 def _position_ids(args: Any, kwargs: dict[str, Any]) -> Tensor:

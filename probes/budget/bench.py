@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from headscope.attention.kernel import AttentionVariant, attend, streaming_attention
+from headscope.attention.kernel import AttentionVariant, attend
+from headscope.attention.streaming_kernel import streaming_attention
 from headscope.forward.capture import capturing
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents

@@ -27,7 +27,7 @@ from probes.sparsity.analysis import (
     shown_rules,
     usable_rules,
 )
-from probes.sparsity.schema import ANSWER, PUBLISHED
+from probes.sparsity.schema import ANSWER, INDEXER, PUBLISHED
 
 FEW_KEYS = 64
 """Heads that need at most this many keys are counted."""
@@ -142,7 +142,10 @@ def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
 
 def _lowest_loss(run: Run, model: str, cost: float) -> Iterator[Result]:
     """The family of usable rules with the lowest loss at equal cost, beside the best one that needs dense weights."""
-    changes, families = loss_changes_at_equal_cost(run, model), {*map(rule_family, usable_rules(run))} - {PUBLISHED}
+    changes, families = (
+        loss_changes_at_equal_cost(run, model),
+        {*map(rule_family, usable_rules(run))} - {PUBLISHED, INDEXER},
+    )
     usable = [family for family in changes if family in families]
     bounds = [family for family in changes if family not in families and family != PUBLISHED]
     if not usable:

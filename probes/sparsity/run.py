@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.attention.families import indexers
 from headscope.errors import BadInput
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.logits import score_answer
@@ -18,7 +19,7 @@ from headscope.forward.observe import FinishedPass, observe
 from headscope.forward.sparse_attention import SparseAttention, all_heads, attending_by
 from headscope.measures.row_sampling import IntArray, select_last_octave
 from headscope.measures.sparse_rows import SparseRows
-from headscope.measures.sparse_rules import Rule, parse_rule
+from headscope.measures.sparse_rules import Indexer, Rule, parse_rule
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import PairSet, load_pair_set
@@ -172,6 +173,8 @@ class SparsityRunner:
         rules = [*self.rules]
         if self.patterns is not None:
             rules.append(HeadPatterns.for_model(self.patterns, model.geometry, cell.model))
+        if indexers(model.module):
+            rules.append(Indexer())
         return SparsityObserver(SparseRows(model.geometry, rules, select), {"model": cell.model, **keys})
 
     def _documents(self, label: str) -> Sequence[Any]:

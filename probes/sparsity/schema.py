@@ -25,6 +25,8 @@ TEXT, ANSWER = "text", "answer"
 QUERY_BEFORE, LAYER_BELOW = "query", "layer"
 PUBLISHED = "minference"
 """Name of the rule that a published pattern file gives each head."""
+INDEXER = "indexer"
+"""Name of the rule of a model's own indexer."""
 DENSE = "dense"
 """In place of a rule where every head attends to all keys."""
 SHARED_SIZES = (64, 256, 1024)
@@ -76,7 +78,12 @@ ROWS_OF = key(
     "rows_of", "label", "", "text: rows of an ordinary text; answer: rows that produce the answer about a needle", None
 )
 RULE = key(
-    "rule", "label", "", "rule that chooses the keys, with its sizes; minference: those of the given pattern file", None
+    "rule",
+    "label",
+    "",
+    "rule that chooses the keys, with its sizes; minference: those of the given pattern file; indexer: those that the "
+    "model's own indexer chose",
+    None,
 )
 
 SPARSE_ROWS = Table(

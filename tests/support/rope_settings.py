@@ -106,7 +106,7 @@ SETTINGS = (
         ("longrope",),
         "Phi-3.5-MoE: factor on cos and sin, from the rotation itself. Texts beyond the original length have no "
         "position tables, because the code does not use `long_factor`",
-        "`test_sparse_attention.py`",
+        "`test_special_families.py`",
     ),
     RopeSetting(
         "mrope_section",

@@ -121,7 +121,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 32,
-        "indexer_budget": 16,
+        "indexer_budget": 512,
         "indexer_compress_ratio": 4,
     },
     "reformer": {"axial_pos_embds": False},

@@ -27,9 +27,16 @@ ATTENTION_OVERRIDES = {
     "GPTNeoXJapaneseAttention": gpt_families.GPT_NEOX_JAPANESE,
     "MptAttention": alibi.MPT,
     "XGLMAttention": gpt_families.XGLM,
+    "Qwen4ExpTextQSAIndexer": sparse_attention.QWEN_INDEXER,
     **dict.fromkeys(SPARSE_INDEXERS, sparse_attention.SPARSE_INDEXER),
 }
 """Override by the class name of the attention module, or of the indexer that chooses its keys."""
+INDEXERS = frozenset((*SPARSE_INDEXERS, "MiniMaxM3VLIndexer", "Qwen4ExpTextQSAIndexer"))
+
+
+def indexers(model: nn.Module) -> list[nn.Module]:
+    """The modules of the model that choose the keys of each query."""
+    return [module for module in model.modules() if type(module).__name__ in INDEXERS]
 
 
 def has_attention_override(model: PreTrainedModel) -> bool:

@@ -1,11 +1,12 @@
 """Families in which each query attends to chosen keys: Doge by a learned bias, DeepSeek V3.2 and others by an indexer.
 
-headscope measures them in texts so short that all keys are chosen.
+Doge is measured in texts so short that all keys are chosen.
 """
 
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headscope.attention.families.override import AttentionFunction, AttentionOverride
@@ -63,15 +64,45 @@ def _forward_indexer(
     q_resid: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: OpaqueMask,
-    *args: Any,
-    **kwargs: Any,
+    position_ids: Tensor | None,
+    past_key_values: Any = None,
 ) -> Tensor:
-    # Without a mask: if all keys are chosen, their scores do not matter; otherwise the attention function refuses.
-    no_mask = hidden_states.new_zeros(1, 1, 1)
+    cached = 0
+    if past_key_values is not None:  # it has the keys of this pass already
+        cached = int(past_key_values.get_seq_length(module.layer_idx)) - hidden_states.shape[1]
+    mask = _causal_mask(hidden_states, cached)
+    causal = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
     indices: Tensor = type(module).forward(
-        module, hidden_states, q_resid, position_embeddings, no_mask, *args, **kwargs
+        module, hidden_states, q_resid, position_embeddings, causal, position_ids, past_key_values
     )
     return indices
 
 
+def _causal_mask(hidden_states: Tensor, cached: int) -> Tensor:
+    """Whether each query of a pass sees each key, `cached` ones included: bool [1, Lq, Lk]."""
+    positions = torch.arange(cached + hidden_states.shape[1], device=hidden_states.device)
+    return (positions[cached:, None] >= positions)[None]
+
+
+def _forward_qwen_indexer(
+    attend: AttentionFunction,
+    module: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: OpaqueMask,
+    past_key_values: Any,
+) -> Tensor:
+    """The chosen keys [B, Lq, n], -1 for none, in place of a mask of all keys; the attention combines it with its own.
+
+    The cache has no keys of this pass yet.
+    """
+    cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(module.layer_idx))
+    causal = _causal_mask(hidden_states, cached).expand(len(hidden_states), 1, -1, -1)
+    mask: Tensor = type(module).forward(module, hidden_states, position_embeddings, causal, past_key_values)
+    most = min(mask.shape[-1], module.token_budget + module.compress_ratio - 1)
+    is_chosen, indices = mask[:, 0].to(torch.int8).topk(most)
+    return indices.masked_fill_(is_chosen == 0, -1)
+
+
+QWEN_INDEXER = AttentionOverride("forward", _forward_qwen_indexer, hides_mask=True)
 SPARSE_INDEXER = AttentionOverride("forward", _forward_indexer, hides_mask=True)
