@@ -234,11 +234,11 @@ class _RunningPass:
 
 
 def _indexer_positions(module: Any, call: RotationCall, positions: Tensor) -> Tensor:
-    """Positions [1|B, n] of the vectors that an indexer rotates: of tokens, or of the first tokens of blocks (Qwen4)."""
+    """Positions [1|B, n] of what an indexer rotates: tokens, or blocks of keys by their first token (Qwen4)."""
     if call.tables[0].ndim == 3:
         return positions
-    blocks = torch.arange(len(call.tables[0]), device=positions.device)
-    return (blocks * module.indexer.compress_ratio)[None]
+    ratio: int = module.indexer.compress_ratio
+    return torch.arange(0, ratio * len(call.tables[0]), ratio, device=positions.device)[None]
 
 
 def _position_ids(args: Any, kwargs: dict[str, Any]) -> Tensor:
