@@ -103,7 +103,7 @@ def ignoring(term: str) -> Any:
     """An `AttentionVariant` without one of its terms."""
 
     def rule(scaling: float, *terms: Any) -> AttentionVariant:
-        values = dict(zip(("window", "chunk_size", "softcap", "sink"), terms, strict=True)) | {term: None}
+        values = dict(zip(("window", "chunk_size", "softcap", "sink", "chosen"), terms, strict=True)) | {term: None}
         return AttentionVariant(scaling, **values)
 
     return rule
