@@ -34,17 +34,18 @@ def refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> 
 def chosen_keys(
     module: Any, q: Tensor, k: Tensor, indices: Tensor | None, block_indices: Tensor | None
 ) -> ChosenKeys | None:
-    """The keys that an indexer chose; None if it chose all. Raises UnsupportedModel for blocks of unknown size."""
-    if block_indices is not None:
-        block_size = getattr(getattr(module, "indexer", None), "block_size", None)
-        if block_size is None:
-            reason = "each query attends only to blocks of keys that an indexer chose. Use another model"
-            raise unsupported_model_error(module, reason)
-        numbers = block_indices
-    elif indices is not None:
-        numbers, block_size = indices[:, None], 1
-    else:
+    """The keys that the module's indexer chose; None if it chose all, or if the family has no indexer.
+
+    Raises UnsupportedModel for a choice that comes from elsewhere, and for blocks of unknown size.
+    """
+    if indices is None and block_indices is None:
         return None
+    block_size = 1 if block_indices is None else getattr(getattr(module, "indexer", None), "block_size", None)
+    if not hasattr(module, "indexer") or block_size is None:
+        reason = "each query attends only to keys or blocks of keys that an unknown indexer chose. Use another model"
+        raise unsupported_model_error(module, reason)
+    numbers = block_indices if indices is None else indices[:, None]
+    assert numbers is not None
     if numbers.shape[-1] * block_size >= k.shape[2]:
         return None
     return ChosenKeys(numbers, q.shape[1] // numbers.shape[1], block_size)
