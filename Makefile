@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Python compiles what is imported; pip would compile every file of every library, a minute and a half.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 OLDEST_TESTS := tests/test_dependencies.py tests/test_eager_check.py tests/test_capture.py tests/test_compat.py
-EXAMPLE := headscope/examples/20261123T111219Z-example-69e4e750
+EXAMPLE := headscope/examples/20261128T014249Z-example-82cadd44
 unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
 .PHONY: demo dash test test-oldest check lint types bench docs site paper paper-page wheels browser clean
