@@ -8,13 +8,17 @@ import pytest
 import torch
 from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor, nn
+from transformers import StaticCache
 from zoo.build import tiny
 from zoo.yarn import FACTOR, yarn_by_hand
 
 import headscope as hs
+from headscope.attention import backend
+from headscope.attention.families import sparse_attention
 from headscope.attention.record import AttentionRecord
 from headscope.decomposition.attributed_rows import find_top_far_rows
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.forward.selfcheck import run_checks as run_checks_of_model
 from headscope.forward.sparse_attention import attending_by
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics, with_row_sums
 from headscope.measures.copying import last_query_weights
@@ -26,6 +30,9 @@ from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
 from headscope.measures.sparse_rules import Indexer, parse_rule
 from headscope.measures.top_keys import find_top_keys
+from headscope.patching.activation_patching import LayerAttention, PatchingReplay, patched_outputs
+from headscope.patching.metrics import PairTokens
+from headscope.patching.path_patching import Path, PathPatching, inspect_paths
 from headscope.results.check_file import parse_checks
 from headscope.results.checks import run_checks
 from headscope.streaming import StreamingWindow
@@ -98,7 +105,9 @@ def decoded(module: Any, prompt: int, step: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("model_type", INDEXED)
-def test_weights_and_logits_equal_the_eager_attention_of_the_family(model_type: str) -> None:
+def test_weights_and_logits_equal_the_eager_attention_of_the_family(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logits, weights = eager(model_type)
     found = records(model_type)
     assert sum(record.chosen is not None for record in found) >= 2
@@ -113,22 +122,28 @@ def test_weights_and_logits_equal_the_eager_attention_of_the_family(model_type: 
     with hs.capturing(model):
         with torch.no_grad():
             ours = model.module(input_ids=IDS, use_cache=False).logits
-        for result in (ours, decoded(model.module, 25), decoded(model.module, 12, 14)):
+        monkeypatch.setattr(sparse_attention, "QUERIES_PER_BLOCK", 7)
+        with torch.no_grad():
+            in_blocks = model.module(input_ids=IDS, use_cache=False).logits
+        for result in (ours, in_blocks, decoded(model.module, 25), decoded(model.module, 12, 14)):
             torch.testing.assert_close(result, logits, rtol=0, atol=2e-5 * float(logits.abs().max()))
     with torch.no_grad():
         assert torch.equal(module_of(model_type)(input_ids=IDS, use_cache=False).logits, logits)
 
 
 @pytest.mark.parametrize("model_type", [name for name in INDEXED if name != "dots3_note_text"])
-def test_under_yarn_the_indexer_has_the_frequencies_of_the_scheme(model_type: str) -> None:
+def test_under_yarn_the_indexer_has_the_frequencies_of_the_scheme(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the family itself computes with these frequencies; the layers of Dots 3 share no rotary pairs."""
     module = module_of(model_type)
     with yarn_by_hand(module), torch.no_grad():
         expected = module(input_ids=IDS, use_cache=False).logits
     model = hs.load(module)
+    monkeypatch.setattr(sparse_attention, "QUERIES_PER_BLOCK", 7)
     with hs.attached(model, f"yarn:factor={FACTOR:g}"), hs.capturing(model), torch.no_grad():
-        found = module(input_ids=IDS, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+        for found in (module(input_ids=IDS, use_cache=False).logits, decoded(module, 25)):
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
     assert not torch.allclose(expected, eager(model_type)[0], atol=1e-2)
 
 
@@ -280,6 +295,51 @@ def test_edits_of_heads_see_the_chosen_keys_and_tables_are_measured(model_type: 
     message = "heads cannot stream in texts of 40 tokens: the model's indexer"
     with hs.ablated(model, [f"L{layer}H1"], "streaming:2+6"), pytest.raises(UnsupportedModel, match=message):
         model.module(input_ids=IDS, use_cache=False)
+
+
+CAUSAL_STUDIES = pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"])
+
+
+@CAUSAL_STUDIES
+def test_a_patched_pattern_is_that_of_the_keys_chosen_in_its_own_run(model_type: str) -> None:
+    model, runs, found = hs.load(module_of(model_type)), list[LayerAttention](), list[AttentionRecord]()
+    last = model.attention_modules[-1]
+    for ids in (IDS, IDS.roll(1, 1)):
+        with hs.capturing(model) as layers, backend.collecting_outputs([last]) as calls, torch.no_grad():
+            layers.listen(found.append, [model.geometry.layers - 1])
+            model.module(input_ids=ids, use_cache=False)
+        runs.append(LayerAttention(*calls[0]))
+    patched = patched_outputs("pattern", *runs, range(LENGTH), range(LENGTH))
+    values = runs[0].call.v.repeat_interleave(runs[0].z.shape[1] // runs[0].call.v.shape[1], 1)
+    expected = found[1].weights(range(LENGTH)) @ values
+    torch.testing.assert_close(patched, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@CAUSAL_STUDIES
+def test_paths_patched_together_equal_those_patched_alone(model_type: str) -> None:
+    """Receivers in several layers: the indexer chooses other keys in each run."""
+    model, other = hs.load(module_of(model_type)), IDS.roll(1, 1)
+    token = torch.tensor([5])
+    pair = PairTokens(torch.cat([IDS, token[None]], 1), torch.cat([other, token[None]], 1), token, token + 1, LENGTH)
+    paths = [Path((0, head), ((2, head), (3, 1)), end) for head in (0, 1) for end in ("q", "k", "v")]
+    replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
+    with replay.capturing():
+        patching = PathPatching(replay, inspect_paths(model, pair.clean), "denoising", "frozen", 0)
+        together = dict(patching.patch(paths))
+        for path in paths:
+            (alone,) = dict(patching.patch([path])).values()
+            assert together[path] == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_static_cache_and_the_name_of_the_rule_are_refused_in_one_line() -> None:
+    model = hs.load(module_of("deepseek_v32"))
+    cache = StaticCache(config=model.module.config, max_cache_len=64)
+    with hs.capturing(model), torch.no_grad(), pytest.raises(UnsupportedModel, match="static cache"):
+        model.module(input_ids=IDS, past_key_values=cache, use_cache=True)
+    with pytest.raises(BadInput, match="measured in every model that has an indexer"):
+        hs.sparsity(model, rules=["indexer"])
+    with pytest.raises(BadInput, match="a learned sink or an indexer"):
+        list(run_checks_of_model(model, IDS[0]))
 
 
 @pytest.mark.parametrize("model_type", INDEXED)

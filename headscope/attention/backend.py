@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from headscope.attention import families
 from headscope.attention.call_checks import (
-    chosen_keys,
+    keys_of_indexer,
     refuse_unsupported_keywords,
     unsupported_model_error,
 )
@@ -104,6 +104,13 @@ class AttentionCall:
         """The call restricted to some of the layer's heads and their KV groups."""
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
         return replace(self, q=q, k=k, v=v, variant=self.variant.for_heads(heads))
+
+    def for_sequences(self, sequences: slice) -> "AttentionCall":
+        """The call restricted to some sequences of the batch."""
+        q, k, v = self.q[sequences], self.k[sequences], self.v[sequences]
+        positions = self.positions if len(self.positions) == 1 else self.positions[sequences]
+        chosen = None if self.variant.chosen is None else self.variant.chosen.for_sequences(sequences)
+        return replace(self, q=q, k=k, v=v, positions=positions, variant=replace(self.variant, chosen=chosen))
 
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
@@ -290,7 +297,7 @@ def attention_forward(
     refuse_unsupported_keywords(module, {**kwargs, "is_causal": is_causal})
     if isinstance(attention_mask, OpaqueMask) and attention_mask.indices is not None:
         indices = attention_mask.indices
-    chosen = chosen_keys(module, query, key, indices, block_indices)
+    chosen = keys_of_indexer(module, query, key, indices, block_indices)
     mask = DecodedMask.decode(
         attention_mask.encoded_on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
     )
@@ -302,7 +309,7 @@ def attention_forward(
         raise unsupported_model_error(module, reason)
     if mask.key_roles is not None and (chosen is not None or block_indices is not None):
         raise unsupported_model_error(
-            module, "padding shifts the keys that its indexer chooses. Pass one sequence at a time"
+            module, "its indexer may choose other keys in a padded batch. Pass one sequence at a time"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux, chosen)

@@ -31,7 +31,7 @@ def refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> 
             raise unsupported_model_error(module, UNSUPPORTED_KEYWORDS.get(name, unknown))
 
 
-def chosen_keys(
+def keys_of_indexer(
     module: Any, q: Tensor, k: Tensor, indices: Tensor | None, block_indices: Tensor | None
 ) -> ChosenKeys | None:
     """The keys that the module's indexer chose; None if it chose all, or if the family has no indexer.
@@ -44,11 +44,11 @@ def chosen_keys(
     if not hasattr(module, "indexer") or block_size is None:
         reason = "each query attends only to keys or blocks of keys that an unknown indexer chose. Use another model"
         raise unsupported_model_error(module, reason)
-    numbers = block_indices if indices is None else indices[:, None]
-    assert numbers is not None
-    if numbers.shape[-1] * block_size >= k.shape[2]:
+    choice = block_indices if indices is None else indices[:, None]
+    assert choice is not None
+    if choice.shape[-1] * block_size >= k.shape[2]:
         return None
-    return ChosenKeys(numbers, q.shape[1] // numbers.shape[1], block_size)
+    return ChosenKeys(choice, q.shape[1] // choice.shape[1], block_size)
 
 
 def unsupported_model_error(module: nn.Module, reason: str) -> UnsupportedModel:

@@ -207,6 +207,7 @@ def _attend_to_chosen_keys(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, chosen: ChosenKeys, first_key: int
 ) -> tuple[Tensor, Tensor]:
     """Attention to the keys that an indexer chose, in blocks of rows; each unit of each sequence has its own mask."""
+    assert len(chosen.indices) == len(q)
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
     per_group, limits = q.shape[1] // k.shape[1], (variant.window, variant.chunk_size, first_key, q.device)
     for rows, columns, visible in causal_row_blocks(q.shape[2], k.shape[2], *limits):

@@ -50,6 +50,7 @@ class OpaqueMask:
         return self
 
     def __and__(self, indices: Tensor) -> "OpaqueMask":
+        """The mask with the keys that the model's own code combines it with."""
         return replace(self, indices=indices)
 
     def encoded_on(self, device: torch.device) -> Tensor | None:

@@ -76,7 +76,8 @@ class PositionReset:
 
     freq: q and k are rotated by (theta_target - theta_current) x position; scale: q is multiplied by the ratio of the
     query scales and of the squared factors of cos and sin; joint: both. The angles are float64 differences of the
-    float32 angles in the rotation tables, so a reset matches the model rebuilt with these parameters.
+    float32 angles in the rotation tables, so a reset matches the model rebuilt with these parameters. Only an
+    indexer of the model (DeepSeek V3.2) keeps the keys that it chose under the current schedule.
     """
 
     component: Component

@@ -87,7 +87,8 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
     """Check every measure on ids [L], which must be short: memory is O(L^2 x head_dim).
 
     Raises BadInput if the plain formulas or the family's eager attention do not apply to the model: it has a position
-    scheme, a soft cap, a learned sink, a window or chunks. `VARIANT_CASES` cover these on random heads.
+    scheme, a soft cap, a learned sink, a window, chunks, or an indexer that does not choose all keys. `VARIANT_CASES`
+    cover these, except the indexer, on random heads.
     """
     if model.scheme != "base":
         raise BadInput(f"'{model.name}' has scheme '{model.scheme}', which eager attention lacks. Omit the scheme")
@@ -95,10 +96,11 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
 
     def listen(record: AttentionRecord) -> None:
         hides_keys = bool((record.visible_counts <= record.query_key_index).any())
-        if hides_keys or record.softcap is not None or record.sink is not None:
+        is_plain = record.softcap is None and record.sink is None and record.chosen is None
+        if hides_keys or not is_plain:
             raise BadInput(
-                f"'{model.name}' uses a sliding window, chunked attention, a logit soft cap or a learned sink, "
-                "which selfcheck does not cover. Use another checkpoint"
+                f"'{model.name}' uses a sliding window, chunked attention, a logit soft cap, a learned sink or an "
+                "indexer, which selfcheck does not cover. Use another checkpoint"
             )
         for quantity, difference in _layer_differences(model, record):
             largest[quantity] = max(largest[quantity], difference if math.isfinite(difference) else math.inf)

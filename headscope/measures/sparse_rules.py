@@ -302,7 +302,7 @@ class VerticalSlash(Rule):
 
 @dataclass(frozen=True)
 class Indexer(Rule):
-    """It has no size and is no option: it is measured in every model that has an indexer."""
+    """The choice of the model's own indexer. It has no size; it is measured in every model that has one, unasked."""
 
     name: ClassVar[str] = "indexer"
     meaning: ClassVar[str] = "the keys that the model's own indexer chose"
@@ -382,6 +382,8 @@ def parse_rule(text: str) -> Rule:
     """The rule that a text such as top:256 or block:64:16 names. Raises ValueError for any other text."""
     name, *sizes = text.split(":")
     rules = known_rules()
+    if text == Indexer.name:
+        raise ValueError("rule 'indexer' is measured in every model that has an indexer. Leave it out")
     if name not in rules:
         raise ValueError(f"unknown rule '{text[:60]}'. Use one of: {', '.join(rules)}")
     names = [size.name for size in fields(rules[name])]  # type: ignore[arg-type]

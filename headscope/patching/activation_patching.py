@@ -68,7 +68,7 @@ def patched_outputs(
         return call.attend(call.q, replace_positions(call.k, source_call.k[:, :, source_rows]), call.v)
     if activation == "v":
         return call.attend(call.q, call.k, replace_positions(call.v, source_call.v[:, :, source_rows]))
-    return replace_positions(run.z, call.attend(source_call.q, source_call.k, call.v)[:, :, rows])
+    return replace_positions(run.z, source_call.attend(source_call.q, source_call.k, call.v)[:, :, rows])
 
 
 def patched_units(model: Model, activation: Activation) -> list[Unit]:

@@ -237,8 +237,8 @@ class PathPatching:
                 for head in (head for receiver_layer, head in path.receivers if receiver_layer == layer):
                     group = geometry.kv_group(layer, head)
                     heads = slice(head, head + 1), slice(group, group + 1)
-                    one_head, new = call.for_heads(*heads), changed.for_heads(*heads)
-                    inputs = {name: getattr(one_head, name)[run] for name in RECEIVER_INPUTS}
+                    one_head, new = call.for_heads(*heads).for_sequences(run), changed.for_heads(*heads)
+                    inputs = {name: getattr(one_head, name) for name in RECEIVER_INPUTS}
                     name = cast(ReceiverInput, path.end)
                     follows = self._is_in(path.receiver_span).to(z.device)[:, None]
                     inputs[name] = torch.where(follows, getattr(new, name)[copy : copy + 1], inputs[name])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headscope.attention import backend, families
 from headscope.attention.contexts import entering
+from headscope.attention.families.sparse_attention import indexed_queries
 from headscope.errors import ResourceMissing, UnsupportedModel
 from headscope.model_spec import SchemeSpec
 from headscope.models import open_contexts
@@ -129,6 +130,8 @@ def _replacing_rotation(model: Model, schedule: Schedule, context: OpenContext) 
             if theta.shape[0] > 1:  # its heads belong to no KV group and keep the checkpoint's rotation
                 return None
             positions = _indexer_positions(module, call, positions)
+        elif positions.shape[1] > call.tables[0].shape[-2]:  # Qwen4's rotary module gets those of cached tokens, too
+            positions = positions[:, -call.tables[0].shape[-2] :]
         # Layers that share one theta tensor share one table within a forward pass.
         last = last_tables
         if last is None or last[0] is not positions or last[1] is not theta or last[2] != (factor, dtype):
@@ -236,7 +239,7 @@ class _RunningPass:
 def _indexer_positions(module: Any, call: RotationCall, positions: Tensor) -> Tensor:
     """Positions [1|B, n] of what an indexer rotates: tokens, or blocks of keys by their first token (Qwen4)."""
     if call.tables[0].ndim == 3:
-        return positions
+        return positions[:, indexed_queries()][:, -call.tables[0].shape[-2] :]
     ratio: int = module.indexer.compress_ratio
     return torch.arange(0, ratio * len(call.tables[0]), ratio, device=positions.device)[None]
 

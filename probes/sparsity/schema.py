@@ -69,7 +69,7 @@ class SparsityOptions(Options):
     def _check_rules(cls, value: list[str]) -> list[str]:
         """The form only: the names are those of installed rules, which need torch."""
         for rule in value:
-            if not re.fullmatch(r"[a-z][a-z0-9-]*(:[0-9]{1,8})+", rule):
+            if not re.fullmatch(r"[a-z][a-z0-9-]*(:[0-9]{1,8})+|indexer", rule):
                 raise ValueError(f"'{rule[:60]}' is no rule with its sizes. Write top:256 or block:64:16")
         return value
 
@@ -148,7 +148,14 @@ SPARSE_KEYS = Table(
         ),
     ),
 )
-RULE_OR_DENSE = key("rule", "label", "", f"{RULE.meaning}; {DENSE}: every head attends to all keys", None)
+RULE_OR_DENSE = key(
+    "rule",
+    "label",
+    "",
+    "rule that chooses the keys, with its sizes; minference: those of the given pattern file; "
+    f"{DENSE}: every head attends to all keys",
+    None,
+)
 KEPT = Column("kept", "value", "keys", "mean number of chosen keys that a row sees, over heads and all rows", 0)
 SPARSE_LOSS = Table(
     "sparse_loss",

@@ -4,6 +4,9 @@ Doge is measured in texts so short that all keys are chosen.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +15,25 @@ from torch import Tensor, nn
 from headscope.attention.families.override import AttentionFunction, AttentionOverride
 from headscope.attention.masks import OpaqueMask
 from headscope.errors import UnsupportedModel
+
+QUERIES_PER_BLOCK = 256
+"""Queries for which an indexer scores all keys at once."""
+_indexed_queries: ContextVar[slice] = ContextVar("indexed_queries", default=slice(None))
+
+
+@contextmanager
+def indexing(queries: slice) -> Iterator[None]:
+    """Let an indexer run for some of the queries of a pass."""
+    token = _indexed_queries.set(queries)
+    try:
+        yield
+    finally:
+        _indexed_queries.reset(token)
+
+
+def indexed_queries() -> slice:
+    """The queries of the pass for which an indexer runs."""
+    return _indexed_queries.get()
 
 
 def _forward_doge(
@@ -67,15 +89,44 @@ def _forward_indexer(
     position_ids: Tensor | None,
     past_key_values: Any = None,
 ) -> Tensor:
-    cached = 0
+    """The indices [B, Lq, n] of the family's own code, for blocks of queries at a time: it scores every key with every
+    head of the indexer at once. Of queries that see fewer keys, the last indices are -1."""
+    queries, cached = hidden_states.shape[1], 0
     if past_key_values is not None:  # it has the keys of this pass already
-        cached = int(past_key_values.get_seq_length(module.layer_idx)) - hidden_states.shape[1]
-    mask = _causal_mask(hidden_states, cached)
-    causal = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-    indices: Tensor = type(module).forward(
-        module, hidden_states, q_resid, position_embeddings, causal, position_ids, past_key_values
+        cached = _cached_keys(past_key_values, module.layer_idx) - queries
+    cache, parts = _IndexerCache(past_key_values), []
+    for start in range(0, queries, QUERIES_PER_BLOCK):
+        block = slice(start, start + QUERIES_PER_BLOCK)
+        states, residual = hidden_states[:, block], q_resid[:, block]
+        tables = tuple(table[:, block] for table in position_embeddings)
+        mask = _causal_mask(states, cached + start)
+        causal = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+        with indexing(block):
+            parts.append(type(module).forward(module, states, residual, tables, causal, position_ids, cache))
+    return torch.cat(
+        [nn.functional.pad(part, (0, parts[-1].shape[-1] - part.shape[-1]), value=-1) for part in parts], 1
     )
-    return indices
+
+
+class _IndexerCache:
+    """Keys of an indexer, which get those of each block of queries: in the model's cache, or here if it has none."""
+
+    def __init__(self, cache: Any):
+        self.cache, self.keys = cache, list[Tensor]()
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        if self.cache is not None:
+            in_cache: Tensor = self.cache.update_indexer(keys, layer)
+            return in_cache
+        self.keys.append(keys)
+        return torch.cat(self.keys, 1)
+
+
+def _cached_keys(cache: Any, layer: int) -> int:
+    """Number of keys in the cache of a layer. Raises UnsupportedModel for a static cache, in which keys are empty."""
+    if type(cache.layers[layer]).__name__.startswith("Static"):
+        raise UnsupportedModel("its indexer would choose empty keys of the static cache. Use the model's own cache")
+    return int(cache.get_seq_length(layer))
 
 
 def _causal_mask(hidden_states: Tensor, cached: int) -> Tensor:
@@ -96,7 +147,7 @@ def _forward_qwen_indexer(
 
     The cache has no keys of this pass yet.
     """
-    cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(module.layer_idx))
+    cached = 0 if past_key_values is None else _cached_keys(past_key_values, module.layer_idx)
     causal = _causal_mask(hidden_states, cached).expand(len(hidden_states), 1, -1, -1)
     mask: Tensor = type(module).forward(module, hidden_states, position_embeddings, causal, past_key_values)
     most = min(mask.shape[-1], module.token_budget + module.compress_ratio - 1)
