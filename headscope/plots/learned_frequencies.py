@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
+from headscope.plots.draft import Draft
 
 REFERENCE_LABELS = {"log_theta_base": "the checkpoint", "log_theta_init": "the initialisation"}
 """Name of the reference frequencies in a chart title, by column."""
@@ -32,11 +33,10 @@ def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv
     )
     if rows.empty:
         return style.empty_figure(title, "this KV group was not measured")
-    figure = style.stacked_figure(title, 460)
+    figure = Draft.stacked(title, 460)
     columns = {"base": "log_theta_base", "initialisation": "log_theta_init", "learned": "log_theta"}
     if not ((rows["log_theta"] - rows["log_theta_init"]).abs() > MIN_LEARNED_CHANGE).any():  # such as those of YaRN
         columns = {"base": "log_theta_base", style.escape_label(model): "log_theta"}
-    traces: list[dict[str, Any]] = []
     for label, column in columns.items():
         colour, dash = LINES[column]
         line_settings: dict[str, Any] = {
@@ -51,12 +51,12 @@ def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv
         values = rows[column].where(np.isfinite(rows[column]))
         upper = {"y": (values / np.log(10)).to_numpy(), "showlegend": False}
         lower = {"y": (values - rows["log_theta_base"]).to_numpy()}
-        traces += [line_settings | upper, line_settings | lower]
-    figure.add_traces(traces, rows=[1, 2] * len(columns), cols=[1, 1] * len(columns))
-    figure.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
-    figure.update_yaxes(title_text="ln θ relative to base", row=2, col=1)
-    figure.update_xaxes(title_text="rotary pair f, highest frequency first", row=2, col=1)
-    return style.fit_legend(figure)
+        figure.add([line_settings | upper], 1)
+        figure.add([line_settings | lower], 2)
+    figure.update_axis("yaxis", {"title": {"text": "log₁₀ θ (rad/token)"}})
+    figure.update_axis("yaxis2", {"title": {"text": "ln θ relative to base"}})
+    figure.update_axis("xaxis2", {"title": {"text": "rotary pair f, highest frequency first"}})
+    return figure.fit_legend().figure()
 
 
 def plot_frequency_change(positions: pd.DataFrame, model: str, reference_column: str = "log_theta_base") -> go.Figure:

@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -130,8 +130,12 @@ def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
     if frame.empty or "model" not in frame:
         return {}
     column = frame["model"]
-    present = set(column)
-    order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
+    present = [*column.unique()]
+    return styles_of(present, [*column.cat.categories] if isinstance(column.dtype, pd.CategoricalDtype) else present)
+
+
+def styles_of(present: Collection[str], order: Sequence[str]) -> dict[str, ModelStyle]:
+    """Styles of the models `present` in a figure, as `model_styles`; `order` has them among the others of the run."""
     return {
         label: _numbered_style(label, number, len(present))
         for label, number in _style_numbers(order).items()
@@ -188,9 +192,14 @@ def new_figure(title: str, height: int = 380) -> go.Figure:
 
 def set_title(figure: go.Figure, title: str) -> go.Figure:
     """Set the title in place, wrapped for a chart of half the page width, and return the figure."""
-    title_text = escape_label(html.unescape(title.replace("<br>", " ")), TITLE_WIDTH)
-    figure.layout.title = {"text": title_text, "pad": {"t": TITLE_LINE_HEIGHT * title_text.count("<br>")}}
+    figure.layout.title = title_settings(title)
     return figure
+
+
+def title_settings(title: str) -> dict[str, Any]:
+    """Plotly settings of a title, wrapped for a chart of half the page width."""
+    title_text = escape_label(html.unescape(title.replace("<br>", " ")), TITLE_WIDTH)
+    return {"text": title_text, "pad": {"t": TITLE_LINE_HEIGHT * title_text.count("<br>")}}
 
 
 def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
@@ -201,8 +210,13 @@ def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
 
 def set_top_margin(figure: go.Figure, space: int = 46) -> go.Figure:
     """Set the space above the plot in px, plus the height of further title lines, and return the figure."""
-    figure.layout.margin.t = space + TITLE_LINE_HEIGHT * str(figure.layout.title.text or "").count("<br>")
+    figure.layout.margin.t = top_margin(space, figure.layout.title.text or "")
     return figure
+
+
+def top_margin(space: int, title: str) -> int:
+    """The top margin in px that leaves this space above the plot, besides further title lines."""
+    return space + TITLE_LINE_HEIGHT * title.count("<br>")
 
 
 def panel_figure(title: str, panel_titles: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
@@ -241,13 +255,21 @@ def panel_row_col(index: int, panels: Sequence[object], columns: int = 3) -> dic
 
 def set_outer_axis_titles(figure: go.Figure, panel_count: int, x_title: str, y_title: str, columns: int = 3) -> None:
     """Set axis titles only at the edge: x below the lowest panel of each column, y left of each row."""
+    for name, settings in outer_axis_settings(panel_count, x_title, y_title, columns):
+        figure.layout[name].update(settings)  # `update_xaxes` finds axes slowly
+
+
+def outer_axis_settings(
+    panel_count: int, x_title: str, y_title: str, columns: int = 3
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The axes at the edge of small multiples, by name, with the plotly settings of their titles."""
     row_length = min(columns, panel_count)
     for index in range(panel_count):
-        number = index + 1 if index else ""  # of the axes, which `update_xaxes` finds slowly
+        number = index + 1 if index else ""
         if index + row_length >= panel_count:
-            figure.layout[f"xaxis{number}"].update(title={"text": x_title}, showticklabels=True)
+            yield f"xaxis{number}", {"title": {"text": x_title}, "showticklabels": True}
         if index % row_length == 0:
-            figure.layout[f"yaxis{number}"].update(title={"text": y_title})
+            yield f"yaxis{number}", {"title": {"text": y_title}}
 
 
 def empty_figure(title: str, reason: str) -> go.Figure:
@@ -263,7 +285,8 @@ def missing_data_reason(frame: pd.DataFrame, *required_columns: str) -> str:
     """Why `frame` cannot be plotted: missing columns or no data; "" if it can."""
     if missing := [name for name in required_columns if name not in frame]:
         return f"not measured: {escape_label(', '.join(missing))}"
-    return "" if len(frame[list(required_columns)].dropna()) else "no data to plot"
+    missing_values = [frame[name].isna().to_numpy() for name in required_columns]
+    return "" if len(frame) and not np.logical_or.reduce(missing_values).all() else "no data to plot"
 
 
 def declare_head_points(figure: go.Figure) -> go.Figure:
@@ -339,17 +362,22 @@ def band_traces(bounds: pd.DataFrame, model_style: ModelStyle) -> list[dict[str,
 
 def fit_legend(figure: go.Figure) -> go.Figure:
     """Name the lines at their ends; where that is impossible, raise height and top margin, once, so that a wrapped
-    legend stays below the title and above small multiples.
+    legend stays below the title and above small multiples."""
+    if label_line_ends(set_top_margin(figure)):
+        return figure
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    extra_height, space = legend_space(names, figure.layout.legend.yref == "container")
+    figure.update_layout(showlegend=True, height=figure.layout.height + extra_height)
+    return set_top_margin(figure, space)
+
+
+def legend_space(names: Sequence[str], has_panels: bool) -> tuple[int, int]:
+    """The height in px that the rows of a legend after the first add to a figure, and the space above its plot.
 
     A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
     """
-    if label_line_ends(set_top_margin(figure)):
-        return figure
-    widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
-    has_panels = figure.layout.legend.yref == "container"
-    rows = max(1, math.ceil(sum(widths) / (110 if has_panels else 58)))
-    figure.update_layout(showlegend=True, height=figure.layout.height + 24 * (rows - 1))
-    return set_top_margin(figure, 74 + 24 * rows if has_panels else 46 + 24 * rows)
+    rows = max(1, math.ceil(sum(len(name) + 7 for name in names) / (110 if has_panels else 58)))
+    return 24 * (rows - 1), (74 if has_panels else 46) + 24 * rows
 
 
 def stacked_figure(title: str, height: int) -> go.Figure:
@@ -366,8 +394,8 @@ def _empty_stack(height: int) -> go.Figure:
 def error_bars(centre: pd.Series, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
     """Plotly settings of error bars from `low` to `high` around `centre`; NaN gives no bar."""
     return {
-        "array": np.asarray(high) - centre,
-        "arrayminus": centre - np.asarray(low),
+        "array": np.asarray(high) - np.asarray(centre),
+        "arrayminus": np.asarray(centre) - np.asarray(low),
         "symmetric": False,
         "thickness": 1,
         "width": 2,

@@ -43,6 +43,7 @@ class RunTables:
     """
 
     shows_all_models = False
+    is_drawn_for_all_models = False
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
