@@ -40,12 +40,13 @@ def nearest_profiles(run: Run, model: str, layer: int, head: int) -> Iterator[Te
     distances = profile_distances(run, model, layer, head)
     if distances.empty:
         return
-    rows: list[list[str | Link | Links]] = []
-    for label in dict.fromkeys((model, *default_models_with(run, model))):
-        nearest = distances[distances.index.get_level_values("model") == label][:NEAREST]
-        if len(nearest):
-            records = nearest.reset_index().itertuples(index=False, name=None)
-            rows.append([label, Links([head_link(*record) for record in records])])
+    nearest = distances.groupby(level="model", observed=True, sort=False).head(NEAREST)
+    links: dict[str, list[Link]] = {}
+    shown = dict.fromkeys((model, *default_models_with(run, model)))
+    for (label, *identifier), distance in zip(nearest.index, nearest, strict=True):
+        if label in shown:
+            links.setdefault(label, []).append(head_link(label, *identifier, distance))
+    rows: list[list[str | Link | Links]] = [[label, Links(links[label])] for label in shown if label in links]
     yield TextTable(
         f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "
         "deviations over all heads.",

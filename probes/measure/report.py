@@ -168,7 +168,15 @@ def _cached_head_data(
 @lru_cache(16)
 def _cached_frequency_plot(run: Run, model: str, layer: int, kv_group: int) -> go.Figure:
     """The learned frequencies of a KV group, cached: its heads show the same."""
-    return learned_frequencies.plot_learned_frequencies(rows_at_longest_length(run.positions), model, layer, kv_group)
+    rows = run.derived(_group_frequencies, layer, kv_group).get(model)
+    if rows is None:
+        return learned_frequencies.plot_learned_frequencies(run.positions, model, layer, kv_group)
+    return learned_frequencies.draw_learned_frequencies(rows, model, layer, kv_group)
+
+
+def _group_frequencies(run: Run, layer: int, kv_group: int) -> dict[str, pd.DataFrame]:
+    positions = rows_at_longest_length(run.positions)
+    return learned_frequencies.group_frequencies(positions, layer, kv_group)
 
 
 def _length_curves(attention: pd.DataFrame, layer: int, head: int) -> Mapping[str, Any]:
