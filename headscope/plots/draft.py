@@ -102,12 +102,12 @@ def _template() -> Settings:
 
 @cache
 def _stacked_layout(height: int) -> Settings:
-    return _without_template(style.stacked_figure("", height))
+    return _without_template(style.empty_stack(height))
 
 
 @cache
 def _panel_layout(panel_count: int, columns: int, height: int) -> Settings:
-    return _without_template(style.panel_figure("", [""] * panel_count, columns, height))
+    return _without_template(style.empty_panels(panel_count, columns, height))
 
 
 def _without_template(figure: go.Figure) -> Settings:

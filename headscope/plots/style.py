@@ -221,14 +221,14 @@ def top_margin(space: int, title: str) -> int:
 
 def panel_figure(title: str, panel_titles: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
     """Small multiples with shared axes and a title above each panel; `height` is that of a row of panels, in px."""
-    figure = set_title(go.Figure(_empty_panels(len(panel_titles), columns, height)), title)
+    figure = set_title(go.Figure(empty_panels(len(panel_titles), columns, height)), title)
     for annotation, panel_title in zip(figure.layout.annotations, panel_titles, strict=True):
         annotation.text = panel_title
     return set_top_margin(figure, 98)
 
 
 @cache
-def _empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
+def empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
     """Empty panels; cached, because a copy takes a tenth of the time of plotly's layout."""
     row_length = min(columns, panel_count)
     row_count = math.ceil(panel_count / row_length)
@@ -382,11 +382,12 @@ def legend_space(names: Sequence[str], has_panels: bool) -> tuple[int, int]:
 
 def stacked_figure(title: str, height: int) -> go.Figure:
     """Two plots above each other with a shared x axis; `height` in px."""
-    return set_title(go.Figure(_empty_stack(height)), title)
+    return set_title(go.Figure(empty_stack(height)), title)
 
 
 @cache
-def _empty_stack(height: int) -> go.Figure:
+def empty_stack(height: int) -> go.Figure:
+    """Two empty plots above each other; cached, see `empty_panels`."""
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
     return figure.update_layout(template=TEMPLATE, height=height)
 
