@@ -1,7 +1,7 @@
 """A figure under construction as plain plotly settings.
 
-Plotly checks and copies its settings at every change of a figure, which takes most of the time of a chart. Plots that are
-drawn for every head and model change a draft, which becomes a figure once.
+Plotly checks and copies its settings at every change of a figure, which takes most of the time of a chart. Plots that
+are drawn for every head and model change a draft, which becomes a figure once.
 """
 
 from collections.abc import Mapping, Sequence

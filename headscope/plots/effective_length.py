@@ -99,7 +99,8 @@ def length_curves(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> 
     """The curves of these heads under every model, at its longest context length; intervals for a single head."""
     table = _length_table(attention, heads)
     curves: dict[tuple[int, int], dict[str, LengthCurve]] = {}
-    for (label, layer, head), rows in table.groupby(["model", "layer", "head"], observed=True):
+    groups: Any = table.groupby(["model", "layer", "head"], observed=True)
+    for (label, layer, head), rows in groups:
         no_interval = np.full(len(rows), np.nan)
         low, high = (rows[end].to_numpy() if end in rows else no_interval for end in ("low", "high"))
         curves.setdefault((layer, head), {})[label] = LengthCurve(

@@ -11,8 +11,8 @@ from plotly.colors import make_colorscale
 
 from headscope.estimates import ESTIMATE_MARK, estimate_mask
 from headscope.plots import axes, style
-from headscope.plots.draft import Draft
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
+from headscope.plots.draft import Draft
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import compare_with_baseline
 
@@ -39,9 +39,7 @@ def plot_matrix(
     grid = _layer_head_grid(of_model, statistic_name)
     all_values = scale_heads[statistic_name].to_numpy(dtype=np.float64)
     bar = _colorbar(statistic_name, all_values, grid)
-    draft = _new_heatmap(
-        title, of_model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}"
-    )
+    draft = _new_heatmap(title, of_model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}")
     limit = symmetric_limit(all_values)
     if stat.is_signed:
         low, high = -limit, limit
@@ -51,7 +49,12 @@ def plot_matrix(
         low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
         high = high if high > low else low + 1
     colour = _log10(grid) if stat.log_scale else grid
-    draft.traces[0] |= {"z": colour, "zmin": low, "zmax": high, "colorscale": make_colorscale(colour_scale(statistic_name))}
+    draft.traces[0] |= {
+        "z": colour,
+        "zmin": low,
+        "zmax": high,
+        "colorscale": make_colorscale(colour_scale(statistic_name)),
+    }
     draft.traces[0]["colorbar"] = bar
     draft.layout["meta"] |= {
         "value": stat.label_with_unit,

@@ -146,7 +146,9 @@ def _wrapped(name: str) -> str:
 
 def _axis_values(traces: Sequence[Settings], axis: str | None) -> Values:
     """The y values of all traces of a y axis."""
-    return np.concatenate([_numbers(y) for trace in traces if (y := trace.get("y")) is not None and trace.get("yaxis") == axis])
+    return np.concatenate(
+        [_numbers(y) for trace in traces if (y := trace.get("y")) is not None and trace.get("yaxis") == axis]
+    )
 
 
 def _numbers(values: Any) -> Values:

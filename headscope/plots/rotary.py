@@ -35,7 +35,7 @@ def plot_spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
 
 
 class PairUsage(NamedTuple):
-    """Usage (logits) of the rotary pairs of one head and model, with its interval, and their frequencies (rad/token)."""
+    """Usage (logits) of the rotary pairs of one head and model, its interval, and their frequencies (rad/token)."""
 
     pair: Values
     mean: Values
@@ -144,7 +144,8 @@ def pair_profiles(contributions: pd.DataFrame, layer: int, head: int) -> dict[st
     grids = _pair_distance_grid(rows, ["model"])
     limits = rows["mean_signed"].abs().groupby(rows["model"], observed=True).max()
     profiles = {}
-    for label, distances in rows.groupby("model", observed=True)["distance"].unique().items():
+    distances_by_model: dict[Any, Any] = rows.groupby("model", observed=True)["distance"].unique().to_dict()
+    for label, distances in distances_by_model.items():
         grid = grids.loc[label][sorted(distances.tolist())]
         profiles[str(label)] = PairProfile(
             grid.index.tolist(), grid.columns.tolist(), grid.to_numpy(dtype=np.float64), float(limits[label])
@@ -208,7 +209,9 @@ def logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -> dic
     rows = _rows_at_longest_context(contributions, layer, head)
     sums = rows["mean_signed"].astype("float64").groupby([rows["model"], rows["distance"]], observed=True).sum()
     return {
-        str(label): LogitByDistance(logits.index.get_level_values("distance").to_numpy(), logits.to_numpy())
+        str(label): LogitByDistance(
+            logits.index.get_level_values("distance").to_numpy(), np.asarray(logits, np.float64)
+        )
         for label, logits in sums.groupby(level="model", observed=True)
     }
 
@@ -229,8 +232,7 @@ def draw_logit_by_distance(
             "line": {"color": model_style.colour, "dash": model_style.dash},
             "name": model_style.name,
             "customdata": lines[label].distances,
-            "hovertemplate": "%{customdata:,} tokens back: mean logit %{y:+.3g}"
-            f"<extra>{model_style.name}</extra>",
+            "hovertemplate": f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{model_style.name}</extra>",
         }
         figure.add([line])
     figure.update_axis("xaxis", {"title": {"text": DISTANCE_TITLE}, **_distance_ticks(distances)})

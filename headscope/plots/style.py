@@ -243,8 +243,7 @@ def empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
     )
     total = height * row_count + 60
     legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
-    figure.update_layout(template=TEMPLATE, height=total, legend=legend)
-    return figure.update_annotations(font_size=13)
+    return figure.update_layout(template=TEMPLATE, height=total, legend=legend).update_annotations(font_size=13)
 
 
 def panel_row_col(index: int, panels: Sequence[object], columns: int = 3) -> dict[str, int]:
@@ -283,8 +282,8 @@ def empty_figure(title: str, reason: str) -> go.Figure:
 
 def missing_data_reason(frame: pd.DataFrame, *required_columns: str) -> str:
     """Why `frame` cannot be plotted: missing columns or no data; "" if it can."""
-    if missing := [name for name in required_columns if name not in frame]:
-        return f"not measured: {escape_label(', '.join(missing))}"
+    if missing := ", ".join(name for name in required_columns if name not in frame):
+        return f"not measured: {escape_label(missing)}"
     missing_values = [frame[name].isna().to_numpy() for name in required_columns]
     return "" if len(frame) and not np.logical_or.reduce(missing_values).all() else "no data to plot"
 
@@ -361,14 +360,12 @@ def band_traces(bounds: pd.DataFrame, model_style: ModelStyle) -> list[dict[str,
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Name the lines at their ends; where that is impossible, raise height and top margin, once, so that a wrapped
-    legend stays below the title and above small multiples."""
+    """Name the lines at their ends, or else make room, once, for a legend between the title and the plots."""
     if label_line_ends(set_top_margin(figure)):
         return figure
     names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
-    extra_height, space = legend_space(names, figure.layout.legend.yref == "container")
-    figure.update_layout(showlegend=True, height=figure.layout.height + extra_height)
-    return set_top_margin(figure, space)
+    extra, space = legend_space(names, figure.layout.legend.yref == "container")
+    return set_top_margin(figure.update_layout(showlegend=True, height=figure.layout.height + extra), space)
 
 
 def legend_space(names: Sequence[str], has_panels: bool) -> tuple[int, int]:
@@ -387,12 +384,12 @@ def stacked_figure(title: str, height: int) -> go.Figure:
 
 @cache
 def empty_stack(height: int) -> go.Figure:
-    """Two empty plots above each other; cached, see `empty_panels`."""
+    """Two empty plots; cached, see `empty_panels`."""
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
     return figure.update_layout(template=TEMPLATE, height=height)
 
 
-def error_bars(centre: pd.Series, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
+def error_bars(centre: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
     """Plotly settings of error bars from `low` to `high` around `centre`; NaN gives no bar."""
     return {
         "array": np.asarray(high) - np.asarray(centre),

@@ -15,7 +15,13 @@ from plotly.offline import get_plotlyjs
 from headscope.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, TextTable
-from headscope.rendering.html_page import figure_values, gzip_base64, template_environment, to_json_values, to_script_json
+from headscope.rendering.html_page import (
+    figure_values,
+    gzip_base64,
+    template_environment,
+    to_json_values,
+    to_script_json,
+)
 
 
 @dataclass(frozen=True)

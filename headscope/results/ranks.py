@@ -50,8 +50,8 @@ def head_ranks(
 
 def _ranks_of_head(run: Run, statistic_name: str, layer: int, head: int) -> list[dict[str, Any]]:
     ranks = run.derived(_ranks, statistic_name)
-    rows: list[dict[str, Any]] = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)].to_dict("records")
-    return rows
+    rows: Any = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)].to_dict("records")
+    return [*rows]
 
 
 def _ranks(run: Run, statistic_name: str) -> pd.DataFrame:

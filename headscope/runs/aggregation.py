@@ -194,9 +194,7 @@ def plain_types(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.assign(
-        **{str(name): _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"}
-    )
+    return frame.assign(**{str(name): _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"})
 
 
 def _label_texts(labels: pd.Series) -> pd.Series:

@@ -254,7 +254,9 @@ def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n by head and document; NaN if the bins span less than an octave."""
     n = np.asarray(bin_center(frame["visible"], frame["context_length"]))
     numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
-    numbers, x, y = (values[n >= MIN_GROWTH_KEYS] for values in (numbers, np.log(n), frame["log_ess2"].to_numpy(np.float64)))
+    numbers, x, y = (
+        values[n >= MIN_GROWTH_KEYS] for values in (numbers, np.log(n), frame["log_ess2"].to_numpy(np.float64))
+    )
     bins = np.bincount(numbers, minlength=len(index))
     with np.errstate(invalid="ignore"):  # heads of short texts have no such bin
         x = x - (np.bincount(numbers, x, len(index)) / bins)[numbers]

@@ -148,7 +148,9 @@ class HeadPlot:
 @lru_cache(8)
 def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, layer: int, head: int) -> go.Figure:
     """A figure of one head under these models, cached: it does not depend on the selected model."""
-    data, measured = _cached_head_data(run, tuple(run.models) if run.is_drawn_for_all_models else models, plot, layer, head)
+    data, measured = _cached_head_data(
+        run, tuple(run.models) if run.is_drawn_for_all_models else models, plot, layer, head
+    )
     if measured.isdisjoint(models):
         return plot.plot(_head_rows(run, models, plot.table, layer, head), layer, head)
     return plot.draw(data, styles_of([label for label in models if label in data], models), layer, head)
@@ -183,9 +185,7 @@ def _length_curves(attention: pd.DataFrame, layer: int, head: int) -> Mapping[st
     return effective_length.length_curves(attention, [(layer, head)]).get((layer, head), {})
 
 
-def _draw_growth(
-    curves: Mapping[str, Any], styles: Mapping[str, ModelStyle], layer: int, head: int
-) -> go.Figure:
+def _draw_growth(curves: Mapping[str, Any], styles: Mapping[str, ModelStyle], layer: int, head: int) -> go.Figure:
     heads = [(layer, head)]
     return effective_length.draw_effective_length({(layer, head): curves}, styles, heads, CARD_HEIGHT)
 
