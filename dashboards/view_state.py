@@ -16,7 +16,7 @@ from headscope.rendering.assembly import run_statistics
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, measured_roles, statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import default_model, default_models, longest_common_ess_column, longest_ess_column
+from headscope.runs.summary import default_model, default_models, longest_ess_column_of
 
 Query = Mapping[str, str | list[str]]
 FILTER_PARAMETERS = ("layers", "role", "set", "min", "max")
@@ -87,9 +87,7 @@ class ViewState:
             filter_model = shown_models[0] if "models" in page_controls else model
         single_model = [model] if "model" in page_controls else run.models
         visible_models = shown_models if "models" in page_controls else single_model
-        measured = longest_common_ess_column(run.heads[run.heads["model"].isin(visible_models)]) or longest_ess_column(
-            run.heads
-        )
+        measured = longest_ess_column_of(run, tuple(visible_models)) or longest_ess_column_of(run)
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
         role = choice("role", run.derived(_measured_roles), None)

@@ -4,6 +4,8 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
+from probes.measure import report as measure_report
 
 HOSTILE = '</script><b title="x">&amp;'
 LAYERS, HEADS = 2, 2
@@ -233,17 +236,36 @@ def test_default_models_share_their_charts_and_every_other_model_has_its_own(
 ) -> None:
     models = [f"model {number}" for number in range(16)]  # two others between default ones
     many = synthetic_run(tmp_path, models, probes=("measure",), layers=1, heads=2, pairs=2, lengths=(256,), docs=1)
+    prepared: list[int] = []
     drawn: list[int] = []
-    plot = rotary.plot_spectrum
 
-    def counted(rows: pd.DataFrame, layer: int, head: int) -> go.Figure:
-        drawn.append(rows["model"].nunique())
-        return plot(rows, layer, head)
+    def prepare(rows: pd.DataFrame, layer: int, head: int) -> Mapping[str, Any]:
+        prepared.append(rows["model"].nunique())
+        return rotary.pair_usage(rows, layer, head)
 
-    monkeypatch.setattr(rotary, "plot_spectrum", counted)
+    def draw(usage: Mapping[str, Any], styles: Mapping[str, Any], layer: int, head: int) -> go.Figure:
+        drawn.append(len(styles))
+        return rotary.draw_spectrum(usage, styles, layer, head)
+
+    monkeypatch.setattr(measure_report, "SPECTRUM", replace(measure_report.SPECTRUM, prepare=prepare, draw=draw))
     page = SitePages(many).page(Address("/head/0.1", is_per_model=True))
     assert [*page.content_by_model] == models
     assert drawn == [6, *[7] * 10]
+    assert prepared == [16], "the data of all views are computed at once"
+
+
+def test_a_head_page_of_a_bundle_shows_what_the_page_of_each_model_shows(tmp_path: Path) -> None:
+    models = [f"model {number}" for number in range(9)]
+    run = synthetic_run(tmp_path, models, probes=("measure",), layers=2, heads=2, pairs=4, lengths=(64, 256), docs=3)
+    contents = SitePages(run).page(Address("/head/1.0", is_per_model=True)).content_by_model
+    opened = Run.open(run.path)  # which computes the data of a view at a time
+    for model in models:
+        alone = [chart for chart in assembly.head_card(opened, model, 1, 0) if isinstance(chart, Chart)]
+        alone += [chart for chart in assembly.head_blocks(opened, model, 1, 0) if isinstance(chart, Chart)]
+        blocks = [block for block in contents[model].sections["Behaviour"] if isinstance(block, Chart)]
+        together = [block.figure for block in blocks]
+        assert len(together) >= 4
+        assert [pages.figure_values(chart.figure) for chart in alone] == [*map(pages.figure_values, together)]
 
 
 def test_only_a_bundle_is_replaced_and_failures_leave_no_files(

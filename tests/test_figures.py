@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from headscope.plots import (
     rotary,
     style,
 )
+from headscope.rendering import html_page
 from headscope.runs.run import Run
 
 
@@ -407,3 +409,38 @@ def test_ids_of_head_points_reach_the_browser_as_lists_and_are_not_checked_one_b
 
     checks(1)
     assert checks(4000) == checks(40)
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda run: effective_length.plot_effective_length(run.attention, [(1, 2)]),
+        lambda run: effective_length.plot_effective_length(run.attention, [(1, 2), (3, 0)]),
+        lambda run: rotary.plot_spectrum(run.pairs, 1, 2),
+        lambda run: rotary.plot_pair_profiles(run.distance, 1, 2),
+        lambda run: rotary.plot_logit_by_distance(run.distance, 1, 2),
+        lambda run: learned_frequencies.plot_learned_frequencies(run.positions, "adarope", 1, 0),
+        lambda run: head_matrices.plot_matrix(run.heads, "growth", "yarn"),
+        lambda run: head_matrices.plot_matrix(run.heads, "logit_scale", "yarn"),
+    ],
+)
+def test_plotly_accepts_a_drafted_figure_and_stores_it_as_it_is(run: Run, plot: Callable[[Run], go.Figure]) -> None:
+    figure = plot(run)
+    assert len(figure.data)
+    settings = {"data": [trace.to_plotly_json() for trace in figure.data], "layout": figure.layout.to_plotly_json()}
+    assert go.Figure(settings).to_plotly_json() == figure.to_plotly_json()
+    with pytest.raises(ValueError, match="nonsense"):
+        figure.update_layout(nonsense=1)
+    with pytest.raises(ValueError, match="Invalid value"):
+        figure.update_traces(visible="sometimes")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "float32", "float64", "bool", "object"])
+def test_arrays_are_packed_as_plotly_packs_them(dtype: str) -> None:
+    numbers = np.array([[0, 1, 2], [3, 100, 1]]).astype(dtype)
+    arrays = [numbers, numbers[:0], numbers.T, np.asarray(numbers[0] * 300 if dtype == "int64" else numbers[0])]
+    arrays += [np.array([2**40, -1]), np.array([2**31 - 1]), np.array([1.5, np.nan])]
+    for array in arrays:
+        figure = go.Figure([{"type": "scatter", "customdata": array, "y": [1, 2]}])
+        figure.layout.xaxis.range = [0, 1]
+        assert html_page.figure_values(figure) == html_page.to_json_values(figure.to_plotly_json())

@@ -75,7 +75,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
         "model_identity",
     },
     "scores": {"errors", "estimates", "user_input", "heads", "runs", "model_identity"},
-    "plots": {"errors", "estimates", "bins", "heads", "runs"},
+    "plots": {"compat", "errors", "estimates", "bins", "heads", "runs"},
     "results": {"errors", "estimates", "plugins", "probe", "heads", "model_identity", "user_input", "runs"},
     "effects": {"estimates", "heads", "runs", "results"},
     "rendering": {

@@ -71,7 +71,9 @@ def test_rows_of_heads_are_those_of_the_whole_table_in_its_order(path, values) -
 def test_only_row_groups_with_wanted_rows_are_read(path) -> None:
     parquet = pq.ParquetFile(path / "distance.parquet")
     wanted = {"model": ["yarn"], "layer": [2]}
-    numbers = [n for n in range(parquet.num_row_groups) if row_reader._may_match(parquet, n, wanted)]
+    by_column = {parquet.schema_arrow.get_field_index(name): values for name, values in wanted.items()}
+    groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+    numbers = [n for n, group in enumerate(groups) if row_reader._may_match(group, by_column)]
     assert 0 < len(numbers) <= 2 < parquet.num_row_groups
     rows = row_reader.read_rows(path / "distance.parquet", wanted)
     assert rows.num_rows == sum(parquet.metadata.row_group(n).num_rows for n in numbers)

@@ -21,7 +21,7 @@ from headscope.runs.aggregation import group_members
 from headscope.runs.column_metadata import capitalise, measured_roles, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
-from headscope.runs.summary import default_models_with, longest_ess_column, training_checkpoints
+from headscope.runs.summary import default_models_with, longest_ess_column_of, training_checkpoints
 
 NAME = "Head"
 PATH = "/head"
@@ -155,7 +155,8 @@ def _findings(run: Run, model: str, layer: int, head: int) -> Iterator[TextBlock
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:
-    row_by_model = {str(row["model"]): row for row in heads.to_dict("records")}
+    shown = heads[heads["model"].isin(models)]
+    row_by_model = {str(row["model"]): row for row in shown.to_dict("records")}
     names = assembly.measured_statistics(heads)
     rows = [
         [
@@ -172,7 +173,7 @@ def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Te
 def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Iterator[TextTable]:
     """Statistics with a confidence interval of the heads of one KV group."""
     heads = run.heads[(run.heads["model"] == view.model) & (run.heads["layer"] == layer)]
-    longest_name = longest_ess_column(run.heads)
+    longest_name = longest_ess_column_of(run)
     names = [
         name
         for name in assembly.measured_statistics(heads)

@@ -66,6 +66,7 @@ class SitePages:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        run.is_drawn_for_all_models = True
         self.heads: list[Head] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
         self._pages = [page for page in navigation.all_pages() if _has_content(page, run)]
         self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}

@@ -1,14 +1,20 @@
 """Effective length of a head against the number of visible keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.bins import bin_center
 from headscope.plots import axes, style
+from headscope.plots.draft import Draft
 from headscope.runs.aggregation import confidence_interval
+
+TITLE = "Effective length against context length"
+Values = npt.NDArray[np.float64]
 
 
 def plot_effective_length(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> go.Figure:
@@ -19,28 +25,52 @@ def plot_effective_length(attention: pd.DataFrame, heads: Sequence[tuple[int, in
     Both axes are logarithmic. The dotted line of slope 1 is uniform attention, ESS2 = n; the dotted line of slope 0
     starts at the first point of the first model.
     """
-    title = "Effective length against context length"
+    title = TITLE
     if reason := style.missing_data_reason(attention, "model", "log_ess2", "visible", "rows"):
         return style.empty_figure(title, reason)
     if not heads:
         return style.empty_figure(title, "no head is selected")
-    styles = style.model_styles(attention)
-    figure = style.panel_figure(title, [f"layer {layer}, head {head}" for layer, head in heads])
-    curves = _length_curves(attention, heads)
-    for index, (layer, head) in enumerate(heads):
-        place = style.panel_row_col(index, heads)
-        head_curves = curves[(curves["layer"] == layer) & (curves["head"] == head)]
-        curve_by_model = dict([*head_curves.groupby("model", observed=True)])
+    curves = length_curves(attention, heads)
+    return draw_effective_length(curves, style.model_styles(attention), heads)
+
+
+class LengthCurve(NamedTuple):
+    """ESS2 (tokens) of one head and model by visible keys `n`; `low` and `high` are NaN without an interval."""
+
+    n: Values
+    ess2: Values
+    low: Values
+    high: Values
+
+
+NO_CURVE = LengthCurve(*[np.empty(0)] * 4)
+HeadCurves = Mapping[tuple[int, int], Mapping[str, LengthCurve]]
+"""Curves by head (layer, head) and model."""
+
+
+def draw_effective_length(
+    curves: HeadCurves,
+    styles: Mapping[str, style.ModelStyle],
+    heads: Sequence[tuple[int, int]],
+    height: int | None = None,
+) -> go.Figure:
+    """The figure of `plot_effective_length` from curves; `height` in px."""
+    figure = Draft.panels(TITLE, [f"layer {layer}, head {head}" for layer, head in heads])
+    all_curves = []
+    for index, head in enumerate(heads):
+        head_curves = [(label, curves.get(head, {}).get(label, NO_CURVE)) for label in styles]
         lines = []
-        for label, model_style in styles.items():
-            curve = curve_by_model.get(label, head_curves[:0])
-            if len(heads) == 1 and (bounds := curve.dropna(subset=["low", "high"])).size:
-                lines += style.band_traces(bounds.set_index("n"), model_style)
+        for label, curve in head_curves:
+            model_style = styles[label]
+            has_band = ~np.isnan(curve.low) & ~np.isnan(curve.high)
+            if len(heads) == 1 and has_band.any():
+                bounds = pd.DataFrame({"low": curve.low, "high": curve.high}, curve.n)[has_band]
+                lines += style.band_traces(bounds, model_style)
             lines.append(
                 {
                     "type": "scatter",
-                    "x": curve["n"],
-                    "y": curve["ess2"],
+                    "x": curve.n,
+                    "y": curve.ess2,
                     "mode": "lines",
                     "line": {"color": model_style.colour, "dash": model_style.dash},
                     "name": model_style.name,
@@ -50,16 +80,36 @@ def plot_effective_length(attention: pd.DataFrame, heads: Sequence[tuple[int, in
                     f"<extra>{model_style.name}</extra>",
                 }
             )
-        figure.add_traces(lines, rows=[place["row"]] * len(lines), cols=[place["col"]] * len(lines))
-        if len(head_curves):
-            _add_reference_lines(figure, head_curves, place)
-    figure.update_xaxes(axes.log_axis(curves["n"], sparse=True))
-    figure.update_yaxes(axes.log_axis(curves[["ess2", "n"]].to_numpy(), sparse=True))
-    style.set_outer_axis_titles(figure, len(heads), "visible keys n", "ESS₂ (tokens)")
-    return style.fit_legend(figure) if len(styles) > 1 else figure
+        measured = [curve for _, curve in head_curves if len(curve.n)]
+        figure.add(lines + (_reference_lines(measured) if measured else []), index + 1)
+        all_curves += measured
+    visible = [curve.n for curve in all_curves]
+    figure.update_axes("x", axes.log_axis(np.concatenate([[], *visible]), sparse=True))
+    lengths = [curve.ess2 for curve in all_curves]
+    figure.update_axes("y", axes.log_axis(np.concatenate([[], *lengths, *visible]), sparse=True))
+    figure.set_outer_axis_titles(len(heads), "visible keys n", "ESS₂ (tokens)")
+    if len(styles) > 1:
+        figure.fit_legend()
+    if height is not None:
+        figure.layout["height"] = height
+    return figure.figure()
 
 
-def _length_curves(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
+def length_curves(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> HeadCurves:
+    """The curves of these heads under every model, at its longest context length; intervals for a single head."""
+    table = _length_table(attention, heads)
+    curves: dict[tuple[int, int], dict[str, LengthCurve]] = {}
+    groups: Any = table.groupby(["model", "layer", "head"], observed=True)
+    for (label, layer, head), rows in groups:
+        no_interval = np.full(len(rows), np.nan)
+        low, high = (rows[end].to_numpy() if end in rows else no_interval for end in ("low", "high"))
+        curves.setdefault((layer, head), {})[label] = LengthCurve(
+            rows["n"].to_numpy(), rows["ess2"].to_numpy(), low, high
+        )
+    return curves
+
+
+def _length_table(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
     selected_heads = pd.MultiIndex.from_tuples(heads)
     rows = attention[pd.MultiIndex.from_frame(attention[["layer", "head"]]).isin(selected_heads)]
     longest = rows.groupby("model", observed=True)["context_length"].transform("max")
@@ -83,24 +133,30 @@ def _document_intervals(rows: pd.DataFrame, group_columns: Sequence[str]) -> pd.
     if "doc" not in rows:
         return pd.DataFrame(columns=["low", "high"])
     values = rows.astype({"log_ess2": "float64", "doc": "str"})
-    table = values.groupby([*group_columns, "doc"], observed=True)["log_ess2"].mean().unstack()
-    bounds = np.full((2, len(table)), np.nan)
-    complete = table.notna().all(axis=1).to_numpy()
-    bounds[:, complete] = np.exp(confidence_interval(table[complete].to_numpy(dtype=np.float64)))
-    return pd.DataFrame({"low": bounds[0], "high": bounds[1]}, table.index)
+    documents = values[["model", "doc"]].drop_duplicates().groupby("model", observed=True)["doc"].agg(frozenset)
+    parts = []
+    for _, same_documents in values.groupby(values["model"].map(documents.to_dict()).to_numpy(), sort=False):
+        table = same_documents.groupby([*group_columns, "doc"], observed=True)["log_ess2"].mean().unstack()
+        bounds = np.full((2, len(table)), np.nan)
+        complete = table.notna().all(axis=1).to_numpy()
+        bounds[:, complete] = np.exp(confidence_interval(table[complete].to_numpy(dtype=np.float64)))
+        parts.append(pd.DataFrame({"low": bounds[0], "high": bounds[1]}, table.index))
+    return pd.concat(parts) if len(parts) != 1 else parts[0]
 
 
-def _add_reference_lines(figure: go.Figure, curves: pd.DataFrame, panel_position: dict[str, int]) -> None:
-    ends = [curves["n"].min(), curves["n"].max()]
-    flat = [curves["ess2"].iloc[0]] * 2
-    for y, label in ((ends, "slope 1: uniform attention"), (flat, "slope 0")):
-        line = {"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}
-        figure.add_scatter(
-            x=ends,
-            y=y,
-            mode="lines",
-            line=line,
-            hovertemplate=f"{label}<extra></extra>",
-            showlegend=False,
-            **panel_position,
-        )
+def _reference_lines(curves: Sequence[LengthCurve]) -> list[dict[str, Any]]:
+    ends = [min(curve.n.min() for curve in curves), max(curve.n.max() for curve in curves)]
+    flat = [curves[0].ess2[0]] * 2
+    line = {"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}
+    return [
+        {
+            "type": "scatter",
+            "x": ends,
+            "y": y,
+            "mode": "lines",
+            "line": line,
+            "hovertemplate": f"{label}<extra></extra>",
+            "showlegend": False,
+        }
+        for y, label in ((ends, "slope 1: uniform attention"), (flat, "slope 0"))
+    ]

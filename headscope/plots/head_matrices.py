@@ -7,10 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import make_colorscale
 
 from headscope.estimates import ESTIMATE_MARK, estimate_mask
 from headscope.plots import axes, style
 from headscope.plots.colour_range import mark_clipped_cells, symmetric_colorbar, symmetric_limit
+from headscope.plots.draft import Draft
 from headscope.runs.column_metadata import statistic
 from headscope.runs.summary import compare_with_baseline
 
@@ -37,22 +39,34 @@ def plot_matrix(
     grid = _layer_head_grid(of_model, statistic_name)
     all_values = scale_heads[statistic_name].to_numpy(dtype=np.float64)
     bar = _colorbar(statistic_name, all_values, grid)
-    figure = _new_heatmap(
-        title, heads, model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}"
-    )
-    figure.update_traces(z=_log10(grid) if stat.log_scale else grid, colorbar=bar)
+    draft = _new_heatmap(title, of_model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}")
+    limit = symmetric_limit(all_values)
     if stat.is_signed:
-        limit = symmetric_limit(all_values)
-        figure.update_traces(zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE)
-        mark_clipped_cells(figure, grid, limit)
+        low, high = -limit, limit
     else:
         colours = _log10(all_values) if stat.log_scale else all_values
         ends = colours[np.isfinite(colours)]
         low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
-        figure.update_traces(zmin=low, zmax=high if high > low else low + 1, colorscale=style.SEQUENTIAL_SCALE)
+        high = high if high > low else low + 1
+    colour = _log10(grid) if stat.log_scale else grid
+    draft.traces[0] |= {
+        "z": colour,
+        "zmin": low,
+        "zmax": high,
+        "colorscale": make_colorscale(colour_scale(statistic_name)),
+    }
+    draft.traces[0]["colorbar"] = bar
+    draft.layout["meta"] |= {
+        "value": stat.label_with_unit,
+        "model": style.escape_label(model),
+        "value_index": 3,
+    }
+    figure = draft.figure()
+    if stat.is_signed:
+        mark_clipped_cells(figure, grid, limit)
     marked = of_model[["layer", "head"]].assign(mark=estimate_mask(of_model, statistic_name))
     _mark_estimates(figure, marked, grid.shape)
-    return style.set_metadata(figure, value=stat.label_with_unit, model=style.escape_label(model), value_index=3)
+    return figure
 
 
 def plot_head_values(heads: pd.DataFrame, title: str, model: str, label: str, unit: str, is_signed: bool) -> go.Figure:
@@ -65,7 +79,7 @@ def plot_head_values(heads: pd.DataFrame, title: str, model: str, label: str, un
         return style.empty_figure(title, reason)
     grid = _layer_head_grid(heads, "value")
     hover = f"{label} %{{customdata[3]:.4g}}{style.unit_suffix(unit)}"
-    figure = _new_heatmap(title, heads.assign(model=model), model, grid, hover).update_traces(z=grid)
+    figure = _new_heatmap(title, heads, grid, hover).figure().update_traces(z=grid)
     limit = symmetric_limit(grid) if is_signed else float(np.nanmax(grid)) or 1.0
     if is_signed:
         scale = {"colorscale": style.DIVERGING_SCALE, "colorbar": symmetric_colorbar(grid, limit)}
@@ -158,7 +172,7 @@ def plot_change(
         hover = f"{stat.label} %{{customdata[3]:+.3g}}{style.unit_suffix(stat.unit)}"
     colour = _log10(grid) if stat.log_scale else grid
     bar |= symmetric_colorbar(colour, limit, format_change)
-    figure = _new_heatmap(title, heads, model, grid, hover)
+    figure = _new_heatmap(title, heads[heads["model"] == model], grid, hover).figure()
     figure.update_traces(z=colour, zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE, colorbar=bar)
     mark_clipped_cells(figure, colour, limit, format_change)
     quantity = "ratio" if stat.log_scale else f"difference of {stat.label_with_unit}"
@@ -229,21 +243,26 @@ def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Fi
     return style.set_metadata(style.declare_head_points(figure), x="position")
 
 
-def _new_heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[np.float64], hover: str) -> go.Figure:
+def _new_heatmap(title: str, heads: pd.DataFrame, grid: npt.NDArray[np.float64], hover: str) -> Draft:
+    """A matrix of the heads of one model, without its values `z`."""
     layer_count, head_count = grid.shape
     layer, head = np.indices(grid.shape)
-    figure = style.new_figure(title, int(np.clip(130 + 18 * layer_count, 280, 760)))
-    figure.add_heatmap(
-        x=list(range(head_count)),
-        y=list(range(layer_count)),
-        customdata=np.dstack([layer, head, _layer_head_grid(heads[heads["model"] == model], "kv_group"), grid]),
-        hovertemplate=f"layer %{{y}}, head %{{x}}, KV group %{{customdata[2]}}<br>{hover}<extra></extra>",
-        xgap=1,
-        ygap=1,
-    )
-    figure.update_xaxes(title_text="head", dtick=max(1, head_count // 16), showgrid=False, showline=False)
-    figure.update_yaxes(title_text="layer", dtick=max(1, layer_count // 16), showgrid=False, showline=False)
-    return style.declare_head_points(style.set_top_margin(figure))
+    figure = Draft.single(title, int(np.clip(130 + 18 * layer_count, 280, 760)))
+    matrix = {
+        "type": "heatmap",
+        "x": list(range(head_count)),
+        "y": list(range(layer_count)),
+        "customdata": np.dstack([layer, head, _layer_head_grid(heads, "kv_group"), grid]),
+        "hovertemplate": f"layer %{{y}}, head %{{x}}, KV group %{{customdata[2]}}<br>{hover}<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+    }
+    figure.add([matrix])
+    for name, title, count in (("xaxis", "head", head_count), ("yaxis", "layer", layer_count)):
+        settings = {"title": {"text": title}, "dtick": max(1, count // 16), "showgrid": False, "showline": False}
+        figure.update_axis(name, settings)
+    figure.layout["meta"] = {"heads": True}
+    return figure.set_top_margin()
 
 
 def _mark_estimates(figure: go.Figure, heads: pd.DataFrame, shape: tuple[int, ...]) -> None:

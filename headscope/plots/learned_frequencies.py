@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
+from headscope.plots.draft import Draft
 
 REFERENCE_LABELS = {"log_theta_base": "the checkpoint", "log_theta_init": "the initialisation"}
 """Name of the reference frequencies in a chart title, by column."""
@@ -21,27 +22,39 @@ def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv
 
     The upper plot shows log10 theta (rad/token) by rotary pair, the lower one the ln of the ratio to the checkpoint's.
     """
-    title = f"Frequencies of layer {layer}, KV group {kv_group}: {style.escape_label(model)}"
+    title = _frequencies_title(model, layer, kv_group)
     if reason := style.missing_data_reason(positions, "model", "log_theta", "log_theta_init", "log_theta_base"):
         return style.empty_figure(title, reason)
-    in_group = (positions["model"] == model) & (positions["layer"] == layer) & (positions["kv_group"] == kv_group)
-    rows = (
-        positions[in_group]
-        .sort_values("pair")
-        .astype({name: "float64" for name in positions if str(name).startswith("log_")})
-    )
-    if rows.empty:
+    rows = group_frequencies(positions, layer, kv_group).get(model)
+    if rows is None:
         return style.empty_figure(title, "this KV group was not measured")
-    figure = style.stacked_figure(title, 460)
+    return draw_learned_frequencies(rows, model, layer, kv_group)
+
+
+def _frequencies_title(model: str, layer: int, kv_group: int) -> str:
+    return f"Frequencies of layer {layer}, KV group {kv_group}: {style.escape_label(model)}"
+
+
+def group_frequencies(positions: pd.DataFrame, layer: int, kv_group: int) -> dict[str, pd.DataFrame]:
+    """The frequencies of one KV group by model: the columns log_theta, log_theta_init and log_theta_base by pair."""
+    rows = positions[(positions["layer"] == layer) & (positions["kv_group"] == kv_group)].sort_values("pair")
+    columns = {column: rows[column].to_numpy(np.float64) for column in LINES}
+    table = pd.DataFrame(columns, rows["pair"].to_numpy())
+    return {str(label): of_model for label, of_model in table.groupby(rows["model"].to_numpy(), sort=False)}
+
+
+def draw_learned_frequencies(rows: pd.DataFrame, model: str, layer: int, kv_group: int) -> go.Figure:
+    """The figure of `plot_learned_frequencies` from the frequencies of a model."""
+    title = _frequencies_title(model, layer, kv_group)
+    figure = Draft.stacked(title, 460)
     columns = {"base": "log_theta_base", "initialisation": "log_theta_init", "learned": "log_theta"}
     if not ((rows["log_theta"] - rows["log_theta_init"]).abs() > MIN_LEARNED_CHANGE).any():  # such as those of YaRN
         columns = {"base": "log_theta_base", style.escape_label(model): "log_theta"}
-    traces: list[dict[str, Any]] = []
     for label, column in columns.items():
         colour, dash = LINES[column]
         line_settings: dict[str, Any] = {
             "type": "scatter",
-            "x": rows["pair"].to_numpy(),
+            "x": rows.index.to_numpy(),
             "mode": "lines",
             "line": {"color": style.CATEGORY_PALETTE[colour], "dash": style.LINE_DASHES[dash]},
             "name": label,
@@ -51,12 +64,12 @@ def plot_learned_frequencies(positions: pd.DataFrame, model: str, layer: int, kv
         values = rows[column].where(np.isfinite(rows[column]))
         upper = {"y": (values / np.log(10)).to_numpy(), "showlegend": False}
         lower = {"y": (values - rows["log_theta_base"]).to_numpy()}
-        traces += [line_settings | upper, line_settings | lower]
-    figure.add_traces(traces, rows=[1, 2] * len(columns), cols=[1, 1] * len(columns))
-    figure.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
-    figure.update_yaxes(title_text="ln θ relative to base", row=2, col=1)
-    figure.update_xaxes(title_text="rotary pair f, highest frequency first", row=2, col=1)
-    return style.fit_legend(figure)
+        figure.add([line_settings | upper], 1)
+        figure.add([line_settings | lower], 2)
+    figure.update_axis("yaxis", {"title": {"text": "log₁₀ θ (rad/token)"}})
+    figure.update_axis("yaxis2", {"title": {"text": "ln θ relative to base"}})
+    figure.update_axis("xaxis2", {"title": {"text": "rotary pair f, highest frequency first"}})
+    return figure.fit_legend().figure()
 
 
 def plot_frequency_change(positions: pd.DataFrame, model: str, reference_column: str = "log_theta_base") -> go.Figure:

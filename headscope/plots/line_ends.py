@@ -6,7 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
+
+Settings = dict[str, Any]
+"""A figure, or a part of one, as plotly settings."""
+Values = npt.NDArray[np.float64]
 
 LINE_END = "line end"
 """Name of the annotations."""
@@ -22,20 +27,39 @@ def label_line_ends(figure: go.Figure) -> bool:
     Returns False, and leaves the figure as it is, if its legend names anything but lines over numbers, if it has panels
     side by side, or if the names do not fit.
     """
-    traces = [trace for trace in figure.data if trace.name and trace.showlegend is not False]
-    if figure.layout.legend.yref == "container" or not traces or not all(map(_is_line, traces)):
+    settings = line_end_settings([trace.to_plotly_json() for trace in figure.data], figure.layout.to_plotly_json())
+    if settings is None:
         return False
-    height = figure.layout.height - (figure.layout.margin.b or 56) - (figure.layout.margin.t or 70)
-    names = [_wrapped(str(trace.name)) for trace in traces]
-    axis = figure.layout[f"yaxis{(traces[0].yaxis or 'y')[1:]}"]
-    low_end, high_end = axis.domain or (0, 1)
-    places = [_share_of_axis(figure, trace) * height * (high_end - low_end) for trace in traces]
+    figure.layout.annotations = settings.pop("annotations")
+    figure.update_layout(settings)
+    return True
+
+
+def line_end_settings(traces: Sequence[Settings], layout: Settings) -> Settings | None:
+    """The layout settings that name the lines at their ends and hide the legend, from a figure as plotly settings.
+
+    None where `label_line_ends` returns False.
+    """
+    named = [trace for trace in traces if trace.get("name") and trace.get("showlegend") is not False]
+    if layout.get("legend", {}).get("yref") == "container" or not named or not all(map(_is_line, named)):
+        return None
+    margin = layout.get("margin", {})
+    height = layout["height"] - (margin.get("b") or 56) - (margin.get("t") or 70)
+    names = [_wrapped(str(trace["name"])) for trace in named]
+    low_end, high_end = _y_axis(layout, named[0]).get("domain") or (0, 1)
+    values_by_axis = {axis: _axis_values(traces, axis) for axis in {trace.get("yaxis") for trace in named}}
+    places = [
+        _share_of_axis(_y_axis(layout, trace), values_by_axis[trace.get("yaxis")], trace["y"])
+        * height
+        * (high_end - low_end)
+        for trace in named
+    ]
     spread = spread_labels(places, [LINE_HEIGHT * (1 + name.count("<br>")) for name in names])
     if spread is None or max(spread) > height * (high_end - low_end) + LINE_HEIGHT:
-        return False
+        return None
     labels = [
         {
-            "text": f'<span style="color:{trace.line.color}">▬</span> {name}',
+            "text": f'<span style="color:{trace["line"]["color"]}">▬</span> {name}',
             "x": 1,
             "xref": "paper",
             "xanchor": "left",
@@ -48,12 +72,14 @@ def label_line_ends(figure: go.Figure) -> bool:
             "font": {"size": 12},
             "name": LINE_END,
         }
-        for trace, name, place in zip(traces, names, spread, strict=True)
+        for trace, name, place in zip(named, names, spread, strict=True)
     ]
-    figure.layout.annotations = [*figure.layout.annotations, *labels]
     width = max(len(line) for name in names for line in name.split("<br>"))
-    figure.update_layout(showlegend=False, margin_r=math.ceil(28 + CHARACTER_WIDTH * width))
-    return True
+    return {
+        "annotations": [*layout.get("annotations", ()), *labels],
+        "showlegend": False,
+        "margin": {**margin, "r": math.ceil(28 + CHARACTER_WIDTH * width)},
+    }
 
 
 def replace_line_ends(figure: go.Figure) -> None:
@@ -90,10 +116,21 @@ def spread_labels(places: Sequence[float], heights: Sequence[float]) -> list[flo
     return [*map(float, centres)]
 
 
-def _is_line(trace: Any) -> bool:
-    if trace.type != "scatter" or "lines" not in (trace.mode or ""):
+def _is_line(trace: Settings) -> bool:
+    if trace["type"] != "scatter" or "lines" not in trace.get("mode", ""):
         return False
-    return isinstance(trace.line.color, str) and trace.x is not None and not any(isinstance(x, str) for x in trace.x)
+    x = trace.get("x")
+    return isinstance(trace.get("line", {}).get("color"), str) and x is not None and not _has_text(x)
+
+
+def _has_text(values: Any) -> bool:
+    is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "iufb"
+    return not is_numeric and any(isinstance(value, str) for value in values)
+
+
+def _y_axis(layout: Settings, trace: Settings) -> Settings:
+    axis: Settings = layout.get(f"yaxis{trace.get('yaxis', 'y')[1:]}", {})
+    return axis
 
 
 def _wrapped(name: str) -> str:
@@ -107,23 +144,30 @@ def _wrapped(name: str) -> str:
     return "<br>".join(lines)
 
 
-def _share_of_axis(figure: go.Figure, trace: Any) -> float:
+def _axis_values(traces: Sequence[Settings], axis: str | None) -> Values:
+    """The y values of all traces of a y axis."""
+    return np.concatenate(
+        [_numbers(y) for trace in traces if (y := trace.get("y")) is not None and trace.get("yaxis") == axis]
+    )
+
+
+def _numbers(values: Any) -> Values:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _share_of_axis(axis: Settings, axis_values: Values, line_values: Any) -> float:
     """Where the last point of the line lies on its y axis, from 0 (lower end) to 1."""
-    axis = figure.layout[f"yaxis{(trace.yaxis or 'y')[1:]}"]
-    others = [other.y for other in figure.data if other.y is not None and other.yaxis == trace.yaxis]
-    values = np.concatenate([np.asarray(y, dtype=np.float64) for y in others])
-    last = np.asarray(trace.y, dtype=np.float64)
-    is_log = axis.type == "log"
-    if is_log:
+    values, last = axis_values, _numbers(line_values)
+    if axis.get("type") == "log":
         with np.errstate(divide="ignore", invalid="ignore"):
             values, last = np.log10(values), np.log10(last)
     values, last = values[np.isfinite(values)], last[np.isfinite(last)]
     if not len(last):
         return math.nan
-    if axis.range:
-        low, high = axis.range
+    if axis.get("range"):
+        low, high = axis["range"]
     else:
         low, high = float(values.min()), float(values.max())
         pad = 0.06 * (high - low)
-        low, high = (0.0 if axis.rangemode == "tozero" and low >= 0 else low - pad), high + pad
+        low, high = (0.0 if axis.get("rangemode") == "tozero" and low >= 0 else low - pad), high + pad
     return float((last[-1] - low) / ((high - low) or 1.0))

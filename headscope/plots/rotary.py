@@ -1,17 +1,21 @@
 """Rotary pairs of a head: their frequencies, their usage, and their contribution by distance."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import make_colorscale
 
 from headscope.plots import style
+from headscope.plots.draft import Draft
 from headscope.runs.aggregation import mean_with_interval
 
 DISTANCE_TITLE = "distance i − j (tokens)"
 PAIR_TITLE = "rotary pair f (0 is fastest)"
+Values = npt.NDArray[np.float64]
 ZERO_CENTRED_SCALE = {"colorscale": style.DIVERGING_SCALE, "zmid": 0}
 
 
@@ -21,41 +25,73 @@ def plot_spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
     There is one line per model, at its longest context length. Error bars are 95 % confidence intervals over documents
     if there are enough. A pair without rotation (theta 0) is a gap in the upper plot.
     """
-    title = f"Rotary spectrum of layer {layer}, head {head}"
+    title = _spectrum_title(layer, head)
     if reason := style.missing_data_reason(pairs, "model", "mean_abs", "theta"):
         return style.empty_figure(title, reason)
     rows = pairs[(pairs["layer"] == layer) & (pairs["head"] == head)]
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
-    figure = style.stacked_figure(title, 520)
-    usage_by_model = _pair_usage(_rows_at_longest_context(pairs, layer, head))
-    lines: list[dict[str, Any]] = []
-    for label, model_style in style.model_styles(rows).items():
-        usage = usage_by_model.loc[label]
+    return draw_spectrum(pair_usage(rows, layer, head), style.model_styles(rows), layer, head)
+
+
+class PairUsage(NamedTuple):
+    """Usage (logits) of the rotary pairs of one head and model, its interval, and their frequencies (rad/token)."""
+
+    pair: Values
+    mean: Values
+    low: Values
+    high: Values
+    theta: Values
+    log_theta: Values
+
+
+def pair_usage(pairs: pd.DataFrame, layer: int, head: int) -> dict[str, PairUsage]:
+    """The usage of the pairs of one head by model, at its longest context length."""
+    usage = _pair_usage(_rows_at_longest_context(pairs, layer, head))
+    return {
+        str(label): PairUsage(
+            rows.index.get_level_values("pair").to_numpy(),
+            *(rows[name].to_numpy() for name in ("mean_abs", "low", "high", "theta", "log_theta")),
+        )
+        for label, rows in usage.groupby(level="model", observed=True)
+    }
+
+
+def draw_spectrum(
+    usage_by_model: Mapping[str, PairUsage], styles: Mapping[str, style.ModelStyle], layer: int, head: int
+) -> go.Figure:
+    """The figure of `plot_spectrum` from the usage of pairs."""
+    figure = Draft.stacked(_spectrum_title(layer, head), 520)
+    for label, model_style in styles.items():
+        usage = usage_by_model[label]
         line = {
             "type": "scatter",
-            "x": usage.index,
+            "x": usage.pair,
             "line": {"color": model_style.colour, "dash": model_style.dash},
             "name": model_style.name,
             "legendgroup": label,
-            "customdata": usage["theta"],
+            "customdata": usage.theta,
         }
         hover, name = "pair %{x}: θ = %{customdata:.3g} rad/token", f"<extra>{model_style.name}</extra>"
-        frequencies = {"y": usage["log_theta"], "mode": "lines", "showlegend": False, "hovertemplate": hover + name}
+        frequencies = {"y": usage.log_theta, "mode": "lines", "showlegend": False, "hovertemplate": hover + name}
         sizes = {
-            "y": usage["mean_abs"],
+            "y": usage.mean,
             "mode": "lines+markers",
             "marker": {"size": 5, "symbol": model_style.symbol},
-            "error_y": style.error_bars(usage["mean_abs"], usage["low"], usage["high"]),
+            "error_y": style.error_bars(usage.mean, usage.low, usage.high),
             "showlegend": True,
             "hovertemplate": f"{hover}<br>E|c| %{{y:.3g}} logits{name}",
         }
-        lines += [line | frequencies, line | sizes]
-    figure.add_traces(lines, rows=[1, 2] * (len(lines) // 2), cols=[1] * len(lines))
-    figure.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
-    figure.update_yaxes(title_text="mean |dot product| (logits)", rangemode="tozero", row=2, col=1)
-    figure.update_xaxes(title_text="rotary pair f, highest frequency first", row=2, col=1)
-    return style.fit_legend(figure)
+        figure.add([line | frequencies], 1)
+        figure.add([line | sizes], 2)
+    figure.update_axis("yaxis", {"title": {"text": "log₁₀ θ (rad/token)"}})
+    figure.update_axis("yaxis2", {"title": {"text": "mean |dot product| (logits)"}, "rangemode": "tozero"})
+    figure.update_axis("xaxis2", {"title": {"text": "rotary pair f, highest frequency first"}})
+    return figure.fit_legend().figure()
+
+
+def _spectrum_title(layer: int, head: int) -> str:
+    return f"Rotary spectrum of layer {layer}, head {head}"
 
 
 def plot_pair_profile(contributions: pd.DataFrame, layer: int, head: int, model: str) -> go.Figure:
@@ -71,42 +107,80 @@ def plot_pair_profile(contributions: pd.DataFrame, layer: int, head: int, model:
         return style.empty_figure(title, "this head was not measured")
     grid = _pair_distance_grid(rows)
     figure = style.new_figure(title, 420)
-    figure.add_heatmap(**_pair_heatmap(grid), colorbar={"title": {"text": "logits"}}, **ZERO_CENTRED_SCALE)
-    figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks([int(distance) for distance in grid.columns]))
+    distances = [int(distance) for distance in grid.columns]
+    heatmap = _pair_heatmap([*grid.index], distances, grid.to_numpy(dtype=np.float64))
+    figure.add_heatmap(**heatmap, colorbar={"title": {"text": "logits"}}, **ZERO_CENTRED_SCALE)
+    figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks(distances))
     figure.update_yaxes(title_text=PAIR_TITLE, autorange="reversed")
     return style.set_top_margin(figure)
 
 
 def plot_pair_profiles(contributions: pd.DataFrame, layer: int, head: int) -> go.Figure:
     """Plot the pair profile of one head under every model side by side, with one colour scale."""
-    title = f"Pairs by distance: layer {layer}, head {head}"
+    title = _profiles_title(layer, head)
     if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
         return style.empty_figure(title, reason)
     rows = _rows_at_longest_context(contributions, layer, head)
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
-    styles = style.model_styles(rows)
-    figure = style.panel_figure(title, [model_style.name for model_style in styles.values()], columns=4, height=300)
-    limit = float(rows["mean_signed"].abs().max()) or 1.0
-    distances = sorted({int(value) for value in rows["distance"]})
-    for index, (label, model_style) in enumerate(styles.items()):
-        grid = _pair_distance_grid(rows[rows["model"] == label]).reindex(columns=distances)
-        figure.add_heatmap(
-            **_pair_heatmap(grid),
-            coloraxis="coloraxis",
-            name=model_style.name,
-            **style.panel_row_col(index, [*styles], 4),
+    return draw_pair_profiles(pair_profiles(rows, layer, head), style.model_styles(rows), layer, head)
+
+
+class PairProfile(NamedTuple):
+    """Mean contributions [pairs, distances] (logits) of the rotary pairs of one head and model.
+
+    `limit` is the largest absolute contribution in any document.
+    """
+
+    pairs: list[int]
+    distances: list[int]
+    contributions: Values
+    limit: float
+
+
+def pair_profiles(contributions: pd.DataFrame, layer: int, head: int) -> dict[str, PairProfile]:
+    """The pair profile of one head by model, at its longest context length."""
+    rows = _rows_at_longest_context(contributions, layer, head)
+    grids = _pair_distance_grid(rows, ["model"])
+    limits = rows["mean_signed"].abs().groupby(rows["model"], observed=True).max()
+    profiles = {}
+    distances_by_model: dict[Any, Any] = rows.groupby("model", observed=True)["distance"].unique().to_dict()
+    for label, distances in distances_by_model.items():
+        grid = grids.loc[label][sorted(distances.tolist())]
+        profiles[str(label)] = PairProfile(
+            grid.index.tolist(), grid.columns.tolist(), grid.to_numpy(dtype=np.float64), float(limits[label])
         )
+    return profiles
+
+
+def draw_pair_profiles(
+    profiles: Mapping[str, PairProfile], styles: Mapping[str, style.ModelStyle], layer: int, head: int
+) -> go.Figure:
+    """The figure of `plot_pair_profiles` from profiles."""
+    figure = Draft.panels(
+        _profiles_title(layer, head), [model_style.name for model_style in styles.values()], columns=4, height=300
+    )
+    shown = {label: profiles[label] for label in styles}
+    limit = float(np.fmax.reduce([profile.limit for profile in shown.values()])) or 1.0
+    distances = sorted({distance for profile in shown.values() for distance in profile.distances})
+    for index, (label, profile) in enumerate(shown.items()):
+        values = profile.contributions
+        if profile.distances != distances:
+            values = pd.DataFrame(values, columns=profile.distances).reindex(columns=distances).to_numpy()
+        heatmap = _pair_heatmap(profile.pairs, distances, values)
+        figure.add([{"type": "heatmap", **heatmap, "coloraxis": "coloraxis", "name": styles[label].name}], index + 1)
     bar = {"title": {"text": "logits"}}
-    figure.update_layout(
-        coloraxis={"cmin": -limit, "cmax": limit, "colorscale": style.DIVERGING_SCALE, "colorbar": bar}
-    )
-    figure.update_xaxes(**_distance_ticks(distances, tick_step=2), showgrid=False)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    style.set_outer_axis_titles(figure, len(styles), DISTANCE_TITLE, PAIR_TITLE, 4)
-    return style.set_metadata(
-        style.set_top_margin(figure, 74), value="mean contribution (logits)", x="index of the distance"
-    )
+    scale = make_colorscale(style.DIVERGING_SCALE)
+    figure.layout["coloraxis"] = {"cmin": -limit, "cmax": limit, "colorscale": scale, "colorbar": bar}
+    figure.update_axes("x", _distance_ticks(distances, tick_step=2) | {"showgrid": False})
+    figure.update_axes("y", {"autorange": "reversed", "showgrid": False})
+    figure.set_outer_axis_titles(len(styles), DISTANCE_TITLE, PAIR_TITLE, 4)
+    figure.layout["meta"] = {"value": "mean contribution (logits)", "x": "index of the distance"}
+    return figure.set_top_margin(74).figure()
+
+
+def _profiles_title(layer: int, head: int) -> str:
+    return f"Pairs by distance: layer {layer}, head {head}"
 
 
 def plot_logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -> go.Figure:
@@ -114,40 +188,67 @@ def plot_logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -
 
     There is one line per model, at its longest context length.
     """
-    title = f"Logit by distance: layer {layer}, head {head}"
+    title = _logit_title(layer, head)
     if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
         return style.empty_figure(title, reason)
     rows = _rows_at_longest_context(contributions, layer, head)
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
-    figure = style.new_figure(title)
-    distances = sorted({int(value) for value in rows["distance"]})
+    return draw_logit_by_distance(logit_by_distance(rows, layer, head), style.model_styles(rows), layer, head)
+
+
+class LogitByDistance(NamedTuple):
+    """Mean logit of one head and model by distance (tokens)."""
+
+    distances: npt.NDArray[np.int64]
+    logits: Values
+
+
+def logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -> dict[str, LogitByDistance]:
+    """The mean logit of one head by model, at its longest context length."""
+    rows = _rows_at_longest_context(contributions, layer, head)
     sums = rows["mean_signed"].astype("float64").groupby([rows["model"], rows["distance"]], observed=True).sum()
-    lines = []
-    for label, model_style in style.model_styles(rows).items():
-        logits: Any = sums.loc[label]
-        lines.append(
-            {
-                "type": "scatter",
-                "x": [distances.index(int(value)) for value in logits.index],
-                "y": logits,
-                "mode": "lines",
-                "line": {"color": model_style.colour, "dash": model_style.dash},
-                "name": model_style.name,
-                "customdata": logits.index,
-                "hovertemplate": "%{customdata:,} tokens back: mean logit %{y:+.3g}"
-                f"<extra>{model_style.name}</extra>",
-            }
+    return {
+        str(label): LogitByDistance(
+            logits.index.get_level_values("distance").to_numpy(), np.asarray(logits, np.float64)
         )
-    figure.add_traces(lines)
-    figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks(distances))
-    figure.update_yaxes(title_text="mean logit, sum over pairs")
-    return style.set_metadata(style.fit_legend(figure), x="index of the distance")
+        for label, logits in sums.groupby(level="model", observed=True)
+    }
 
 
-def _pair_distance_grid(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean contribution of the rotary pairs (rows) by distance (columns)."""
-    return rows.groupby(["pair", "distance"])["mean_signed"].mean().unstack()  # four times as fast as pivot_table
+def draw_logit_by_distance(
+    lines: Mapping[str, LogitByDistance], styles: Mapping[str, style.ModelStyle], layer: int, head: int
+) -> go.Figure:
+    """The figure of `plot_logit_by_distance` from its lines."""
+    figure = Draft.single(_logit_title(layer, head))
+    distances = sorted({*np.concatenate([lines[label].distances for label in styles]).tolist()})
+    position = {distance: index for index, distance in enumerate(distances)}
+    for label, model_style in styles.items():
+        line = {
+            "type": "scatter",
+            "x": [position[distance] for distance in lines[label].distances.tolist()],
+            "y": lines[label].logits,
+            "mode": "lines",
+            "line": {"color": model_style.colour, "dash": model_style.dash},
+            "name": model_style.name,
+            "customdata": lines[label].distances,
+            "hovertemplate": f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{model_style.name}</extra>",
+        }
+        figure.add([line])
+    figure.update_axis("xaxis", {"title": {"text": DISTANCE_TITLE}, **_distance_ticks(distances)})
+    figure.update_axis("yaxis", {"title": {"text": "mean logit, sum over pairs"}})
+    figure.layout["meta"] = {"x": "index of the distance"}
+    return figure.fit_legend().figure()
+
+
+def _logit_title(layer: int, head: int) -> str:
+    return f"Logit by distance: layer {layer}, head {head}"
+
+
+def _pair_distance_grid(rows: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
+    """Mean contribution of the rotary pairs (rows, in groups of the `by` columns) by distance (columns)."""
+    means = rows.groupby([*by, "pair", "distance"], observed=True)["mean_signed"].mean()
+    return means.unstack()  # four times as fast as pivot_table
 
 
 def _rows_at_longest_context(contributions: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
@@ -158,13 +259,13 @@ def _rows_at_longest_context(contributions: pd.DataFrame, layer: int, head: int)
     return at_longest
 
 
-def _pair_heatmap(grid: pd.DataFrame) -> dict[str, Any]:
+def _pair_heatmap(pairs: list[int], distances: list[int], contributions: Values) -> dict[str, Any]:
     """Plotly settings of a heatmap of pairs (rows) by distance (columns), with one column per measured distance."""
     return {
-        "x": list(range(grid.shape[1])),
-        "y": list(grid.index),
-        "z": grid.to_numpy(dtype=np.float64),
-        "customdata": np.broadcast_to([int(column) for column in grid.columns], grid.shape),
+        "x": [*range(len(distances))],
+        "y": pairs,
+        "z": contributions,
+        "customdata": np.broadcast_to(distances, contributions.shape),
         "hovertemplate": "pair %{y}, %{customdata:,} tokens back<br>mean contribution %{z:+.3g} logits<extra></extra>",
     }
 

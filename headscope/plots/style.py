@@ -9,7 +9,7 @@ import math
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -130,8 +130,12 @@ def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
     if frame.empty or "model" not in frame:
         return {}
     column = frame["model"]
-    present = set(column)
-    order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
+    present = [*column.unique()]
+    return styles_of(present, [*column.cat.categories] if isinstance(column.dtype, pd.CategoricalDtype) else present)
+
+
+def styles_of(present: Collection[str], order: Sequence[str]) -> dict[str, ModelStyle]:
+    """Styles of the models `present` in a figure, as `model_styles`; `order` has them among the others of the run."""
     return {
         label: _numbered_style(label, number, len(present))
         for label, number in _style_numbers(order).items()
@@ -188,9 +192,14 @@ def new_figure(title: str, height: int = 380) -> go.Figure:
 
 def set_title(figure: go.Figure, title: str) -> go.Figure:
     """Set the title in place, wrapped for a chart of half the page width, and return the figure."""
-    title_text = escape_label(html.unescape(title.replace("<br>", " ")), TITLE_WIDTH)
-    figure.layout.title = {"text": title_text, "pad": {"t": TITLE_LINE_HEIGHT * title_text.count("<br>")}}
+    figure.layout.title = title_settings(title)
     return figure
+
+
+def title_settings(title: str) -> dict[str, Any]:
+    """Plotly settings of a title, wrapped for a chart of half the page width."""
+    title_text = escape_label(html.unescape(title.replace("<br>", " ")), TITLE_WIDTH)
+    return {"text": title_text, "pad": {"t": TITLE_LINE_HEIGHT * title_text.count("<br>")}}
 
 
 def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
@@ -201,20 +210,25 @@ def title_with_subtitle(text: str, subtitle: str) -> dict[str, object]:
 
 def set_top_margin(figure: go.Figure, space: int = 46) -> go.Figure:
     """Set the space above the plot in px, plus the height of further title lines, and return the figure."""
-    figure.layout.margin.t = space + TITLE_LINE_HEIGHT * str(figure.layout.title.text or "").count("<br>")
+    figure.layout.margin.t = top_margin(space, figure.layout.title.text or "")
     return figure
+
+
+def top_margin(space: int, title: str) -> int:
+    """The top margin in px that leaves this space above the plot, besides further title lines."""
+    return space + TITLE_LINE_HEIGHT * title.count("<br>")
 
 
 def panel_figure(title: str, panel_titles: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
     """Small multiples with shared axes and a title above each panel; `height` is that of a row of panels, in px."""
-    figure = set_title(go.Figure(_empty_panels(len(panel_titles), columns, height)), title)
+    figure = set_title(go.Figure(empty_panels(len(panel_titles), columns, height)), title)
     for annotation, panel_title in zip(figure.layout.annotations, panel_titles, strict=True):
         annotation.text = panel_title
     return set_top_margin(figure, 98)
 
 
 @cache
-def _empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
+def empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
     """Empty panels; cached, because a copy takes a tenth of the time of plotly's layout."""
     row_length = min(columns, panel_count)
     row_count = math.ceil(panel_count / row_length)
@@ -229,8 +243,7 @@ def _empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
     )
     total = height * row_count + 60
     legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
-    figure.update_layout(template=TEMPLATE, height=total, legend=legend)
-    return figure.update_annotations(font_size=13)
+    return figure.update_layout(template=TEMPLATE, height=total, legend=legend).update_annotations(font_size=13)
 
 
 def panel_row_col(index: int, panels: Sequence[object], columns: int = 3) -> dict[str, int]:
@@ -241,13 +254,21 @@ def panel_row_col(index: int, panels: Sequence[object], columns: int = 3) -> dic
 
 def set_outer_axis_titles(figure: go.Figure, panel_count: int, x_title: str, y_title: str, columns: int = 3) -> None:
     """Set axis titles only at the edge: x below the lowest panel of each column, y left of each row."""
+    for name, settings in outer_axis_settings(panel_count, x_title, y_title, columns):
+        figure.layout[name].update(settings)  # `update_xaxes` finds axes slowly
+
+
+def outer_axis_settings(
+    panel_count: int, x_title: str, y_title: str, columns: int = 3
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The axes at the edge of small multiples, by name, with the plotly settings of their titles."""
     row_length = min(columns, panel_count)
     for index in range(panel_count):
-        number = index + 1 if index else ""  # of the axes, which `update_xaxes` finds slowly
+        number = index + 1 if index else ""
         if index + row_length >= panel_count:
-            figure.layout[f"xaxis{number}"].update(title={"text": x_title}, showticklabels=True)
+            yield f"xaxis{number}", {"title": {"text": x_title}, "showticklabels": True}
         if index % row_length == 0:
-            figure.layout[f"yaxis{number}"].update(title={"text": y_title})
+            yield f"yaxis{number}", {"title": {"text": y_title}}
 
 
 def empty_figure(title: str, reason: str) -> go.Figure:
@@ -261,9 +282,10 @@ def empty_figure(title: str, reason: str) -> go.Figure:
 
 def missing_data_reason(frame: pd.DataFrame, *required_columns: str) -> str:
     """Why `frame` cannot be plotted: missing columns or no data; "" if it can."""
-    if missing := [name for name in required_columns if name not in frame]:
-        return f"not measured: {escape_label(', '.join(missing))}"
-    return "" if len(frame[list(required_columns)].dropna()) else "no data to plot"
+    if missing := ", ".join(name for name in required_columns if name not in frame):
+        return f"not measured: {escape_label(missing)}"
+    missing_values = [frame[name].isna().to_numpy() for name in required_columns]
+    return "" if len(frame) and not np.logical_or.reduce(missing_values).all() else "no data to plot"
 
 
 def declare_head_points(figure: go.Figure) -> go.Figure:
@@ -338,36 +360,40 @@ def band_traces(bounds: pd.DataFrame, model_style: ModelStyle) -> list[dict[str,
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Name the lines at their ends; where that is impossible, raise height and top margin, once, so that a wrapped
-    legend stays below the title and above small multiples.
+    """Name the lines at their ends, or else make room, once, for a legend between the title and the plots."""
+    if label_line_ends(set_top_margin(figure)):
+        return figure
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    extra, space = legend_space(names, figure.layout.legend.yref == "container")
+    return set_top_margin(figure.update_layout(showlegend=True, height=figure.layout.height + extra), space)
+
+
+def legend_space(names: Sequence[str], has_panels: bool) -> tuple[int, int]:
+    """The height in px that the rows of a legend after the first add to a figure, and the space above its plot.
 
     A row of the legend holds about 58 characters in a chart of half the page width, 110 in one with several panels.
     """
-    if label_line_ends(set_top_margin(figure)):
-        return figure
-    widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
-    has_panels = figure.layout.legend.yref == "container"
-    rows = max(1, math.ceil(sum(widths) / (110 if has_panels else 58)))
-    figure.update_layout(showlegend=True, height=figure.layout.height + 24 * (rows - 1))
-    return set_top_margin(figure, 74 + 24 * rows if has_panels else 46 + 24 * rows)
+    rows = max(1, math.ceil(sum(len(name) + 7 for name in names) / (110 if has_panels else 58)))
+    return 24 * (rows - 1), (74 if has_panels else 46) + 24 * rows
 
 
 def stacked_figure(title: str, height: int) -> go.Figure:
     """Two plots above each other with a shared x axis; `height` in px."""
-    return set_title(go.Figure(_empty_stack(height)), title)
+    return set_title(go.Figure(empty_stack(height)), title)
 
 
 @cache
-def _empty_stack(height: int) -> go.Figure:
+def empty_stack(height: int) -> go.Figure:
+    """Two empty plots; cached, see `empty_panels`."""
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
     return figure.update_layout(template=TEMPLATE, height=height)
 
 
-def error_bars(centre: pd.Series, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
+def error_bars(centre: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
     """Plotly settings of error bars from `low` to `high` around `centre`; NaN gives no bar."""
     return {
-        "array": np.asarray(high) - centre,
-        "arrayminus": centre - np.asarray(low),
+        "array": np.asarray(high) - np.asarray(centre),
+        "arrayminus": np.asarray(centre) - np.asarray(low),
         "symmetric": False,
         "thickness": 1,
         "width": 2,

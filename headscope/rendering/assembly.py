@@ -121,7 +121,8 @@ def measured_statistics(heads: pd.DataFrame) -> list[str]:
         if (columns := columns_by_stem.get(stem))
         for name in ([stem] if stem in columns else reversed(columns_by_length(columns, stem)))
     )
-    return [name for name in names if heads[name].notna().any()]
+    measured = {*heads.columns[heads.notna().any().to_numpy()]}
+    return [name for name in names if name in measured]
 
 
 def run_statistics(run: Run) -> list[str]:
@@ -135,9 +136,13 @@ def _compute_run_statistics(run: Run) -> list[str]:
 
 def models_with_statistic(run: Run, statistic_name: str) -> list[str]:
     """Labels of the models with a value of the statistic, in the order of the run."""
-    measured = (
-        run.heads.dropna(subset=[statistic_name])["model"].astype(str).unique() if statistic_name in run.heads else ()
-    )
+    return [*run.derived(_models_with_statistic, statistic_name)]
+
+
+def _models_with_statistic(run: Run, statistic_name: str) -> list[str]:
+    if statistic_name not in run.heads:
+        return []
+    measured = {*run.heads.loc[run.heads[statistic_name].notna(), "model"]}
     return [label for label in run.models if label in measured]
 
 

@@ -18,7 +18,9 @@ from typing import Any
 
 import jinja2
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -41,6 +43,11 @@ from headscope.runs.run_tables import RunTables
 
 SIGNIFICANT_DIGITS = 5
 """Significant digits of numbers in figures."""
+PACKED_TYPES = {f"{kind}{8 * size}": f"{kind[0]}{size}" for kind in ("int", "uint") for size in (1, 2, 4)} | {
+    "float32": "f4",
+    "float64": "f8",
+}
+"""Types of plotly's packed arrays, by the name of the numpy type."""
 GENERATOR = b'<meta name="generator" content="headscope">'
 """Marks a page that headscope wrote, within its first `HEAD_BYTES`."""
 HEAD_BYTES = 2000
@@ -150,7 +157,7 @@ def _script_variables(sections: Mapping[str, Sequence[Block]]) -> dict[str, Any]
     return {
         "plotly": Markup(get_plotlyjs()),
         "packed_plotly": _packed_plotly(),
-        "figures": [to_script_json(to_json_values(chart.picture.to_plotly_json())) for chart in charts],
+        "figures": [to_script_json(figure_values(chart.picture)) for chart in charts],
         "config": to_script_json(GRAPH_CONFIG),
     }
 
@@ -171,6 +178,37 @@ def to_json_values(value: Any) -> Any:
             return None
         return int(number) if number.is_integer() and abs(number) < 1e15 else number
     return value
+
+
+def figure_values(figure: go.Figure) -> dict[str, Any]:
+    """A figure as values for JSON, as `to_json_values`, with its numeric arrays packed as plotly packs them.
+
+    Plotly's own conversion takes several times as long.
+    """
+    traces = [_pack_arrays(trace.to_plotly_json()) for trace in figure.data]
+    values: dict[str, Any] = to_json_values({"data": traces, "layout": _pack_arrays(figure.layout.to_plotly_json())})
+    return values
+
+
+def _pack_arrays(settings: Any) -> Any:
+    if isinstance(settings, dict):
+        return {key: value if key == "range" else _pack_arrays(value) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [_pack_arrays(item) if isinstance(item, dict) else item for item in settings]
+    return _packed(settings) if isinstance(settings, np.ndarray) else settings
+
+
+def _packed(array: npt.NDArray[Any]) -> Any:
+    """The typed array of plotly.js with these numbers; the array itself if it has none for them."""
+    if array.size and array.dtype in (np.int64, np.uint64):
+        kinds = ("int8", "int16", "int32") if array.dtype == np.int64 else ("uint8", "uint16", "uint32")
+        ranges = {kind: np.iinfo(kind) for kind in kinds}
+        fitting = [kind for kind in kinds if ranges[kind].min <= array.min() and array.max() <= ranges[kind].max]
+        array = array.astype(fitting[0]) if fitting else array
+    if not array.size or array.dtype.name not in PACKED_TYPES:
+        return array
+    packed = {"dtype": PACKED_TYPES[array.dtype.name], "bdata": base64.b64encode(array.tobytes()).decode()}
+    return packed | ({"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {})
 
 
 def to_script_json(value: Any) -> Markup:

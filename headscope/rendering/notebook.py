@@ -71,7 +71,7 @@ class Page:
 
 
 def _figure_bundle(chart: Chart) -> Bundle:
-    figure = html_page.to_json_values(chart.picture.to_plotly_json())
+    figure = html_page.figure_values(chart.picture)
     return {PLOTLY_MIME_TYPE: {**figure, "config": GRAPH_CONFIG}, "text/plain": chart_title(chart)}
 
 

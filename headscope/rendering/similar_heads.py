@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from headscope.heads import Head
 from headscope.plots import style
+from headscope.plots.draft import Draft
 from headscope.plots.head_scatter import HEAD_COLUMNS, MARKER_OUTLINE
 from headscope.rendering.blocks import Block, Chart, Link, Links, TextTable
 from headscope.rendering.explorer_blocks import query_link
@@ -39,12 +40,13 @@ def nearest_profiles(run: Run, model: str, layer: int, head: int) -> Iterator[Te
     distances = profile_distances(run, model, layer, head)
     if distances.empty:
         return
-    rows: list[list[str | Link | Links]] = []
-    for label in dict.fromkeys((model, *default_models_with(run, model))):
-        nearest = distances[distances.index.get_level_values("model") == label][:NEAREST]
-        if len(nearest):
-            records = nearest.reset_index().itertuples(index=False, name=None)
-            rows.append([label, Links([head_link(*record) for record in records])])
+    nearest = distances.groupby(level="model", observed=True, sort=False).head(NEAREST)
+    links: dict[str, list[Link]] = {}
+    shown = dict.fromkeys((model, *default_models_with(run, model)))
+    for (label, near_layer, near_head), distance in zip(nearest.index, nearest, strict=True):
+        if label in shown:
+            links.setdefault(label, []).append(head_link(label, near_layer, near_head, distance))
+    rows: list[list[str | Link | Links]] = [[label, Links(links[label])] for label in shown if label in links]
     yield TextTable(
         f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "
         "deviations over all heads.",
@@ -74,33 +76,36 @@ def components_chart(run: Run, model: str, marked: Head | None = None) -> Iterat
 
 def plot_components(run: Run, components: Components, model: str, marked: Head | None = None) -> go.Figure:
     """Plot the heads of a model in the plane of the components, one colour per role; `marked` gets a ring."""
-    figure = go.Figure(run.derived(_unmarked_components, components, model))  # a copy: pages change their figures
+    figure = run.derived(_unmarked_components, components, model)
     if marked is None:
-        return figure
+        return figure.figure()
     at = components.coordinates.reindex([(model, *marked)]).dropna()
-    return figure.add_scatter(
-        x=at["x"].to_numpy(),
-        y=at["y"].to_numpy(),
-        mode="markers+text",
-        text=[f"L{marked[0]}H{marked[1]}"] * len(at),
-        textposition="top center",
-        textfont={"size": 14, "color": style.HIGHLIGHT_COLOUR},
-        marker={"symbol": "circle-open", "size": 17, "color": style.HIGHLIGHT_COLOUR, "line": {"width": 3}},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    mark = {
+        "type": "scatter",
+        "x": at["x"].to_numpy(),
+        "y": at["y"].to_numpy(),
+        "mode": "markers+text",
+        "text": [f"L{marked[0]}H{marked[1]}"] * len(at),
+        "textposition": "top center",
+        "textfont": {"size": 14, "color": style.HIGHLIGHT_COLOUR},
+        "marker": {"symbol": "circle-open", "size": 17, "color": style.HIGHLIGHT_COLOUR, "line": {"width": 3}},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+    return figure.with_traces([mark]).figure()
 
 
-def _unmarked_components(run: Run, components: Components, model: str) -> go.Figure:
-    figure = style.new_figure(f"Heads by their statistics: {style.escape_label(model)}", 460)
+def _unmarked_components(run: Run, components: Components, model: str) -> Draft:
+    figure = Draft.single(f"Heads by their statistics: {style.escape_label(model)}", 460)
     heads = run.heads[["model", *HEAD_COLUMNS]].assign(role=run.derived(strongest_roles))
     points = heads[heads["model"] == model].join(components.coordinates, on=["model", "layer", "head"])
     role_points = [(index, role, points[points["role"] == role]) for index, role in enumerate([NO_ROLE, *roles()])]
-    figure.add_traces([_role_trace(members, role, index) for index, role, members in role_points if len(members)])
-    first, second = (f"component {axis + 1} ({100 * components.shares[axis]:.0f} % of the variance)" for axis in (0, 1))
-    figure.update_xaxes(title_text=first).update_yaxes(title_text=second)
-    style.set_metadata(figure, model=style.escape_label(model))
-    return style.set_top_margin(style.declare_head_points(figure), TOP_MARGIN)
+    figure.add([_role_trace(members, role, index) for index, role, members in role_points if len(members)])
+    for axis, name in enumerate(("xaxis", "yaxis")):
+        share = f"{100 * components.shares[axis]:.0f} % of the variance"
+        figure.update_axis(name, {"title": {"text": f"component {axis + 1} ({share})"}})
+    figure.layout["meta"] = {"model": style.escape_label(model), "heads": True}
+    return figure.set_top_margin(TOP_MARGIN)
 
 
 def _role_trace(members: pd.DataFrame, role: str, index: int) -> dict[str, object]:
@@ -115,7 +120,7 @@ def _role_trace(members: pd.DataFrame, role: str, index: int) -> dict[str, objec
         "y": members["y"].to_numpy(),
         "mode": "markers",
         "marker": {"color": colour, "symbol": symbol, "size": 8, "line": MARKER_OUTLINE},
-        "customdata": members[HEAD_COLUMNS].to_numpy(),
+        "customdata": members[HEAD_COLUMNS].to_numpy(object),  # Dash cannot read packed arrays in selections
         "name": role,
         "hovertemplate": f"layer %{{customdata[0]}}, head %{{customdata[1]}}<extra>{role}</extra>",
     }

@@ -15,7 +15,13 @@ from plotly.offline import get_plotlyjs
 from headscope.heads import Head
 from headscope.plots.style import GRAPH_CONFIG, TEMPLATE
 from headscope.rendering.blocks import Block, Chart, Link, PageContent, TextTable
-from headscope.rendering.html_page import gzip_base64, template_environment, to_json_values, to_script_json
+from headscope.rendering.html_page import (
+    figure_values,
+    gzip_base64,
+    template_environment,
+    to_json_values,
+    to_script_json,
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def _block_html(
 
 def _figure_json(figure: go.Figure) -> Markup:
     """The figure without its template, which the pages share."""
-    values = to_json_values(figure.to_plotly_json())
+    values = figure_values(figure)
     if values["layout"].get("template") == _plotly_template():
         del values["layout"]["template"]
     return to_script_json(values)

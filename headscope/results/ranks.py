@@ -1,6 +1,7 @@
 """Ranks of a head by any statistic of the per-head table, as results."""
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -27,8 +28,7 @@ def head_ranks(
 ) -> Iterator[Result]:
     """The rank of a head by a statistic, highest first, with one part per model; none without values."""
     label = statistic(statistic_name).label
-    ranks = run.derived(_ranks, statistic_name)
-    rows = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)]
+    rows = run.derived(_ranks_of_head, statistic_name, layer, head)
     parts = [
         Result(
             question="heads.rank",
@@ -41,11 +41,17 @@ def head_ranks(
             where={"statistic": label},
             details={"score": float(row["score"]), "estimate": ESTIMATE_MARK if row["is_estimate"] else ""},
         )
-        for row in rows.to_dict("records")
+        for row in rows
         if models is None or row["model"] in models
     ]
     if parts:
         yield Result(question="heads.ranks", layer=layer, head=head, where={"statistic": label}, parts=parts)
+
+
+def _ranks_of_head(run: Run, statistic_name: str, layer: int, head: int) -> list[dict[str, Any]]:
+    ranks = run.derived(_ranks, statistic_name)
+    rows: Any = ranks[(ranks["layer"] == layer) & (ranks["head"] == head)].to_dict("records")
+    return [*rows]
 
 
 def _ranks(run: Run, statistic_name: str) -> pd.DataFrame:

@@ -190,8 +190,11 @@ def rank_correlations(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 def plain_types(frame: pd.DataFrame) -> pd.DataFrame:
     """Labels as strings, so that no empty groups appear, and floats as float64 for sums."""
     floats = {name: "float64" for name in frame if frame[name].dtype == "float32"}
-    labels = {str(name): _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"}
-    return frame.astype(floats).assign(**labels)
+    return _plain_labels(frame.astype(floats))
+
+
+def _plain_labels(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(**{str(name): _label_texts(frame[name]) for name in frame if frame[name].dtype == "category"})
 
 
 def _label_texts(labels: pd.Series) -> pd.Series:
@@ -208,7 +211,7 @@ def rows_at_longest_length(frame: pd.DataFrame, by: Sequence[str] = ("model",)) 
 
 
 def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[np.integer], pd.Index]:
-    """The number of each row's group by these columns, and the groups in order.
+    """The number of each row's group by these columns, and the groups in order, with labels as strings.
 
     Equal neighbours are grouped once: stored tables are sorted, so that a group of many rows is one or a few stretches.
     """
@@ -218,7 +221,7 @@ def number_groups(frame: pd.DataFrame, by: Sequence[str]) -> tuple[npt.NDArray[n
         values = frame[name].array
         is_first[1:] |= np.asarray(values[1:] != values[:-1], bool)
     starts = np.flatnonzero(is_first)
-    groups = frame[[*by]].take(starts).groupby([*by])
+    groups = _plain_labels(frame[[*by]].take(starts)).groupby([*by])
     numbers = np.repeat(groups.ngroup().to_numpy(), np.diff(starts, append=len(frame)))
     return numbers, groups.size().index
 
@@ -242,7 +245,8 @@ def last_octave_means(frame: pd.DataFrame, columns: Sequence[str], weight: str =
     weights = last_rows[weight].to_numpy()
     with np.errstate(invalid="ignore"):
         means = {
-            name: np.bincount(numbers, last_rows[name] * weights) / np.bincount(numbers, weights) for name in columns
+            name: np.bincount(numbers, last_rows[name].to_numpy(np.float64) * weights) / np.bincount(numbers, weights)
+            for name in columns
         }
     return pd.DataFrame(means, index)
 

@@ -5,6 +5,7 @@ has a log scale, minus the mean and divided by the standard deviation over all h
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -106,9 +107,11 @@ def profile_distances(run: Run, model: str, layer: int, head: int) -> pd.Series:
     profiles = head_profiles(run)
     if (model, layer, head) not in profiles.index:
         return pd.Series(dtype=float)
-    differences = profiles - profiles.xs((model, layer, head))
-    distances: pd.Series = (differences**2).mean(axis=1).pow(0.5).drop((model, layer, head)).dropna()
-    return distances.sort_values(kind="stable")
+    row: Any = profiles.index.get_loc((model, layer, head))
+    differences = profiles - profiles.iloc[row]
+    distances: pd.Series = (differences**2).mean(axis=1).pow(0.5)
+    distances.iloc[row] = np.nan
+    return distances.dropna().sort_values(kind="stable")
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,9 @@ def _digest(file: Path, changed: int, size: int) -> str:
 def read_rows(file: Path, values: Values, columns: Sequence[str] | None = None) -> pa.Table:
     """The rows with these values, in order, and these columns, by default all. Raises BadRun for a damaged file."""
     with _open_parquet(file) as parquet, file.open("rb") as stream:
-        numbers = [number for number in range(parquet.num_row_groups) if _may_match(parquet, number, values)]
+        wanted = {_column_number(parquet, name): allowed for name, allowed in values.items()}
+        groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+        numbers = [number for number, group in enumerate(groups) if _may_match(group, wanted)]
         if not numbers:
             return parquet.schema_arrow.empty_table().select(columns or parquet.schema_arrow.names)
         fragment = ds.ParquetFileFormat().make_fragment(pa.PythonFile(stream), row_groups=numbers)
@@ -82,7 +84,9 @@ def column_range(file: Path, name: str) -> tuple[int, int] | None:
     """Least and largest value of a column, from the end of the file; None for no rows, or if the file has no such
     statistics."""
     with _open_parquet(file) as parquet:
-        statistics = [_statistics(parquet, number, name) for number in range(parquet.num_row_groups)]
+        column = _column_number(parquet, name)
+        groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+        statistics = [group.column(column).statistics for group in groups]
     bounds = [(own.min, own.max) for own in statistics if own is not None and own.has_min_max]
     if not bounds or len(bounds) < len(statistics):
         return None
@@ -99,14 +103,18 @@ def _open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
         raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {REPAIR_ADVICE}") from error
 
 
-def _may_match(parquet: pq.ParquetFile, number: int, values: Values) -> bool:
-    """Whether a row group can have rows with these values. pyarrow compares its statistics with numbers only."""
-    for name, wanted in values.items():
-        own = _statistics(parquet, number, name)
-        if own is not None and own.has_min_max and not any(own.min <= value <= own.max for value in wanted):
-            return False
+def _may_match(row_group: pq.RowGroupMetaData, values: Mapping[int, Collection[Any]]) -> bool:
+    """Whether a row group can have rows with these values, by number of the column. pyarrow compares its statistics
+    with numbers only."""
+    for column, wanted in values.items():
+        own = row_group.column(column).statistics
+        if own is not None and own.has_min_max:
+            least, largest = own.min, own.max
+            if not any(least <= value <= largest for value in wanted):
+                return False
     return True
 
 
-def _statistics(parquet: pq.ParquetFile, number: int, name: str) -> Any:
-    return parquet.metadata.row_group(number).column(parquet.schema_arrow.get_field_index(name)).statistics
+def _column_number(parquet: pq.ParquetFile, name: str) -> int:
+    number: int = parquet.schema_arrow.get_field_index(name)
+    return number

@@ -39,10 +39,12 @@ class RunTables:
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
     stored, `parts` the runs that are combined (only itself for a single run). If `shows_all_models`, results are about
-    every model, not only about the few that charts show.
+    every model, not only about the few that charts show. If `is_drawn_for_all_models`, pages of a head may compute the
+    data of all models at once, because every one of them is drawn.
     """
 
     shows_all_models = False
+    is_drawn_for_all_models = False
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path

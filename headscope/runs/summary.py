@@ -54,6 +54,17 @@ def longest_ess_column(heads: pd.DataFrame) -> str | None:
     return measured[-1] if measured else None
 
 
+def longest_ess_column_of(run: RunTables, models: tuple[str, ...] | None = None) -> str | None:
+    """`longest_ess_column` of the per-head table of a run or, of these models, `longest_common_ess_column`; cached."""
+    return run.derived(_longest_ess_column, models)
+
+
+def _longest_ess_column(run: RunTables, models: tuple[str, ...] | None) -> str | None:
+    if models is None:
+        return longest_ess_column(run.heads)
+    return longest_common_ess_column(run.heads[run.heads["model"].isin(models)])
+
+
 def longest_common_ess_column(heads: pd.DataFrame) -> str | None:
     """The column `ess2_<L>` of the longest length that all models were measured at; None if there is none."""
     names = columns_by_length(map(str, heads), "ess2")

@@ -202,7 +202,7 @@ def _head_statistics(run: RunTables) -> pd.DataFrame | None:
 def _by_blocks_of_layers(run: RunTables, name: str, function: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """`function` of blocks of whole layers: all rows of a large run at once would not fit into memory."""
     columns = [*HEAD_KEYS, "context_length", "doc", *READ_COLUMNS[name]] if name in READ_COLUMNS else None
-    tables = [function(plain_types(block)) for block in run.blocks_of_layers(name, columns)]
+    tables = [function(block) for block in run.blocks_of_layers(name, columns)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index()
 
 
@@ -247,14 +247,16 @@ def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _largest_logits(frame: pd.DataFrame) -> pd.DataFrame:
-    return rows_at_longest_length(frame).groupby(HEAD_KEYS)[["max_logit"]].max()
+    return rows_at_longest_length(plain_types(frame)).groupby(HEAD_KEYS)[["max_logit"]].max()
 
 
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n by head and document; NaN if the bins span less than an octave."""
     n = np.asarray(bin_center(frame["visible"], frame["context_length"]))
     numbers, index = number_groups(frame, [*HEAD_KEYS, "doc"])
-    numbers, x, y = (values[n >= MIN_GROWTH_KEYS] for values in (numbers, np.log(n), frame["log_ess2"].to_numpy()))
+    numbers, x, y = (
+        values[n >= MIN_GROWTH_KEYS] for values in (numbers, np.log(n), frame["log_ess2"].to_numpy(np.float64))
+    )
     bins = np.bincount(numbers, minlength=len(index))
     with np.errstate(invalid="ignore"):  # heads of short texts have no such bin
         x = x - (np.bincount(numbers, x, len(index)) / bins)[numbers]
@@ -269,13 +271,13 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
     def variation(name: str) -> pd.Series:
         """Standard deviation over mean of the pairs of each head and document."""
-        values = frame[name].to_numpy()
+        values = frame[name].to_numpy(np.float64)
         means = np.bincount(numbers, values) / pairs
         with np.errstate(invalid="ignore"):  # all may be 0
             return pd.Series(np.sqrt(np.bincount(numbers, (values - means[numbers]) ** 2) / pairs) / means, index)
 
-    theta = frame["theta"].to_numpy()
-    usage = np.where(theta > 0, frame["mean_abs"], 0.0)  # of the pairs that rotate
+    theta = frame["theta"].to_numpy(np.float64)
+    usage = np.where(theta > 0, frame["mean_abs"].to_numpy(np.float64), 0.0)  # of the pairs that rotate
     with np.errstate(invalid="ignore"):  # none may rotate
         log_theta = np.bincount(numbers, usage * np.log(np.where(theta > 0, theta, 1))) / np.bincount(numbers, usage)
     values = {"cov_rms": variation("rms"), "cov_norm": variation("norm_product")}
@@ -286,7 +288,7 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     columns = ["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]
-    return rows_at_longest_length(frame).set_index(HEAD_KEYS)[columns]
+    return rows_at_longest_length(plain_types(frame)).set_index(HEAD_KEYS)[columns]
 
 
 def document_losses(run: RunTables) -> pd.Series:

@@ -4,8 +4,10 @@ A chart needs its table, and a comparison two models. Matrices show the first mo
 three others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ import plotly.graph_objects as go
 from headscope.heads import Head
 from headscope.plots import effective_length, layers, learned_frequencies, loss, role_emergence, rotary
 from headscope.plots import head_matrices as head_figures
+from headscope.plots.style import ModelStyle, missing_data_reason, styles_of
 from headscope.rendering.assembly import training_steps
 from headscope.rendering.blocks import Chart, ChartGroup, RenderContext
 from headscope.rendering.statistic_charts import box_chart, comparison_chart, model_panels
@@ -32,8 +35,6 @@ from headscope.runs.summary import (
 
 CARD_HEIGHT = 300
 """Height of the chart on the card of a head, in px."""
-HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
-"""Plots one head from the rows of a table: (rows, layer, head) -> figure."""
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -91,7 +92,7 @@ def head_card(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """The effective length of one head under the default models."""
     if "attention" in run.tables:
         yield Chart(
-            _cached_head_plot(run, tuple(default_models_with(run, model)), _plot_growth, "attention", layer, head),
+            _cached_head_plot(run, tuple(default_models_with(run, model)), GROWTH, layer, head),
             "Both axes are logarithmic. Dotted diagonal: uniform attention over all visible keys. Dotted horizontal: a "
             "constant effective length. Bands: 95 % confidence intervals over documents, with three or more documents.",
             half_width=True,
@@ -103,14 +104,14 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     models = tuple(default_models_with(run, model))
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, rotary.plot_logit_by_distance, "distance", layer, head),
+            _cached_head_plot(run, models, LOGITS, layer, head),
             "Mean logit of a key by its distance, summed over all rotary pairs: how the head prefers distances, "
             "independent of the tokens.",
             half_width=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, rotary.plot_spectrum, "pairs", layer, head),
+            _cached_head_plot(run, models, SPECTRUM, layer, head),
             "Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are "
             "three or more documents.",
             half_width=True,
@@ -124,30 +125,97 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, models, _plot_distance_profiles, "distance", layer, head),
+            _cached_head_plot(run, models, PROFILES, layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
 
 
+@dataclass(frozen=True)
+class HeadPlot:
+    """A plot of one head under several models, in two steps, so that the data of many views are computed at once.
+
+    `prepare` computes the data of each model from the rows of `table`; `draw` draws those of the models in `styles`;
+    `plot` does both, and says why there is no data. Without values in `columns` a model has no data.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    prepare: Callable[[pd.DataFrame, int, int], Mapping[str, Any]]
+    draw: Callable[[Mapping[str, Any], Mapping[str, ModelStyle], int, int], go.Figure]
+    plot: Callable[[pd.DataFrame, int, int], go.Figure]
+
+
 @lru_cache(8)
-def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, table: str, layer: int, head: int) -> go.Figure:
+def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, layer: int, head: int) -> go.Figure:
     """A figure of one head under these models, cached: it does not depend on the selected model."""
-    return plot(_head_rows(run, models, table, layer, head), layer, head)
+    data, measured = _cached_head_data(
+        run, tuple(run.models) if run.is_drawn_for_all_models else models, plot, layer, head
+    )
+    if measured.isdisjoint(models):
+        return plot.plot(_head_rows(run, models, plot.table, layer, head), layer, head)
+    return plot.draw(data, styles_of([label for label in models if label in data], models), layer, head)
+
+
+@lru_cache(4)
+def _cached_head_data(
+    run: Run, models: Sequence[str], plot: HeadPlot, layer: int, head: int
+) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """The data of a plot by model, and the models that have values."""
+    rows = _head_rows(run, models, plot.table, layer, head)
+    if missing_data_reason(rows, *plot.columns):
+        return {}, frozenset()
+    return plot.prepare(rows, layer, head), frozenset(rows.dropna(subset=[*plot.columns])["model"])
 
 
 @lru_cache(16)
 def _cached_frequency_plot(run: Run, model: str, layer: int, kv_group: int) -> go.Figure:
     """The learned frequencies of a KV group, cached: its heads show the same."""
-    return learned_frequencies.plot_learned_frequencies(rows_at_longest_length(run.positions), model, layer, kv_group)
+    rows = run.derived(_group_frequencies, layer, kv_group).get(model)
+    if rows is None:
+        return learned_frequencies.plot_learned_frequencies(run.positions, model, layer, kv_group)
+    return learned_frequencies.draw_learned_frequencies(rows, model, layer, kv_group)
+
+
+def _group_frequencies(run: Run, layer: int, kv_group: int) -> dict[str, pd.DataFrame]:
+    positions = rows_at_longest_length(run.positions)
+    return learned_frequencies.group_frequencies(positions, layer, kv_group)
+
+
+def _length_curves(attention: pd.DataFrame, layer: int, head: int) -> Mapping[str, Any]:
+    return effective_length.length_curves(attention, [(layer, head)]).get((layer, head), {})
+
+
+def _draw_growth(curves: Mapping[str, Any], styles: Mapping[str, ModelStyle], layer: int, head: int) -> go.Figure:
+    heads = [(layer, head)]
+    return effective_length.draw_effective_length({(layer, head): curves}, styles, heads, CARD_HEIGHT)
 
 
 def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
     return effective_length.plot_effective_length(attention, [(layer, head)]).update_layout(height=CARD_HEIGHT)
 
 
-def _plot_distance_profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    labels = evenly_spaced([*distance["model"].cat.categories])
-    return rotary.plot_pair_profiles(distance[distance["model"].isin(labels)], layer, head)
+def _draw_distance_profiles(
+    profiles: Mapping[str, Any], styles: Mapping[str, ModelStyle], layer: int, head: int
+) -> go.Figure:
+    shown = {label: styles[label] for label in evenly_spaced([*styles])}
+    return rotary.draw_pair_profiles(profiles, shown, layer, head)
+
+
+GROWTH = HeadPlot("attention", ("model", "log_ess2", "visible", "rows"), _length_curves, _draw_growth, _plot_growth)
+SPECTRUM = HeadPlot(
+    "pairs", ("model", "mean_abs", "theta"), rotary.pair_usage, rotary.draw_spectrum, rotary.plot_spectrum
+)
+DISTANCE_COLUMNS = ("model", "pair", "distance", "mean_signed")
+LOGITS = HeadPlot(
+    "distance",
+    DISTANCE_COLUMNS,
+    rotary.logit_by_distance,
+    rotary.draw_logit_by_distance,
+    rotary.plot_logit_by_distance,
+)
+PROFILES = HeadPlot(
+    "distance", DISTANCE_COLUMNS, rotary.pair_profiles, _draw_distance_profiles, rotary.plot_pair_profiles
+)
 
 
 def _head_rows(run: Run, models: Sequence[str], table: str, layer: int, head: int) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from headscope.runs.summary import (
     default_models_with,
     log_ratio_to_first,
     longest_ess_column,
+    longest_ess_column_of,
     models_with_same_tokens,
 )
 from probes.measure.analysis import (
@@ -63,7 +64,7 @@ def results(run: Run) -> Iterator[Result]:
 
 def head_results(run: Run, model: str, layer: int, head: int) -> Iterator[Result]:
     """The roles and statistics of a head in `model`, and its rank by effective length in each default model."""
-    name = longest_ess_column(run.heads)
+    name = longest_ess_column_of(run)
     rows = run.heads[(run.heads["model"] == model) & head_mask(run.heads, layer, head)]
     if name is None or rows.empty or np.isnan(rows[name].iloc[0]):
         return

@@ -1,0 +1,116 @@
+"""A figure under construction as plain plotly settings.
+
+Plotly checks and copies its settings at every change of a figure, which takes most of the time of a chart. Plots that
+are drawn for every head and model change a draft, which becomes a figure once.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from functools import cache
+from typing import Any
+
+import plotly.graph_objects as go
+
+from headscope.compat.plotly import unchecked_figure
+from headscope.plots import style
+from headscope.plots.line_ends import Settings, line_end_settings
+
+
+class Draft:
+    """Traces and layout as plotly stores them (see `compat.plotly.unchecked_figure`)."""
+
+    def __init__(self, layout: Settings, title: str) -> None:
+        self.traces: list[Settings] = []
+        self.layout = {**layout, "title": style.title_settings(title)}
+
+    @classmethod
+    def single(cls, title: str, height: int = 380) -> "Draft":
+        """One plot, as `style.new_figure`; `height` in px."""
+        return cls({"template": _template(), "height": height}, title)
+
+    @classmethod
+    def stacked(cls, title: str, height: int) -> "Draft":
+        """Two plots above each other, as `style.stacked_figure`; `height` in px."""
+        return cls(deepcopy(_stacked_layout(height)) | {"template": _template()}, title)
+
+    @classmethod
+    def panels(cls, title: str, panel_titles: Sequence[str], columns: int = 3, height: int = 330) -> "Draft":
+        """Small multiples, as `style.panel_figure`; `height` in px of a row of panels."""
+        draft = cls(deepcopy(_panel_layout(len(panel_titles), columns, height)) | {"template": _template()}, title)
+        for annotation, panel_title in zip(draft.layout["annotations"], panel_titles, strict=True):
+            annotation["text"] = panel_title
+        return draft.set_top_margin(98)
+
+    def figure(self) -> go.Figure:
+        """The figure."""
+        return unchecked_figure({"data": self.traces, "layout": self.layout})
+
+    def with_traces(self, traces: Sequence[Settings]) -> "Draft":
+        """A draft with further traces and the same layout; this one stays as it is."""
+        draft = copy(self)
+        draft.traces = [*self.traces, *traces]
+        return draft
+
+    def add(self, traces: Sequence[Settings], panel: int | None = None) -> None:
+        """Add traces to the panel of this number, from 1; a single plot has no panels."""
+        self.traces += [trace | _axes_of(panel) for trace in traces]
+
+    def update_axis(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Change settings of an axis, such as "xaxis2"."""
+        self.layout[name] = self.layout.get(name, {}) | settings
+
+    def update_axes(self, letter: str, settings: Mapping[str, Any]) -> None:
+        """Change settings of all x axes or all y axes of small multiples."""
+        for name in [name for name in self.layout if name.startswith(f"{letter}axis")]:
+            self.update_axis(name, settings)
+
+    def set_outer_axis_titles(self, panel_count: int, x_title: str, y_title: str, columns: int = 3) -> None:
+        """Set axis titles only at the edge, as `style.set_outer_axis_titles`."""
+        for name, settings in style.outer_axis_settings(panel_count, x_title, y_title, columns):
+            self.update_axis(name, settings)
+
+    def set_top_margin(self, space: int = 46) -> "Draft":
+        """Set the space above the plot in px, plus the height of further title lines."""
+        self.layout["margin"] = self.layout.get("margin", {}) | {
+            "t": style.top_margin(space, self.layout["title"]["text"])
+        }
+        return self
+
+    def fit_legend(self) -> "Draft":
+        """Name the lines at their ends or make space for the legend, as `style.fit_legend`."""
+        self.set_top_margin()
+        if (settings := line_end_settings(self.traces, self.layout)) is not None:
+            self.layout |= settings
+            return self
+        has_panels = self.layout.get("legend", {}).get("yref") == "container"
+        names = [trace["name"] for trace in self.traces if trace.get("name") and trace.get("showlegend") is not False]
+        extra_height, space = style.legend_space(names, has_panels)
+        self.layout |= {"showlegend": True, "height": self.layout["height"] + extra_height}
+        return self.set_top_margin(space)
+
+
+def _axes_of(panel: int | None) -> dict[str, str]:
+    number = "" if panel in (None, 1) else panel
+    return {} if panel is None else {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+
+
+@cache
+def _template() -> Settings:
+    settings: Settings = style.TEMPLATE.to_plotly_json()
+    return settings
+
+
+@cache
+def _stacked_layout(height: int) -> Settings:
+    return _without_template(style.empty_stack(height))
+
+
+@cache
+def _panel_layout(panel_count: int, columns: int, height: int) -> Settings:
+    return _without_template(style.empty_panels(panel_count, columns, height))
+
+
+def _without_template(figure: go.Figure) -> Settings:
+    layout: Settings = figure.layout.to_plotly_json()
+    del layout["template"]
+    return layout
