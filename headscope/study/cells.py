@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -97,6 +97,8 @@ class Job:
 
     parts: tuple[tuple[str, Cell], ...]
     """(probe name, cell), in the order of the probes."""
+    shared_jobs: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Ids of the jobs of shared passes, by the ids (probe/cell) of those of their cells that this job needs."""
 
     @property
     def probe(self) -> str:
@@ -124,6 +126,11 @@ class Job:
     @property
     def prerequisites(self) -> frozenset[str]:
         """Ids of jobs that must be stored first."""
+        return frozenset(self.shared_jobs.get(cell, cell) for cell in self.needed_cells)
+
+    @property
+    def needed_cells(self) -> frozenset[str]:
+        """Ids (probe/cell) of the cells that must be stored first."""
         return frozenset(f"{name}/{prerequisite}" for name, cell in self.parts for prerequisite in cell.prerequisites)
 
 
@@ -148,7 +155,12 @@ def group_by_pass(cells: Iterable[tuple[str, Cell]], labels: Sequence[str]) -> l
         assert text_pass is not None
         return rank[str(job.model)], text_pass.length, text_pass.document
 
-    return sorted(jobs, key=order) + single
+    shared_jobs = {f"{name}/{cell.id}": job.id for job in jobs for name, cell in job.parts}
+    needing = [
+        replace(job, shared_jobs={cell: shared_jobs[cell] for cell in job.needed_cells & {*shared_jobs}})
+        for job in single
+    ]
+    return sorted(jobs, key=order) + needing
 
 
 def pass_cost(length: int) -> float:

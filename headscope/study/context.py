@@ -31,9 +31,10 @@ class StudyContext:
     `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost`
     is the part of the running job's cost that was reported as progress, and `cells_ahead` the number of further
     cells that it has computed beside its own. `read_stored(job_id, table)` reads a table of a finished job, and
-    `stored_tables(job_id)` lists its tables. `input_digests` are digests by label (None: of all models) and input:
-    an unfinished run continues only from the same inputs. `document_digests` are those of the documents' texts by
-    label and document. `measured_lengths` are the context lengths of the planned jobs by label.
+    `stored_tables(job_id)` lists its tables; `shared_jobs` are those of the running job. `input_digests` are
+    digests by label (None: of all models) and input: an unfinished run continues only from the same inputs.
+    `document_digests` are those of the documents' texts by label and document. `measured_lengths` are the context
+    lengths of the planned jobs by label.
     """
 
     study: Study
@@ -42,6 +43,7 @@ class StudyContext:
     files_folder: Path = Path()
     completed_cost: float = 0.0
     cells_ahead: int = 0
+    shared_jobs: Mapping[str, str] = field(default_factory=dict)
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     measured_lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -113,6 +115,11 @@ class StudyContext:
     def record_other_weights(self, label: str, source: str, digest: str) -> None:
         """Record that a model is measured with heads or scores of other weights, as the user allowed."""
         self.input_digests[label][f"{OTHER_WEIGHTS} {source}"] = digest
+
+    def read_cell(self, probe: str, cell: str, table: str) -> pd.DataFrame:
+        """A table of a finished cell that the running one needs; other probes may have observed the same pass."""
+        name = f"{probe}/{cell}"
+        return self.read_stored(self.shared_jobs.get(name, name), table)
 
     def advance(self, cost: float, description: str = "") -> None:
         """Report progress within a long job: a share of its cost, and what is being done if that changes."""

@@ -101,7 +101,7 @@ class JobExecutor:
     def execute(self, job: Job) -> JobResult:
         """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
         context, label = self.context, job.model
-        context.completed_cost, context.cells_ahead = 0.0, 0
+        context.completed_cost, context.cells_ahead, context.shared_jobs = 0.0, 0, job.shared_jobs
         began = time.monotonic()
         model = None if label is None else context.model(label)
         if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured

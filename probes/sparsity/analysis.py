@@ -12,7 +12,7 @@ from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interva
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
-from probes.sparsity.schema import ANSWER, DENSE, PUBLISHED, TEXT
+from probes.sparsity.schema import ANSWER, BEST, DENSE, INDEXER, PUBLISHED, TEXT
 
 OVERVIEW_HEADS = 5
 _LONGEST = "at the longest context length, over rows of text"
@@ -49,6 +49,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 def rule_family(rule: str) -> str:
     """The rule without the size that varies: block:64 of block:64:16, vertical-slash of vertical-slash:30:800."""
+    if rule.startswith(f"{BEST}:"):
+        return BEST
     return rule.partition(":")[0] if rule.startswith("vertical-slash:") else rule.rpartition(":")[0] or rule
 
 
@@ -63,15 +65,22 @@ def rules_of(run: RunTables) -> list[str]:
     return [str(rule) for rule in run.table("sparse_rows")["rule"].unique()]
 
 
+def whole_model_rules(run: RunTables) -> list[str]:
+    """The rules, in the order of the options; then those by which heads attend in whole models only."""
+    whole = map(str, _whole_model_rows(run, "sparse_loss")["rule"].unique())
+    return [*dict.fromkeys([*rules_of(run), *(rule for rule in whole if rule != DENSE)])]
+
+
 def shown_rules(run: RunTables) -> list[str]:
     """The rules at the middle one of their sizes."""
     sizes: dict[str, list[str]] = {}
     for rule in rules_of(run):
         sizes.setdefault(rule_family(rule), []).append(rule)
-    return [sorted(rules, key=_sizes)[len(rules) // 2] for rules in sizes.values()]
+    return [sorted(rules, key=rule_sizes)[len(rules) // 2] for rules in sizes.values()]
 
 
-def _sizes(rule: str) -> list[int]:
+def rule_sizes(rule: str) -> list[int]:
+    """The numbers in the name of a rule."""
     return [int(size) for size in rule.split(":")[1:]]
 
 
@@ -83,7 +92,7 @@ def shown_rule(run: RunTables) -> str:
 def shared_pair(run: RunTables) -> tuple[str, str] | None:
     """The rules `top` and `layer-top` of one size, the middle one of those that have both."""
     rules = rules_of(run)
-    tops = sorted((rule for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules), key=_sizes)
+    tops = sorted((rule for rule in rules if rule.startswith("top:") and f"layer-{rule}" in rules), key=rule_sizes)
     return (tops[len(tops) // 2], f"layer-{tops[len(tops) // 2]}") if tops else None
 
 
@@ -120,41 +129,62 @@ def recall_curves(run: RunTables, model: str, layer: int | None = None, head: in
 def recall_at_equal_cost(run: RunTables, model: str, cost: float | None = None) -> pd.DataFrame:
     """Recall of every head (layer, head) by family of rules, if each keeps `cost` keys on average.
 
-    Between measured sizes recall is interpolated over the log of the kept keys; a family whose sizes do not reach the
-    cost is missing (NaN). The default cost is that of the shown rule in each head: a window limits it.
+    The default cost is that of the shown rule in each head: a window limits it. See `recall_at_costs`.
     """
-    rows = longest_rows(run, "sparse_rows")
-    rows = rows[rows["model"] == model]
+    rows = _rows_of_rules(run, model)
+    return recall_at_costs(rows, costs_by_head(run, model) if cost is None else cost)
+
+
+def recall_at_costs(rows: pd.DataFrame, costs: pd.Series | float, beyond: float | None = np.nan) -> pd.DataFrame:
+    """Recall by head (layer, head) and family of rules (columns) of `sparse_rows` of one model, at costs in keys.
+
+    Costs are those of every head (layer, head), or one. Between measured sizes recall is interpolated over the log of
+    the kept keys; `beyond` is the value of a family whose sizes do not reach the cost, None that of its nearest size.
+    """
     means = rows.groupby(["layer", "head", "rule"])[["recall", "kept"]].mean().reset_index()
     means["family"] = means["rule"].map(rule_family)
-    own = costs_by_head(run, model).rename("cost")
-    means = means.join(own, on=["layer", "head"]) if cost is None else means.assign(cost=cost)
-
+    if isinstance(costs, pd.Series):
+        means = means.join(costs.rename("cost"), on=["layer", "head"])
+    else:
+        means = means.assign(cost=costs)
     families = means.groupby(["layer", "head", "family"])[["recall", "kept", "cost"]]
-    return families.apply(_at_equal_cost, "recall").unstack("family")
+    return families.apply(_at_equal_cost, "recall", beyond).unstack("family")
 
 
-def _at_equal_cost(points: pd.DataFrame, column: str) -> float:
-    """A column of the sizes of one family at their `cost`, interpolated over the log of `kept`; NaN beyond them."""
+def _at_equal_cost(points: pd.DataFrame, column: str, beyond: float | None = np.nan) -> float:
+    """A column of the sizes of one family at their `cost`, interpolated over the log of `kept`; `beyond` past them."""
     points = points.sort_values("kept")
     log_sizes, log_cost = np.log(points["kept"].clip(lower=1e-9)), np.log(max(points["cost"].iloc[0], 1e-9))
-    return float(np.interp(log_cost, log_sizes, points[column], left=np.nan, right=np.nan))
+    return float(np.interp(log_cost, log_sizes, points[column], left=beyond, right=beyond))
+
+
+def _rows_of_rules(run: RunTables, model: str) -> pd.DataFrame:
+    rows = longest_rows(run, "sparse_rows")
+    return rows[rows["model"] == model]
 
 
 def costs_by_head(run: RunTables, model: str) -> pd.Series:
     """Mean number of keys that the shown rule keeps in every head (layer, head)."""
-    rows = longest_rows(run, "sparse_rows")
-    of_rule = rows[(rows["model"] == model) & (rows["rule"] == shown_rule(run))]
-    return of_rule.groupby(["layer", "head"])["kept"].mean()
+    return kept_by_head(_rows_of_rules(run, model), shown_rule(run))
+
+
+def kept_by_head(rows: pd.DataFrame, rule: str) -> pd.Series:
+    """Mean number of keys that a rule keeps in every head (layer, head)."""
+    kept: pd.Series = rows[rows["rule"] == rule].groupby(["layer", "head"])["kept"].mean()
+    return kept
 
 
 def best_families(run: RunTables, model: str) -> pd.Series:
     """The family of rules of largest recall at equal cost, by head, among those that need no dense weights."""
     recall = recall_at_equal_cost(run, model)
-    usable = {*map(rule_family, usable_rules(run))} - {PUBLISHED}
-    families = [family for family in recall if family in usable]
+    families = [family for family in recall if family in usable_families(_rows_of_rules(run, model))]
     measured = recall[families].dropna(how="all")
     return measured.idxmax(axis=1) if len(families) else pd.Series(dtype=str)
+
+
+def usable_families(rows: pd.DataFrame) -> set[str]:
+    """The families of the rules in `sparse_rows` that need no dense weights: of the options, not of a file or a model."""
+    return {*map(rule_family, rows["rule"][~rows["needs_dense"].astype(bool)].unique())} - {PUBLISHED, INDEXER}
 
 
 def recall_by_layer(run: RunTables, model: str) -> pd.DataFrame:
@@ -177,15 +207,15 @@ def loss_changes(run: RunTables) -> pd.DataFrame:
     return _against_dense(table, "doc")
 
 
-def loss_changes_at_equal_cost(run: RunTables, model: str) -> pd.DataFrame:
-    """Change of the loss by document and family of rules (columns), if rows keep the `cost` of the shown rule.
+def loss_changes_at_equal_cost(run: RunTables, model: str, rule: str) -> pd.DataFrame:
+    """Change of the loss by document and family of rules (columns), if rows keep as many keys as under a rule.
 
-    The cost is its mean number of kept keys in the same document. Between measured sizes the change is interpolated
-    over the log of the kept keys; a family whose sizes do not reach the cost in every document is missing.
+    The cost is the rule's mean number of kept keys in the same document. Between measured sizes the change is
+    interpolated over the log of the kept keys; a family whose sizes do not reach the cost in every document is missing.
     """
     changes = loss_changes(run)
     rows = changes[changes.index.get_level_values("model") == model].reset_index()
-    cost = rows[rows["rule"] == shown_rule(run)].set_index("doc")["kept"]
+    cost = rows[rows["rule"] == rule].set_index("doc")["kept"]
     rows = rows.assign(family=rows["rule"].map(rule_family), cost=rows["doc"].map(cost))
     by_family = rows.groupby(["doc", "family"])[["change", "kept", "cost"]].apply(_at_equal_cost, "change")
     return by_family.unstack("family").dropna(axis=1)
@@ -218,12 +248,6 @@ def change_curves(changes: pd.DataFrame, model: str) -> pd.DataFrame:
     means = of_model.groupby("rule")[["value", "change", "kept"]].mean().reset_index()
     means["dense"] = means["value"] - means["change"]
     return means.assign(family=means["rule"].map(rule_family)).sort_values(["family", "kept"], ignore_index=True)
-
-
-def usable_rules(run: RunTables) -> set[str]:
-    """The measured rules that need no dense weights."""
-    rows = run.table("sparse_rows")
-    return {*map(str, rows["rule"][~rows["needs_dense"]].unique())}
 
 
 def overview(run: Run) -> Overview | None:

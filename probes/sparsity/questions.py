@@ -48,6 +48,19 @@ QUESTIONS = (
         better="lower",
     ),
     Question(
+        name="sparsity.own_rules",
+        sentence="If each head of {model} attends by its own best rule instead of all by {family}, at equal cost "
+        "({cost:.0f} keys per row), the loss changes by {value}: from {one:+.4f} to {own:+.4f} against dense attention"
+        "[; each document is judged with the rules that {others:n other documents} chose][; {same:n documents} chose "
+        "the rules and judges them]",
+        headline="With its own best rule per head instead of {family}, the loss changes by {value} ({cost:.0f} keys)",
+        number="+.4f",
+        value_unit="nats/token",
+        samples="documents",
+        level="headline",
+        better="lower",
+    ),
+    Question(
         name="sparsity.loss",
         sentence="If every head of {model} attends by {rule} ({kept:.0f} keys per row), the loss at {length:,} tokens "
         "is {sparse:.4f} instead of {dense:.4f} nats/token, a change of {value}",

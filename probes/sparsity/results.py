@@ -20,14 +20,13 @@ from probes.sparsity.analysis import (
     loss_changes,
     loss_changes_at_equal_cost,
     recall_at_equal_cost,
-    rule_family,
-    rules_of,
     shared_pair,
     shown_rule,
     shown_rules,
-    usable_rules,
+    usable_families,
+    whole_model_rules,
 )
-from probes.sparsity.schema import ANSWER, INDEXER, PUBLISHED
+from probes.sparsity.schema import ANSWER, BEST, PUBLISHED
 
 FEW_KEYS = 64
 """Heads that need at most this many keys are counted."""
@@ -122,7 +121,7 @@ def _best_rule(run: Run, model: str) -> Iterator[Result]:
 
 def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
     """The change of the loss and of the answers about needles under each rule, the smallest of usable rules first."""
-    changes, rules = _of_model(run.derived(loss_changes), model), rules_of(run)
+    changes, rules = _of_model(run.derived(loss_changes), model), whole_model_rules(run)
     losses = {}
     for rule in [rule for rule in rules if rule in changes.index]:
         rows: Any = changes.loc[rule]
@@ -130,6 +129,8 @@ def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
         losses[rule] = mean_result("sparsity.loss", rows["change"], model=model, where={"rule": rule}, details=details)
     if len(changes):
         yield from _lowest_loss(run, model, losses[shown_rule(run)].details["kept"])
+    if (own := f"{BEST}:{shown_rule(run)}") in losses:
+        yield from _own_rules(run, model, losses[own])
     yield from losses.values()
     answers, answer_losses = (_of_model(answer_changes(run, column), model) for column in ("success", "nll"))
     for rule in [rule for rule in rules if rule in answers.index]:
@@ -143,11 +144,11 @@ def _whole_model_results(run: Run, model: str) -> Iterator[Result]:
 def _lowest_loss(run: Run, model: str, cost: float) -> Iterator[Result]:
     """The family of usable rules with the lowest loss at equal cost, beside the best one that needs dense weights."""
     changes, families = (
-        loss_changes_at_equal_cost(run, model),
-        {*map(rule_family, usable_rules(run))} - {PUBLISHED, INDEXER},
+        loss_changes_at_equal_cost(run, model, shown_rule(run)),
+        usable_families(run.table("sparse_rows")),
     )
     usable = [family for family in changes if family in families]
-    bounds = [family for family in changes if family not in families and family != PUBLISHED]
+    bounds = [family for family in changes if family not in {*families, PUBLISHED, BEST}]
     if not usable:
         return
     best = str(changes[usable].mean().idxmin())
@@ -161,6 +162,22 @@ def _lowest_loss(run: Run, model: str, cost: float) -> Iterator[Result]:
         details["missing"] = missing
     lowest = mean_result("sparsity.lowest_loss", changes[best], model=model, details=details)
     yield allow_for_choice(lowest, len(usable), (-math.inf, math.inf))
+
+
+def _own_rules(run: Run, model: str, loss: Result) -> Iterator[Result]:
+    """The loss under each head's own best rule minus that under the best rule for all heads, at equal cost."""
+    changes = loss_changes_at_equal_cost(run, model, str(loss.where["rule"]))
+    usable = [family for family in changes if family in usable_families(run.table("sparse_rows"))]
+    if not usable:
+        return
+    best = str(changes[usable].mean().idxmin())
+    details: dict[str, Any] = {"family": best, "cost": loss.details["kept"], "own": loss.value}
+    details |= {
+        "one": float(changes[best].mean()),
+        **({"others": len(changes) - 1} if len(changes) > 1 else {"same": 1}),
+    }
+    difference = mean_result("sparsity.own_rules", changes[BEST] - changes[best], model=model, details=details)
+    yield allow_for_choice(difference, len(usable), (-math.inf, math.inf))
 
 
 def _of_model(changes: pd.DataFrame, model: str) -> pd.DataFrame:

@@ -1,8 +1,7 @@
 """Runner of the sparsity probe: rules on rows of texts, on rows that answer about a needle, and in whole models."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,14 +22,27 @@ from headscope.measures.sparse_rules import Indexer, Rule, parse_rule
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack
 from headscope.prompts.pair_sets import PairSet, load_pair_set
+from headscope.runs.aggregation import plain_types
 from headscope.runs.arrow import Rows
 from headscope.scores.minference import read_patterns
 from headscope.study.cells import Cell, TextPass, document_of, pass_cost
 from headscope.study.context import StudyContext
-from probes.sparsity.patterns import HeadPatterns
-from probes.sparsity.schema import ANSWER, DENSE, LAYER_BELOW, PUBLISHED, QUERY_BEFORE, TEXT, SparsityOptions
-
-log = logging.getLogger("headscope")
+from probes.sparsity.analysis import rule_family
+from probes.sparsity.choice import choose_rules
+from probes.sparsity.patterns import HeadPatterns, OwnRules, PromptRule
+from probes.sparsity.schema import (
+    ALL,
+    ANSWER,
+    BEST,
+    DENSE,
+    LAYER_BELOW,
+    PUBLISHED,
+    QUERY_BEFORE,
+    SPARSE_CHOICE,
+    SPARSE_ROWS,
+    TEXT,
+    SparsityOptions,
+)
 
 SPARSE_PASS_COST = 4.0
 """Time of a pass in which every head attends by a rule, in plain passes."""
@@ -44,11 +56,22 @@ class WholeModelWork:
     length: int
     number: int
     is_answer: bool = False
+    prerequisites: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class ChoiceWork:
+    """The choice of each head's own best rules from the stored rows of texts, `prerequisites`."""
+
+    length: int
+    left_out: str
+    prerequisites: tuple[str, ...] = field(compare=False)
 
 
 class SparsityRunner:
     """Cells: each (model, context length, document), and each (model, needle), whose passes are only observed and so
-    shared; and each of these texts with each rule, if the rules are applied in the whole model."""
+    shared; and each of these texts with each rule, if the rules are applied in the whole model. Before these, the own
+    best rules of the heads are chosen for each document from the rows of the others."""
 
     def __init__(self, options: SparsityOptions, context: StudyContext):
         self.options, self.context = options, context
@@ -60,16 +83,15 @@ class SparsityRunner:
         if self.patterns is not None:
             context.record_input(f"the patterns in '{options.patterns}'", [repr(self.patterns)])
         self._pairs: dict[str, PairSet] = {}
-        self._warn_of_later_queries()
 
     def cells(self) -> list[Cell]:
-        kinds = self._text_cells, self._answer_cells, self._whole_model_cells
+        kinds = self._text_cells, self._answer_cells, self._choice_cells, self._whole_model_cells
         return [cell for label in self.context.labels for cells in kinds for cell in cells(label)]
 
     def _text_cells(self, label: str) -> list[Cell]:
         return [
             Cell(
-                f"{label}: {length} tokens, document {number}",
+                _text_id(label, length, number),
                 label,
                 pass_cost(length),
                 text_pass=TextPass.over(document.ids[:length], number),
@@ -87,22 +109,43 @@ class SparsityRunner:
             cells.append(Cell(f"{label}: {name}", label, pass_cost(len(ids)), name, TextPass.over(ids, number)))
         return cells
 
+    def _choice_cells(self, label: str) -> list[Cell]:
+        """A cell per length and document that is judged, and one for the answers about needles."""
+        if not (self.options.loss and self._best_names):
+            return []
+        names, longest = [document.name for document in self._documents(label)], max(self.options.lengths)
+        places = [(length, number) for length in self.options.lengths for number in range(len(names))]
+        choices: dict[str, tuple[int, int | None]] = {self._choice_id(label, *place): place for place in places}
+        if self.options.needles:
+            choices[self._choice_id(label, longest, None)] = longest, None
+        cells = []
+        for name, (length, judged) in choices.items():
+            left_out = judged if len(names) > 1 else None
+            chosen_on = tuple(_text_id(label, length, number) for number in range(len(names)) if number != left_out)
+            cells.append(
+                Cell(name, label, 0, ChoiceWork(length, ALL if left_out is None else names[left_out], chosen_on))
+            )
+        return cells
+
+    def _choice_id(self, label: str, length: int, judged: int | None) -> str:
+        """The cell that chooses rules for a document, or for answers (None): from the others if there are any."""
+        is_without = judged is not None and len(self._documents(label)) > 1
+        chosen_on = f"all documents but {judged}" if is_without else "all documents"
+        return f"{label}: best rules at {length} tokens, by {chosen_on}"
+
     def _whole_model_cells(self, label: str) -> list[Cell]:
         """A cell per rule and text, in which every head attends by the rule."""
         if not self.options.loss:
             return []
-        works = [
-            WholeModelWork(rule, length, number)
-            for length in self.options.lengths
-            for number in range(len(self._documents(label)))
-            for rule in self._rule_names()
-        ]
+        texts = [(length, n, False) for length in self.options.lengths for n in range(len(self._documents(label)))]
         if self.options.needles:
-            works += [
-                WholeModelWork(rule, max(self.options.lengths), number, is_answer=True)
-                for number in range(len(self._pair_set(label)))
-                for rule in self._rule_names(for_answers=True)
-            ]
+            texts += [(max(self.options.lengths), number, True) for number in range(len(self._pair_set(label)))]
+        works = []
+        for length, number, is_answer in texts:
+            choice = (self._choice_id(label, length, None if is_answer else number),)
+            for rule in self._rule_names:
+                needs = choice if rule in self._best_names else ()
+                works.append(WholeModelWork(rule, length, number, is_answer, needs))
         cells = []
         for work in works:
             text = f"needle {work.number}" if work.is_answer else f"{work.length} tokens, document {work.number}"
@@ -111,14 +154,18 @@ class SparsityRunner:
         return cells
 
     def compute_rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        """Rows of a cell of a whole model."""
+        """Rows of a cell of a whole model, or of a choice of rules."""
         assert cell.model is not None
+        if isinstance(cell.work, ChoiceWork):
+            return {SPARSE_CHOICE.name: self._choose(cell.model, cell.work)}
         work: WholeModelWork = cell.work
-        rule = self._rule(work.rule, cell.model, model)
+        rule = self._rule(work, cell.model, model)
         keys: dict[str, Any] = {"model": cell.model, "context_length": work.length, "rule": work.rule}
         if work.is_answer:
             pairs = self._pair_set(cell.model)
             pair = pairs.build(work.number)
+            if rule is not None and rule.depends_on_later_queries:
+                rule = PromptRule(rule, len(pair.clean))
             with attending_by(model, rule) as sparse:
                 nll, success = score_answer(model, pair.clean, pair.answer)
             answer = {"pair": [pairs.pair_names[work.number]], "nll": nll, "success": success, "kept": sparse.mean_kept}
@@ -128,26 +175,40 @@ class SparsityRunner:
         (tables,) = observe(model, ids, [lambda _: LossObserver(model, rule, {**keys, "doc": document.name})])
         return tables
 
-    def _rule_names(self, for_answers: bool = False) -> list[str]:
-        """The rules of whole models. An answer is no part of the text that chooses its keys, so some are left out."""
-        rules = [rule for rule in self.rules if not (for_answers and rule.depends_on_later_queries)]
-        published = [] if self.patterns is None or for_answers else [PUBLISHED]
-        return [DENSE, *map(str, rules), *published]
+    @property
+    def _rule_names(self) -> list[str]:
+        """The rules of whole models."""
+        published = [] if self.patterns is None else [PUBLISHED]
+        return [DENSE, *map(str, self.rules), *published, *self._best_names]
 
-    def _rule(self, name: str, label: str, model: Model) -> Rule | None:
-        """The rule of a name; None is that of dense attention."""
-        if name == PUBLISHED and self.patterns is not None:
+    @property
+    def _best_names(self) -> list[str]:
+        """The rules of each head's own best rule, at the costs of the first rule's sizes, if rules can differ."""
+        families = {rule_family(str(rule)) for rule in self.rules if not rule.needs_dense_weights}
+        first = rule_family(str(self.rules[0]))
+        sizes = [str(rule) for rule in self.rules if rule_family(str(rule)) == first]
+        return [f"{BEST}:{rule}" for rule in sizes] if len(families) > 1 else []
+
+    def _choose(self, label: str, work: ChoiceWork) -> pd.DataFrame:
+        """The rule of every head by the stored rows of texts, for each of the `_best_names`."""
+        stored = pd.concat(
+            plain_types(self.context.read_cell("sparsity", cell, SPARSE_ROWS.name)) for cell in work.prerequisites
+        )
+        groups = stored.groupby(["layer", "head"])["kv_group"].first()
+        blocks = []
+        for name in self._best_names:
+            own_rules = choose_rules(stored, name.removeprefix(f"{BEST}:")).rename("own_rule")
+            blocks.append(pd.concat([groups, own_rules], axis=1).reset_index().assign(rule=name))
+        return pd.concat(blocks).assign(model=label, context_length=work.length, left_out=work.left_out)
+
+    def _rule(self, work: WholeModelWork, label: str, model: Model) -> Rule | None:
+        """The rule of a cell; None is that of dense attention."""
+        if work.rule in self._best_names:
+            rows = self.context.read_cell("sparsity", work.prerequisites[0], SPARSE_CHOICE.name)
+            return OwnRules.for_model(rows[rows["rule"] == work.rule], model.geometry)
+        if work.rule == PUBLISHED and self.patterns is not None:
             return HeadPatterns.for_model(self.patterns, model.geometry, label)
-        return None if name == DENSE else {str(rule): rule for rule in self.rules}[name]
-
-    def _warn_of_later_queries(self) -> None:
-        if self.options.loss and self.options.needles:
-            missing = {*self._rule_names()} - {*self._rule_names(for_answers=True)}
-            if missing:
-                log.warning(
-                    "answers are not measured under %s: later queries, which are the answer's own, choose the keys",
-                    ", ".join(sorted(missing)),
-                )
+        return None if work.rule == DENSE else {str(rule): rule for rule in self.rules}[work.rule]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
         assert cell.model is not None
@@ -240,6 +301,10 @@ class LossObserver:
 
     def tables(self, finished_pass: FinishedPass) -> dict[str, Rows]:
         return {"sparse_loss": {**self.keys, **finished_pass.loss_by_position(), "kept": self.sparse.mean_kept}}
+
+
+def _text_id(label: str, length: int, number: int) -> str:
+    return f"{label}: {length} tokens, document {number}"
 
 
 def _rule_names(rules: Sequence[Rule]) -> np.ndarray:

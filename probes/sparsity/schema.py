@@ -29,6 +29,10 @@ INDEXER = "indexer"
 """Name of the rule of a model's own indexer."""
 DENSE = "dense"
 """In place of a rule where every head attends to all keys."""
+BEST = "best"
+"""Name of the rule by which every head attends by its own best rule, followed by the rule whose cost it has."""
+ALL = "all"
+"""In place of a document where none is left out."""
 SHARED_SIZES = (64, 256, 1024)
 DEFAULT_RULES = [
     *(f"{name}:{size}" for name in ("top", "group-top", "layer-top") for size in SHARED_SIZES),
@@ -57,8 +61,8 @@ class SparsityOptions(Options):
     )
     loss: bool = Field(
         False,
-        description="also measure the loss, and the answers about needles, while every head attends by a rule: a pass "
-        "per rule and text",
+        description="also measure the loss, and the answers about needles, while every head attends by a rule, and by "
+        "its own best rule: a pass per rule and text",
     )
     patterns: str | None = Field(
         None, min_length=1, description="also measure a pattern file of MInference: the columns and diagonals per head"
@@ -153,7 +157,7 @@ RULE_OR_DENSE = key(
     "label",
     "",
     "rule that chooses the keys, with its sizes; minference: those of the given pattern file; "
-    f"{DENSE}: every head attends to all keys",
+    f"{BEST}:R: each head's own best rule, at the cost of rule R; {DENSE}: every head attends to all keys",
     None,
 )
 KEPT = Column("kept", "value", "keys", "mean number of chosen keys that a row sees, over heads and all rows", 0)
@@ -181,4 +185,30 @@ SPARSE_ANSWERS = Table(
         KEPT,
     ),
 )
-TABLES = (SPARSE_ROWS, SPARSE_OVERLAP, SPARSE_KEYS, SPARSE_LOSS, SPARSE_ANSWERS)
+SPARSE_CHOICE = Table(
+    "sparse_choice",
+    "the rule of each head where every head attends by its own best rule",
+    (
+        MODEL,
+        LENGTH,
+        key(
+            "left_out",
+            "label",
+            "",
+            f"document that did not choose, since it is judged; {ALL}: all documents chose",
+            None,
+        ),
+        LAYER,
+        HEAD,
+        GROUP,
+        key("rule", "label", "", f"{BEST}:R, where R is the measured rule whose cost the head's rule has", None),
+        Column(
+            "own_rule",
+            "label",
+            "",
+            "rule of largest recall at this cost, among those that need no dense weights; sizes are interpolated over "
+            "the log of the kept keys",
+        ),
+    ),
+)
+TABLES = (SPARSE_ROWS, SPARSE_OVERLAP, SPARSE_KEYS, SPARSE_CHOICE, SPARSE_LOSS, SPARSE_ANSWERS)
