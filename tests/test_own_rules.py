@@ -29,7 +29,7 @@ from headscope.study.executor import JobExecutor
 from headscope.study.ray_worker import RayWorker
 from headscope.study.runner import run_study
 from probes.sparsity import results as sparsity_results
-from probes.sparsity.analysis import rule_family
+from probes.sparsity.analysis import recall_by_depth, rule_family
 from probes.sparsity.choice import choose_rules, rule_at_cost
 from probes.sparsity.patterns import OwnRules, PromptRule
 from probes.sparsity.report import charts
@@ -49,7 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def study(folder: Path, measure: bool = True, docs: int = DOCS, **changes: Any) -> Study:
+def study(
+    folder: Path, measure: bool = True, docs: int = DOCS, budget: dict[str, Any] | None = None, **changes: Any
+) -> Study:
     """Passes over the texts are shared with another probe."""
     options = {"lengths": [LENGTH], "rows": 8, "rules": RULES, "loss": True, **changes}
     return build_study(
@@ -59,6 +61,7 @@ def study(folder: Path, measure: bool = True, docs: int = DOCS, **changes: Any) 
             "device": "cpu",
             "sparsity": options,
             **({"measure": {"lengths": [LENGTH], "rows": 8, "tables": ["nll"]}} if measure else {}),
+            **({"budget": budget} if budget else {}),
         }
     )
 
@@ -70,7 +73,7 @@ def run(folder: Path) -> Run:
 
 def chosen(run: Run, rule: str, left_out: str) -> dict[tuple[int, int], str]:
     rows = plain_types(run.rows("sparse_choice", rule=rule, left_out=left_out))
-    return {(row.layer, row.head): row.own_rule for row in rows.itertuples()}
+    return {(row.layer, row.head): str(row.own_rule) for row in rows.itertuples()}
 
 
 def family_recall(rows: pd.DataFrame, family: str, cost: float) -> float:
@@ -165,7 +168,8 @@ def test_the_result_compares_own_rules_with_the_best_rule_for_all_at_their_cost(
 
 def test_own_rules_are_a_line_of_the_chart_and_no_bound(run: Run) -> None:
     (group,) = (g for g in charts(assembly.render_context(run)) if g.heading == "Rules in the whole model")
-    figure = next(iter(group.charts)).figure
+    chart: Any = next(iter(group.charts))
+    figure = chart.figure
     (line,) = (trace for trace in figure.data if trace.name == "best")
     assert [*line.customdata] == BEST
     answers = [*sparsity_results.results(run)]
@@ -173,6 +177,41 @@ def test_own_rules_are_a_line_of_the_chart_and_no_bound(run: Run) -> None:
     assert (lowest.details["family"] in FAMILIES, lowest.details["bound"]) == (True, "top")
     by_rule = [r.where["rule"] for r in answers if r.question == "sparsity.loss"]
     assert by_rule == [*RULES, *BEST]
+
+
+def test_orders_of_budget_are_lines_of_the_chart_at_the_keys_that_their_rows_keep(folder: Path, tmp_path: Path) -> None:
+    """A third of the KV groups with 4 keys (of early rows fewer), the others with all."""
+    budget = {
+        "lengths": [LENGTH],
+        "shares": [0.5],
+        "orders": ["far-mass", "random"],
+        "draws": 2,
+        "sink": 1,
+        "recent": 3,
+    }
+    both = run_study(study(folder, budget=budget, rules=["top:4", "top:8"]), tmp_path)
+    (group,) = (g for g in charts(assembly.render_context(both)) if g.heading == "Rules in the whole model")
+    chart: Any = next(iter(group.charts))
+    lines = {trace.name: trace for trace in chart.figure.data}
+    assert {*lines} == {"top", "budget far-mass", "budget random"}
+    rows = plain_types(both.table("budget"))
+    losses = mean_losses(rows, ["order", "share", "doc"])
+    for order in ("far-mass", "random"):
+        change = (losses[order, 0.5] - losses["every", 0.0]).mean()
+        assert lines[f"budget {order}"].y == pytest.approx([change])
+        mean_streaming, mean_all = (1 + 2 + 3 + 4 * (LENGTH - 3)) / LENGTH, (LENGTH + 1) / 2
+        assert lines[f"budget {order}"].x == pytest.approx([(mean_streaming + mean_all) / 2])
+
+
+def test_bands_of_layers_are_quantiles_over_their_heads(run: Run) -> None:
+    curves = recall_by_depth(run, "base")
+    rows = run.rows("sparse_rows", model="base", rule="top:8")
+    means = rows.groupby(["layer", "head"])["recall"].mean()
+    assert [*curves] == ["layers 0 to 1", "layer 2", "layer 3"]
+    for curve, layers in zip(curves.values(), ([0, 1], [2], [3]), strict=True):
+        found = curve.loc[8]
+        expected = means[means.index.get_level_values("layer").isin(layers)].quantile([0.1, 0.5, 0.9])
+        assert [found["low"], found["mean"], found["high"]] == pytest.approx(expected.to_list())
 
 
 def test_a_single_document_chooses_and_judges_which_the_sentence_says(folder: Path, tmp_path: Path) -> None:

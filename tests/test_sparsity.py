@@ -219,7 +219,7 @@ def test_other_pattern_files_are_refused(folder: Path, tmp_path: Path, content: 
 
 def test_charts_of_models_and_heads_have_data(run: Run) -> None:
     figures = [chart.figure for group in charts(assembly.render_context(run)) for chart in group.charts]
-    assert len(figures) == 6  # matrices, layers, comparison, curves, matrices, shared sets: two models in each
+    assert len(figures) == 7  # matrices, layers, comparison, curves, bands, matrices, shared sets: two models in each
     assert all(figure.data for figure in figures)
     (chart,) = head_charts(run, "base", 1, 1)
     assert {trace.name for trace in chart.figure.data} == {*FAMILIES, "minference"}

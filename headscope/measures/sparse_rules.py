@@ -27,6 +27,8 @@ GROUP = "headscope.sparse_rules"
 LAST_QUERIES = 64
 """Queries whose mean weights choose the columns and diagonals of `vertical-slash`, as in MInference."""
 MAX_SIZE = 2**24
+RESERVED_NAMES = frozenset({"best", "dense", "indexer", "minference"})
+"""Names in the column `rule` that are no rules of the options."""
 
 log = logging.getLogger("headscope")
 
@@ -369,7 +371,7 @@ def known_rules() -> Mapping[str, type[Rule]]:
             rule = entry.load()
             if not (isinstance(rule, type) and issubclass(rule, Rule) and is_dataclass(rule)):
                 raise TypeError(f"{entry.value} is no dataclass of Rule")
-            if rule.name != entry.name or rule.name in rules:
+            if rule.name != entry.name or rule.name in {*rules, *RESERVED_NAMES}:
                 raise ValueError(f"its name is '{rule.name}', which must be that of its entry point and a new one")
             rules[rule.name] = rule
         except Exception as error:  # third-party code can fail in any way

@@ -15,6 +15,8 @@ from headscope.runs.run_tables import RunTables
 from probes.sparsity.schema import ANSWER, BEST, DENSE, INDEXER, PUBLISHED, TEXT
 
 OVERVIEW_HEADS = 5
+LAYER_GROUPS = 3
+"""Groups of layers whose heads are drawn as a band."""
 _LONGEST = "at the longest context length, over rows of text"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -183,8 +185,30 @@ def best_families(run: RunTables, model: str) -> pd.Series:
 
 
 def usable_families(rows: pd.DataFrame) -> set[str]:
-    """The families of the rules in `sparse_rows` that need no dense weights: of the options, not of a file or a model."""
+    """The families of the options' rules in `sparse_rows` that need no dense weights."""
     return {*map(rule_family, rows["rule"][~rows["needs_dense"].astype(bool)].unique())} - {PUBLISHED, INDEXER}
+
+
+def recall_by_depth(run: RunTables, model: str) -> dict[str, pd.DataFrame]:
+    """Recall of heads under the first family of rules, by the layers of each third of the model.
+
+    By mean number of kept keys (index): the median over heads (`mean`) and the 10 % and 90 % quantiles, `low` and
+    `high`; empty if fewer than two sizes were measured.
+    """
+    rows, family = _rows_of_rules(run, model), rule_family(rules_of(run)[0])
+    rows = rows[rows["rule"].map(rule_family) == family]
+    if rows["rule"].nunique() < 2:
+        return {}
+    heads = rows.groupby(["layer", "head", "rule"])[["recall", "kept"]].mean().reset_index()
+    curves = {}
+    for layers in np.array_split(np.sort(heads["layer"].unique()), LAYER_GROUPS):
+        if len(layers):
+            of_rules = heads[heads["layer"].isin(layers)].groupby("rule")
+            recall = of_rules["recall"]
+            table = pd.DataFrame({"mean": recall.median(), "low": recall.quantile(0.1), "high": recall.quantile(0.9)})
+            name = f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
+            curves[name] = table.set_index(of_rules["kept"].mean()).sort_index()
+    return curves
 
 
 def recall_by_layer(run: RunTables, model: str) -> pd.DataFrame:
@@ -205,6 +229,31 @@ def loss_changes(run: RunTables) -> pd.DataFrame:
     table = pd.DataFrame({"value": mean_losses(rows, ["model", "rule", "doc"])})
     table[["context_length", "kept"]] = rows.groupby(["model", "rule", "doc"])[["context_length", "kept"]].first()
     return _against_dense(table, "doc")
+
+
+def streaming_changes(run: RunTables) -> pd.DataFrame:
+    """The rows of `loss_changes` for KV groups that stream by an order, if the run has table `budget`, too.
+
+    Rules are named `budget ORDER:SHARE`. A head that does not stream keeps the keys that it sees; a streaming one keeps
+    the first and last tokens of the setting, of rows that see as many. Random orders are means over their draws.
+    """
+    dense = _whole_model_rows(run, "sparse_loss")
+    if not {"budget", "budget_settings"} <= {*run.tables} or dense.empty:
+        return loss_changes(run)[:0]
+    dense = rows_at_longest_length(dense[dense["rule"] == DENSE])
+    places = dense.groupby(["model", "doc"])[["context_length", "kept"]].first().reset_index()
+    rows = plain_types(run.table("budget")).merge(places, on=["model", "doc", "context_length"])
+    losses = mean_losses(rows, ["model", "doc", "order", "share"]).rename("value").reset_index()
+    unchanged = losses[losses["share"] == 0].set_index(["model", "doc"])["value"].rename("unchanged")
+    losses = losses[losses["share"].between(0, 1, inclusive="neither")].join(unchanged, on=["model", "doc"])
+    losses = losses.merge(places, on=["model", "doc"]).merge(plain_types(run.table("budget_settings")), on="model")
+    visible = [np.arange(1, length + 1) for length in losses["context_length"]]
+    kept = np.array([np.minimum(v, n).mean() for v, n in zip(visible, losses["sink"] + losses["recent"], strict=True)])
+    losses["kept"] = (1 - losses["share"]) * losses["kept"] + losses["share"] * kept
+    losses["change"] = losses["value"] - losses["unchanged"]
+    losses["rule"] = "budget " + losses["order"] + losses["share"].map(":{:g}".format)
+    table = losses.set_index(["model", "rule", "doc"])
+    return table[["value", "context_length", "kept", "change"]]
 
 
 def loss_changes_at_equal_cost(run: RunTables, model: str, rule: str) -> pd.DataFrame:

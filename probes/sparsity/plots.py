@@ -1,5 +1,7 @@
 """Plots of the sparsity probe: recall by kept keys, shared sets by layer, answer rows against text rows."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -50,6 +52,19 @@ def _plot_curves(curves: pd.DataFrame, column: str, title: str, label: str, hove
         )
     figure.update_xaxes(title_text="kept keys per row", **axes.log_axis(curves["kept"]))
     figure.update_yaxes(title_text=label)
+    return style.fit_legend(figure)
+
+
+def plot_recall_bands(curves: Mapping[str, pd.DataFrame], title: str) -> go.Figure:
+    """Recall by mean number of kept keys (index): a line of medians and a band (mean, low, high) by group of layers."""
+    figure = style.new_figure(title, 420)
+    for number, (name, curve) in enumerate(curves.items()):
+        colour, dash = style.CATEGORY_PALETTE[number], style.LINE_DASHES[number]
+        shown = style.ModelStyle(style.escape_label(name), colour, dash, style.MARKER_SYMBOLS[number], len(curves))
+        style.add_line_with_band(figure, curve, shown, "%{x:.0f} keys: median recall %{y:.3f}")
+    kept = pd.concat([*curves.values()]).index.to_series()
+    figure.update_xaxes(title_text="kept keys per row", **axes.log_axis(kept))
+    figure.update_yaxes(title_text="recall")
     return style.fit_legend(figure)
 
 

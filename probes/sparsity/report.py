@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import pandas as pd
+
 from headscope.plots.head_matrices import plot_distribution
 from headscope.plots.layers import plot_by_layer
 from headscope.plots.top_heads import fit_to_card
@@ -17,9 +19,11 @@ from probes.sparsity.analysis import (
     change_curves,
     longest_rows,
     loss_changes,
+    recall_by_depth,
     recall_by_layer,
     recall_curves,
     shown_rule,
+    streaming_changes,
 )
 from probes.sparsity.results import keys_result
 
@@ -42,11 +46,16 @@ _CURVES = (
     "Recall by the number of keys that a row keeps, a line per rule. top, group-top, layer-top and block need the "
     "dense weights: they bound what other rules can reach. At equal cost, a higher line is better."
 )
-
+_BANDS = (
+    "Recall of the heads of each third of the layers under the first rule, by the number of keys that a row keeps: the "
+    "median head, with the 10 % to 90 % quantile band."
+)
 _WHOLE = (
     "Every head attends by one rule, exactly masked, so that errors add up over the layers. Kept keys are the mean "
     "over heads and all rows."
 )
+_LOWER = " A lower line is better."
+_BUDGET = " Lines of budget: a share of the KV groups, chosen by an order, keeps the first and last tokens only."
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -99,15 +108,22 @@ def _rule_charts(context: RenderContext) -> Iterator[Chart]:
         (label, Chart(plots.plot_recall_curves(curves[label], title), _CURVES, half_width=True))
         for label, title in titles.items()
     )
+    bands = {label: context.run.derived(recall_by_depth, label) for label in titles}
+    yield from model_panels(
+        (label, Chart(plots.plot_recall_bands(bands[label], f"Recall by depth: {label}"), _BANDS, half_width=True))
+        for label in titles
+        if bands[label]
+    )
     described = f"{statistic('sparse_recall').title}: {statistic('sparse_recall').meaning}."
     rule = shown_rule(context.run) if titles else ""
     yield from matrix_panels(context, "sparse_recall", f"One cell per head, under {rule}. {described}")
 
 
 def _whole_model_charts(context: RenderContext) -> Iterator[Chart]:
-    losses, answers = context.run.derived(loss_changes), answer_changes(context.run, "success")
+    losses, streaming = context.run.derived(loss_changes), streaming_changes(context.run)
+    losses, answers = pd.concat([losses, streaming]), answer_changes(context.run, "success")
     charts = (
-        (losses, plots.plot_loss_changes, "Change of the loss", f"{_WHOLE} A lower line is better."),
+        (losses, plots.plot_loss_changes, "Change of the loss", _WHOLE + _LOWER + _BUDGET * bool(len(streaming))),
         (answers, plots.plot_answers, "Answers about needles", f"{_WHOLE} A higher line is better."),
     )
     for changes, plot, name, caption in charts:
