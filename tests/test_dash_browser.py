@@ -67,10 +67,15 @@ def table_rows(table: str, **keys: object) -> pd.DataFrame:
 
 
 def effective_length(model: str, layer: int, head: int) -> float:
-    """From the parquet alone: exp of the mean over documents of mean ln ESS2, over rows near the end."""
+    """From the parquet alone: exp of the mean over documents of mean ln ESS2, over rows near the end.
+
+    Bins are weighted by the rows of the document in them, of which some were sampled.
+    """
     rows = table_rows("attention", model=model, layer=layer, head=head, context_length=LENGTH)
     far = rows[rows["visible"] > 0.55 * rows["visible"].max()]
-    by_doc = [np.average(block["log_ess2"], weights=block["rows"]) for _, block in far.groupby("doc", observed=True)]
+    by_doc = [
+        np.average(block["log_ess2"], weights=block["population"]) for _, block in far.groupby("doc", observed=True)
+    ]
     return float(np.exp(np.mean(by_doc)))
 
 

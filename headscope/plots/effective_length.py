@@ -141,7 +141,7 @@ def _document_intervals(rows: pd.DataFrame, group_columns: Sequence[str]) -> pd.
         complete = table.notna().all(axis=1).to_numpy()
         bounds[:, complete] = np.exp(confidence_interval(table[complete].to_numpy(dtype=np.float64)))
         parts.append(pd.DataFrame({"low": bounds[0], "high": bounds[1]}, table.index))
-    return pd.concat(parts) if len(parts) != 1 else parts[0]
+    return pd.concat(parts) if parts else pd.DataFrame(columns=["low", "high"])
 
 
 def _reference_lines(curves: Sequence[LengthCurve]) -> list[dict[str, Any]]:

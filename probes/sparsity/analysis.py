@@ -236,20 +236,25 @@ def streaming_changes(run: RunTables) -> pd.DataFrame:
 
     Rules are named `budget ORDER:SHARE`. A head that does not stream keeps the keys that it sees; a streaming one keeps
     the first and last tokens of the setting, of rows that see as many. Random orders are means over their draws.
+    Models whose layers do not see all keys are left out: the keys that are kept depend on which groups stream.
     """
     dense = _whole_model_rows(run, "sparse_loss")
     if not {"budget", "budget_settings"} <= {*run.tables} or dense.empty:
         return loss_changes(run)[:0]
     dense = rows_at_longest_length(dense[dense["rule"] == DENSE])
+    dense = dense[np.isclose(dense["kept"], (dense["context_length"] + 1) / 2, rtol=1e-6)]
     places = dense.groupby(["model", "doc"])[["context_length", "kept"]].first().reset_index()
     rows = plain_types(run.table("budget")).merge(places, on=["model", "doc", "context_length"])
     losses = mean_losses(rows, ["model", "doc", "order", "share"]).rename("value").reset_index()
     unchanged = losses[losses["share"] == 0].set_index(["model", "doc"])["value"].rename("unchanged")
     losses = losses[losses["share"].between(0, 1, inclusive="neither")].join(unchanged, on=["model", "doc"])
     losses = losses.merge(places, on=["model", "doc"]).merge(plain_types(run.table("budget_settings")), on="model")
+    if losses.empty:
+        return loss_changes(run)[:0]
     visible = [np.arange(1, length + 1) for length in losses["context_length"]]
     kept = np.array([np.minimum(v, n).mean() for v, n in zip(visible, losses["sink"] + losses["recent"], strict=True)])
-    losses["kept"] = (1 - losses["share"]) * losses["kept"] + losses["share"] * kept
+    share = (losses["share"] * losses["groups"]).round() / losses["groups"]  # of whole KV groups
+    losses["kept"] = (1 - share) * losses["kept"] + share * kept
     losses["change"] = losses["value"] - losses["unchanged"]
     losses["rule"] = "budget " + losses["order"] + losses["share"].map(":{:g}".format)
     table = losses.set_index(["model", "rule", "doc"])

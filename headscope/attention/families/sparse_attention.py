@@ -150,7 +150,7 @@ def _forward_qwen_indexer(
     cached = 0 if past_key_values is None else _cached_keys(past_key_values, module.layer_idx)
     causal = _causal_mask(hidden_states, cached).expand(len(hidden_states), 1, -1, -1)
     mask: Tensor = type(module).forward(module, hidden_states, position_embeddings, causal, past_key_values)
-    most = min(mask.shape[-1], module.token_budget + module.compress_ratio - 1)
+    most = min(mask.shape[-1], module.block_topk * module.compress_ratio + module.compress_ratio - 1)
     is_chosen, indices = mask[:, 0].to(torch.int8).topk(most)
     return indices.masked_fill_(is_chosen == 0, -1)
 
