@@ -386,7 +386,7 @@ def test_what_a_head_attends_to_at_the_answer_of_a_needle(page: Page):
     rows = rows[rows["needle"] == needle]
     assert {title for title in tokens if "weight" in title} in [
         {f"token {row.key:,}: weight {row.weight:.3f}" for row in one.itertuples()}
-        for _, one in rows.groupby(["mode", "depth"], observed=True)
+        for _, one in rows.groupby(["model", "mode", "depth", "doc", "seed"], observed=True)
     ]
     assert_few_clicks(page)
 
