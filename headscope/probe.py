@@ -98,6 +98,15 @@ class Probe:
         """Its columns of the per-model table, indexed by model; None if the run lacks them."""
         return None
 
+    def loss_by_kept_keys(self, tables: "RunTables") -> "pd.DataFrame | None":
+        """How the loss of whole models changes if heads keep fewer keys; None without such rows.
+
+        Columns model, doc, context_length, rule (text NAME:SIZE), change (nats/token, against all keys), kept (mean
+        number of keys that a row keeps) and visible (that of rows that keep all). Charts of sparse attention have a
+        line for each NAME, of the texts and lengths that they show.
+        """
+        return None
+
     def roles(self) -> "Mapping[str, Role]":
         """Roles of heads that follow from its statistics, by name."""
         return {}

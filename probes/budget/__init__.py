@@ -59,6 +59,11 @@ class Budget(Probe):
 
         return model_statistics(tables)
 
+    def loss_by_kept_keys(self, tables: RunTables) -> pd.DataFrame | None:
+        from probes.budget.kept_keys import loss_by_kept_keys
+
+        return loss_by_kept_keys(tables)
+
     def questions(self) -> Sequence[Question]:
         from probes.budget.questions import QUESTIONS
 

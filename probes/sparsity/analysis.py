@@ -6,7 +6,9 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from headscope import plugins
 from headscope.heads import format_head
+from headscope.probe import Probe
 from headscope.rendering.blocks import Overview
 from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
@@ -231,34 +233,22 @@ def loss_changes(run: RunTables) -> pd.DataFrame:
     return _against_dense(table, "doc")
 
 
-def streaming_changes(run: RunTables) -> pd.DataFrame:
-    """The rows of `loss_changes` for KV groups that stream by an order, if the run has table `budget`, too.
+def changes_of_other_probes(run: RunTables) -> pd.DataFrame:
+    """Rows like those of `loss_changes` for other ways to keep fewer keys, of the same texts, from other probes.
 
-    Rules are named `budget ORDER:SHARE`. A head that does not stream keeps the keys that it sees; a streaming one keeps
-    the first and last tokens of the setting, of rows that see as many. Random orders are means over their draws.
-    Models whose layers do not see all keys are left out: the keys that are kept depend on which groups stream.
+    Where layers do not see all keys they are left out: what is kept then depends on the heads that keep fewer.
     """
     dense = _whole_model_rows(run, "sparse_loss")
-    if not {"budget", "budget_settings"} <= {*run.tables} or dense.empty:
-        return loss_changes(run)[:0]
     dense = rows_at_longest_length(dense[dense["rule"] == DENSE])
-    dense = dense[np.isclose(dense["kept"], (dense["context_length"] + 1) / 2, rtol=1e-6)]
-    places = dense.groupby(["model", "doc"])[["context_length", "kept"]].first().reset_index()
-    rows = plain_types(run.table("budget")).merge(places, on=["model", "doc", "context_length"])
-    losses = mean_losses(rows, ["model", "doc", "order", "share"]).rename("value").reset_index()
-    unchanged = losses[losses["share"] == 0].set_index(["model", "doc"])["value"].rename("unchanged")
-    losses = losses[losses["share"].between(0, 1, inclusive="neither")].join(unchanged, on=["model", "doc"])
-    losses = losses.merge(places, on=["model", "doc"]).merge(plain_types(run.table("budget_settings")), on="model")
-    if losses.empty:
-        return loss_changes(run)[:0]
-    visible = [np.arange(1, length + 1) for length in losses["context_length"]]
-    kept = np.array([np.minimum(v, n).mean() for v, n in zip(visible, losses["sink"] + losses["recent"], strict=True)])
-    share = (losses["share"] * losses["groups"]).round() / losses["groups"]  # of whole KV groups
-    losses["kept"] = (1 - share) * losses["kept"] + share * kept
-    losses["change"] = losses["value"] - losses["unchanged"]
-    losses["rule"] = "budget " + losses["order"] + losses["share"].map(":{:g}".format)
-    table = losses.set_index(["model", "rule", "doc"])
-    return table[["value", "context_length", "kept", "change"]]
+    places = dense.groupby(["model", "doc", "context_length"])["kept"].first().rename("dense").reset_index()
+    tables = [loss_changes(run)[:0]]
+    for _, table in plugins.call_parts(Probe.loss_by_kept_keys, run):
+        if table is not None:
+            rows = table.merge(places, on=["model", "doc", "context_length"])
+            rows = rows[np.isclose(rows["dense"], rows["visible"], rtol=1e-6)]
+            rows = rows.assign(value=np.nan).set_index(["model", "rule", "doc"])
+            tables.append(rows[["value", "context_length", "kept", "change"]])
+    return pd.concat([table for table in tables if len(table)] or tables[:1])
 
 
 def loss_changes_at_equal_cost(run: RunTables, model: str, rule: str) -> pd.DataFrame:

@@ -17,13 +17,13 @@ from probes.sparsity import PROBE, plots
 from probes.sparsity.analysis import (
     answer_changes,
     change_curves,
+    changes_of_other_probes,
     longest_rows,
     loss_changes,
     recall_by_depth,
     recall_by_layer,
     recall_curves,
     shown_rule,
-    streaming_changes,
 )
 from probes.sparsity.results import keys_result
 
@@ -55,7 +55,7 @@ _WHOLE = (
     "over heads and all rows."
 )
 _LOWER = " A lower line is better."
-_BUDGET = " Lines of budget: a share of the KV groups, chosen by an order, keeps the first and last tokens only."
+_OTHERS = " Where KV groups stream, the others keep all keys."
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
@@ -120,10 +120,10 @@ def _rule_charts(context: RenderContext) -> Iterator[Chart]:
 
 
 def _whole_model_charts(context: RenderContext) -> Iterator[Chart]:
-    losses, streaming = context.run.derived(loss_changes), streaming_changes(context.run)
-    losses, answers = pd.concat([losses, streaming]), answer_changes(context.run, "success")
+    losses, others = context.run.derived(loss_changes), changes_of_other_probes(context.run)
+    losses, answers = pd.concat([losses, others]) if len(others) else losses, answer_changes(context.run, "success")
     charts = (
-        (losses, plots.plot_loss_changes, "Change of the loss", _WHOLE + _LOWER + _BUDGET * bool(len(streaming))),
+        (losses, plots.plot_loss_changes, "Change of the loss", _WHOLE + _LOWER + _OTHERS * bool(len(others))),
         (answers, plots.plot_answers, "Answers about needles", f"{_WHOLE} A higher line is better."),
     )
     for changes, plot, name, caption in charts:
