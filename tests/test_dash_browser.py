@@ -69,7 +69,7 @@ def table_rows(table: str, **keys: object) -> pd.DataFrame:
 def effective_length(model: str, layer: int, head: int) -> float:
     """From the parquet alone: exp of the mean over documents of mean ln ESS2, over rows near the end.
 
-    Bins are weighted by the rows of the document in them, of which some were sampled.
+    The weight of a bin is the number of all rows of the document in it, sampled or not.
     """
     rows = table_rows("attention", model=model, layer=layer, head=head, context_length=LENGTH)
     far = rows[rows["visible"] > 0.55 * rows["visible"].max()]

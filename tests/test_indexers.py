@@ -71,12 +71,12 @@ def eager(model_type: str) -> tuple[Tensor, list[Tensor]]:
 
 @cache
 def records(model_type: str) -> list[AttentionRecord]:
-    found: list[AttentionRecord] = []
+    all_records: list[AttentionRecord] = []
     model = hs.load(module_of(model_type))
     with hs.capturing(model) as layers, torch.no_grad():
-        layers.listen(found.append)
+        layers.listen(all_records.append)
         model.module(input_ids=IDS, use_cache=False)
-    return found
+    return all_records
 
 
 def chosen_weights(record: AttentionRecord, is_chosen: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ def test_weights_and_logits_equal_the_eager_attention_of_the_family(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, weights = eager(model_type)
-    found = records(model_type)
-    assert sum(record.chosen is not None for record in found) >= 2
-    assert len(found) == len(weights)
-    for record, expected in zip(found, weights, strict=True):
+    of_layers = records(model_type)
+    assert sum(record.chosen is not None for record in of_layers) >= 2
+    assert len(of_layers) == len(weights)
+    for record, expected in zip(of_layers, weights, strict=True):
         # The eager mask of the layer, on the q and k of the record: rounding of earlier layers does not count.
         own = chosen_weights(record, expected > 0)
         torch.testing.assert_close(record.weights(range(LENGTH)).double(), own, rtol=0, atol=1e-5)

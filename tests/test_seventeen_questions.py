@@ -112,7 +112,7 @@ def read_table(folder: Path, table: str) -> pd.DataFrame:
 def effective_lengths() -> "pd.Series[float]":
     """Of every head: exp of the mean over documents of mean ln ESS2, over rows near the end.
 
-    Bins are weighted by the rows of the document in them, of which some were sampled.
+    The weight of a bin is the number of all rows of the document in it, sampled or not.
     """
     rows = read_table(EXAMPLE, "attention")
     rows = rows[(rows["context_length"] == LENGTH) & (rows["visible"] > 0.55 * rows["visible"].max())]

@@ -16,6 +16,7 @@ from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.measures.row_sampling import select_last_octave
+from headscope.measures.sparse_rules import RESERVED_NAMES
 from headscope.prompts.texts import load_token_documents
 from headscope.rendering import assembly
 from headscope.results.check_file import parse_checks
@@ -35,7 +36,8 @@ from probes.sparsity.analysis import (
 )
 from probes.sparsity.report import charts, head_charts
 from probes.sparsity.run import SparsityRunner
-from probes.sparsity.schema import TEXT, SparsityOptions
+from probes.sparsity.schema import BEST, DENSE, INDEXER, TEXT, SparsityOptions
+from probes.sparsity.schema import PUBLISHED as PUBLISHED_RULE
 
 LENGTH, DOCS, ROWS = 40, 3, 8
 FAMILIES = ("top", "group-top", "layer-top", "block-mean:4", "streaming:1", "vertical-slash")
@@ -223,6 +225,10 @@ def test_charts_of_models_and_heads_have_data(run: Run) -> None:
     assert all(figure.data for figure in figures)
     (chart,) = head_charts(run, "base", 1, 1)
     assert {trace.name for trace in chart.figure.data} == {*FAMILIES, "minference"}
+
+
+def test_names_of_the_column_that_are_no_rules_are_reserved() -> None:
+    assert {BEST, DENSE, INDEXER, PUBLISHED_RULE} == RESERVED_NAMES
 
 
 def test_entries_of_a_published_file_are_read(tmp_path: Path) -> None:

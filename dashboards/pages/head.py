@@ -155,8 +155,8 @@ def _findings(run: Run, model: str, layer: int, head: int) -> Iterator[TextBlock
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:
-    shown = heads[heads["model"].isin(models)]
-    row_by_model = {str(row["model"]): row for row in shown.to_dict("records")}
+    of_models = heads[heads["model"].isin(models)]
+    row_by_model = {str(row["model"]): row for row in of_models.to_dict("records")}
     names = assembly.measured_statistics(heads)
     rows = [
         [

@@ -42,11 +42,11 @@ def nearest_profiles(run: Run, model: str, layer: int, head: int) -> Iterator[Te
         return
     nearest = distances.groupby(level="model", observed=True, sort=False).head(NEAREST)
     links: dict[str, list[Link]] = {}
-    shown = dict.fromkeys((model, *default_models_with(run, model)))
+    labels = dict.fromkeys((model, *default_models_with(run, model)))
     for (label, near_layer, near_head), distance in zip(nearest.index, nearest, strict=True):
-        if label in shown:
+        if label in labels:
             links.setdefault(label, []).append(head_link(label, near_layer, near_head, distance))
-    rows: list[list[str | Link | Links]] = [[label, Links(links[label])] for label in shown if label in links]
+    rows: list[list[str | Link | Links]] = [[label, Links(links[label])] for label in labels if label in links]
     yield TextTable(
         f"By statistics: root mean square difference of {head_profiles(run).shape[1]} statistics, in standard "
         "deviations over all heads.",

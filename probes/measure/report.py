@@ -197,8 +197,8 @@ def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
 def _draw_distance_profiles(
     profiles: Mapping[str, Any], styles: Mapping[str, ModelStyle], layer: int, head: int
 ) -> go.Figure:
-    shown = {label: styles[label] for label in evenly_spaced([*styles])}
-    return rotary.draw_pair_profiles(profiles, shown, layer, head)
+    of_panels = {label: styles[label] for label in evenly_spaced([*styles])}
+    return rotary.draw_pair_profiles(profiles, of_panels, layer, head)
 
 
 GROWTH = HeadPlot("attention", ("model", "log_ess2", "visible", "rows"), _length_curves, _draw_growth, _plot_growth)

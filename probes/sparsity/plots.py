@@ -60,8 +60,8 @@ def plot_recall_bands(curves: Mapping[str, pd.DataFrame], title: str) -> go.Figu
     figure = style.new_figure(title, 420)
     for number, (name, curve) in enumerate(curves.items()):
         colour, dash = style.CATEGORY_PALETTE[number], style.LINE_DASHES[number]
-        shown = style.ModelStyle(style.escape_label(name), colour, dash, style.MARKER_SYMBOLS[number], len(curves))
-        style.add_line_with_band(figure, curve, shown, "%{x:.0f} keys: median recall %{y:.3f}")
+        line_style = style.ModelStyle(style.escape_label(name), colour, dash, style.MARKER_SYMBOLS[number], len(curves))
+        style.add_line_with_band(figure, curve, line_style, "%{x:.0f} keys: median recall %{y:.3f}")
     kept = pd.concat([*curves.values()]).index.to_series()
     figure.update_xaxes(title_text="kept keys per row", **axes.log_axis(kept))
     figure.update_yaxes(title_text="recall")
