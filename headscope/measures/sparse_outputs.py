@@ -30,10 +30,11 @@ def sparse_outputs(record: AttentionRecord, rule: Rule) -> tuple[Tensor, Tensor]
         tile = RowTile(record, indices + start, first, weights, layer_cache)
         chosen = (rule.select(tile) & tile.is_visible).expand_as(weights)
         rows = slice(begin, begin + len(indices))
-        is_whole = weights.masked_fill(chosen, 0).amax(-1, keepdim=True) < TINY
+        dropped = (~chosen).view(torch.uint8).float()  # torch converts bool several times as slowly on a CPU
+        kept[:, rows] = dropped.shape[-1] - dropped.sum(-1)
+        is_whole = weights.mul_(dropped).amax(-1, keepdim=True) < TINY
         sparse = _attend(record, logits.masked_fill_(~chosen, -torch.inf), tile.columns).to(outputs.dtype)
         outputs[:, rows] = torch.where(is_whole, outputs[:, rows], sparse)
-        kept[:, rows] = chosen.sum(-1).float()
     return outputs, kept
 
 

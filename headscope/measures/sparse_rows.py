@@ -93,16 +93,19 @@ class SparseRows:
         queries = to_device(device, tile.rows - query_range(record).start)
         sink = torch.zeros_like(dense.mass) if record.sink_weight is None else record.sink_weight[:, queries]
         heaviest = tile.weights.amax(-1)
-        statistics, pairs = [], []
+        sums, kept_heaviest, sizes, pairs = [], [], [], []
         for rule in self.rules:
             chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
-            sparse = _Sums.of(torch.mul(tile.weights, chosen, out=masked), values)
-            is_hit = (masked.amax(-1) >= heaviest).float()  # of equally heavy keys any one
-            size = chosen.sum(-1, dtype=torch.int32).float()
-            statistics.append(_row_statistics(dense, sparse, is_hit, size, sink)[..., index])
+            masked.copy_(chosen.view(torch.uint8))  # torch converts bool to float several times as slowly on a CPU
+            sizes.append(masked.sum(-1))
+            sums.append(_Sums.of(masked.mul_(tile.weights), values))
+            kept_heaviest.append(masked.amax(-1))
             pairs.append(chosen[:, pair_index])
+        sparse = _Sums(torch.stack([of.mass for of in sums]), torch.stack([of.output for of in sums]))
+        is_hit = torch.stack(kept_heaviest) >= heaviest  # of equally heavy keys any one
+        statistics = _row_statistics(dense, sparse, is_hit.float(), torch.stack(sizes), sink)
         needed = _keys_for_masses(tile)[..., index]
-        self._rows[record.layer].append((needed, torch.stack(statistics, 1)))
+        self._rows[record.layer].append((needed, statistics[..., index]))
         if len(compared):
             before, after = torch.stack(pairs).chunk(2, 2)
             self._compare_sets(tile, before, after, tile.rows[compared])
@@ -160,7 +163,7 @@ def _rows_to_compare(rows: IntArray) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """Sums over keys by weight: of the weights [H, n], and of the values [H, n, dv]."""
+    """Sums over keys by weight: of the weights [.., H, n], and of the values [.., H, n, dv]."""
 
     mass: Tensor
     output: Tensor
@@ -173,7 +176,10 @@ class _Sums:
 
 
 def _row_statistics(dense: _Sums, sparse: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
-    """`STATISTICS` of rows, [5, H, n], from the sums over all keys and over the chosen ones; `sink` is its weight."""
+    """`STATISTICS` of rows, [5, rules, H, n], from the sums over all keys and over the chosen ones.
+
+    Sums over all keys and `sink`, its weight, have no dimension of rules.
+    """
     recall = (sparse.mass / dense.mass).clamp(max=1)
     scale = (sparse.mass + sink) / (dense.mass + sink)
     output = sparse.output / scale.clamp(min=TINY)[..., None]

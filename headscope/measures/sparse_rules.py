@@ -75,6 +75,13 @@ class RowTile:
         start = self.first - self.record.first_key
         return slice(start, start + self.weights.shape[-1])
 
+    def along_diagonals(self, by_distance: Tensor) -> Tensor:
+        """Values by distance, [H, Lk], at the keys of every row, [H, n, keys]; 0 at keys after the row."""
+        keys = self.weights.shape[-1]
+        # Key by key the distances of a row fall by one: they are a window of the reversed values.
+        windows = nn.functional.pad(by_distance.flip(-1), (0, keys)).unfold(-1, keys, 1)
+        return windows[:, to_device(windows.device, by_distance.shape[-1] - 1 - self.rows + self.first)]
+
     @property
     def queries(self) -> Tensor:
         """The query vectors of the rows by KV group, [G, H / G, n, d], float32."""
@@ -101,7 +108,7 @@ class RowTile:
         """
         values, ordered = self.sums(units), self.ordered(units)
         smallest = ordered[..., max(0, ordered.shape[-1] - count), None].clamp(min=torch.finfo(values.dtype).tiny)
-        chosen = values >= smallest
+        chosen = _at_least(values, smallest)
         if count < values.shape[-1] and _may_tie(ordered, count, smallest):
             is_larger, is_tied = values > smallest, values == smallest
             missing = count - is_larger.sum(-1, keepdim=True)
@@ -126,6 +133,14 @@ def _ascending(values: Tensor) -> Tensor:
     if values.device.type == "cpu":  # several times as fast as torch's sort there, which also returns indices
         return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(-1).values
+
+
+def _at_least(values: Tensor, limits: Tensor) -> Tensor:
+    """Whether values reach their limits, bool."""
+    if values.device.type != "cpu":
+        return values >= limits
+    # On a CPU torch's comparison is vectorised only if its result has the type of the operands.
+    return torch.ge(values, limits, out=torch.empty_like(values)).to(torch.uint8).view(torch.bool)
 
 
 def _may_tie(ordered: Tensor, count: int, smallest: Tensor) -> bool:
@@ -296,10 +311,13 @@ class VerticalSlash(Rule):
     needs_dense_weights: ClassVar[bool] = False
 
     def select(self, tile: RowTile) -> Tensor:
+        by_column, by_distance = tile.cached_in_layer((self.name, self.sizes), lambda: self._chosen(tile))
+        return by_column[:, None, tile.columns] | tile.along_diagonals(by_distance)
+
+    def _chosen(self, tile: RowTile) -> Tensor:
+        """Whether columns and diagonals are chosen, bool [2, H, Lk]."""
         by_column, by_distance = vertical_slash_sums(tile)
-        columns = _largest(by_column, self.vertical)[:, None, tile.columns]
-        diagonals = _largest(by_distance, self.slash)[:, tile.distance.clamp(min=0)]
-        return columns | diagonals
+        return torch.stack([_largest(by_column, self.vertical), _largest(by_distance, self.slash)])
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class HeadPatterns(Rule):
         vertical, slash = without_waiting(columns.device, self.sizes_by_layer[tile.record.layer])
         chosen = _ranks(columns) < vertical
         by_distance = _ranks(diagonals) < slash
-        selected: Tensor = chosen[:, None, tile.columns] | by_distance[:, tile.distance.clamp(min=0)]
+        selected: Tensor = chosen[:, None, tile.columns] | tile.along_diagonals(by_distance)
         return selected
 
 
