@@ -141,7 +141,8 @@ def _join(size: int, folder: Path, clock: Clock) -> None:
     from headscope.runs.writer import join_runs
 
     out = folder / f"parts {size}"
-    parts = [synthetic_run(out, [f"model {n}"], Sizes(docs=2, seed=n)) for n in range(size)]
+    sizes = [Sizes(LAYERS, HEADS, GROUPS, PAIRS, docs=2, seed=n) for n in range(size)]  # more than a block of rows
+    parts = [synthetic_run(out, [f"model {of_run.seed}"], of_run) for of_run in sizes]
     opened = [Run.open(run.path) for run in parts]
     with clock.running():
         join_runs(opened, folder / f"joined {size}", "joined")

@@ -32,12 +32,8 @@ def write_merged(file: Path, table: Table, jobs: Sequence[ReadTable]) -> int:
     and layer within each block.
     """
     tables = (read() for read in jobs) if table.mean_over_cells is None else _means_over_jobs(table, jobs)
-    rows = 0
     with _open_writer(file, table.arrow) as writer:
-        for row_group in _row_groups(table, tables):
-            writer.write_table(row_group)
-            rows += row_group.num_rows
-    return rows
+        return sum(_write_block(writer, table, parts) for parts in _blocks(tables))
 
 
 def _open_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
@@ -47,35 +43,42 @@ def _open_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
 
 
-def _row_groups(table: Table, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows in row groups; at least one, which may be empty."""
-    for block in _blocks(tables):
-        if block.num_rows <= ROW_GROUP_ROWS:
-            yield block
-            continue
-        layer = key_codes(block, _keys_of(table, MODEL, LAYER))
-        if (np.diff(layer) < 0).any():
-            order = np.argsort(layer, kind="stable")
-            block, layer = block.take(pa.array(order)), layer[order]
-        ends = np.append(np.flatnonzero(np.diff(layer)) + 1, len(layer))
-        start = 0
-        while start < len(layer):
-            end = int(ends[min(int(np.searchsorted(ends, start + ROW_GROUP_ROWS)), len(ends) - 1)])
-            yield block.slice(start, end - start)
-            start = end
+def _write_block(writer: pq.ParquetWriter, table: Table, parts: list[pa.Table]) -> int:
+    """Write the rows of the tables in row groups, at least one, which may be empty; empty the list; count the rows."""
+    block = _concatenate(parts)
+    parts.clear()  # the copy alone is in memory
+    if block.num_rows <= ROW_GROUP_ROWS:
+        writer.write_table(block)
+        return int(block.num_rows)
+    layer = key_codes(block, _keys_of(table, MODEL, LAYER))
+    order = None
+    if (np.diff(layer) < 0).any():
+        order = np.argsort(layer, kind="stable")
+        layer = layer[order]
+    ends = np.append(np.flatnonzero(np.diff(layer)) + 1, len(layer))
+    start = 0
+    while start < len(layer):
+        end = int(ends[min(int(np.searchsorted(ends, start + ROW_GROUP_ROWS)), len(ends) - 1)])
+        writer.write_table(block.slice(start, end - start) if order is None else block.take(pa.array(order[start:end])))
+        start = end
+    return int(block.num_rows)
 
 
-def _blocks(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of the tables in order, in tables of BLOCK_ROWS rows; only the last is shorter, or empty."""
+def _blocks(tables: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
+    """The rows of the tables in order, in lists of BLOCK_ROWS rows; only the last is shorter, or empty.
+
+    A list is built anew for each block, so that whoever empties it frees its rows.
+    """
     pending: list[pa.Table] = []
     room = BLOCK_ROWS
     for rows in _joined(tables):
         while rows.num_rows > room:
-            yield _concatenate([*pending, rows.slice(0, room)])
+            pending.append(rows.slice(0, room))
+            yield pending
             pending, rows, room = [], rows.slice(room), BLOCK_ROWS
         pending.append(rows)
         room -= rows.num_rows
-    yield _concatenate(pending)
+    yield pending
 
 
 def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

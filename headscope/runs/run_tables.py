@@ -27,7 +27,7 @@ Arguments = TypeVarTuple("Arguments")
 
 MAX_WHOLE_ROWS = 2**18
 """Rows up to which a table is read as a whole and cached, whatever part of it is needed."""
-ROWS_PER_BLOCK = 2**20
+ROWS_PER_BLOCK = 2**19
 """Rows of a larger table that are read at a time. A row group may hold layers of several blocks, which all read it."""
 NO_VALUES: Values = MappingProxyType({})
 HEAD = ("layer", "head")
