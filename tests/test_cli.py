@@ -125,6 +125,11 @@ def test_a_negative_length_is_refused(refused):
     assert "--lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
 
 
+@pytest.mark.parametrize("given", [["--device", "cpu", "--device", "cuda"], ["--template", "--no-template"]])
+def test_two_values_of_an_option_that_takes_one_are_refused(refused, given):
+    assert f"{given[0]} is given 2 times and takes one value" in refused(2, "run", "--prompt", "a b", *given)
+
+
 def test_non_numeric_rows_are_refused(refused):
     assert "--rows must be an integer" in refused(2, "run", "--rows", "some")
 

@@ -65,6 +65,15 @@ def test_a_training_run_is_named_after_the_folder_of_its_checkpoints(
     assert table.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
+def test_checkpoints_under_several_schemes_are_one_training_under_each() -> None:
+    schemes = "base", "yarn:factor=4"
+    models = [
+        model_entry(f"{step} {scheme}", f"out/run/step-{step}", scheme, step) for step in (1, 2) for scheme in schemes
+    ]
+    table = training_checkpoints([*models, model_entry("other", "out/other/step-1", "base", 1)])
+    assert table["training"].tolist() == ["run base", "run yarn:factor=4"] * 2 + ["other"]
+
+
 def test_models_without_a_step_belong_to_no_training_run() -> None:
     assert training_checkpoints([model_entry("a", "x/step-1")]).empty
 

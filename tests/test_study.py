@@ -37,7 +37,7 @@ from headscope.runs.run import Run, list_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter
 from headscope.study import context as study_context
-from headscope.study.checkpoint_glob import expand_checkpoints
+from headscope.study.checkpoint_glob import checkpoint_models, expand_checkpoints
 from headscope.study.config import build_study, read_study
 from headscope.study.executor import JobExecutor
 from headscope.study.runner import run_study
@@ -487,6 +487,22 @@ def test_checkpoints_are_ordered_by_training_step(tmp_path: Path) -> None:
     assert list(expand_checkpoints(f"{tmp_path}/step-*")) == ["step-9", "step-10", "step-100"]
     with pytest.raises(BadInput, match="no checkpoint folder"):
         expand_checkpoints(f"{tmp_path}/epoch-*")
+
+
+def test_patterns_of_several_schemes_make_a_model_of_each_with_the_scheme_in_its_label(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "config.json").write_text("{}")
+    glob = f"{tmp_path}/step-*"
+    assert checkpoint_models([glob, f"{glob}@yarn:factor=4"]) == {
+        "step-1 base": f"{tmp_path}/step-1",
+        "step-2 base": f"{tmp_path}/step-2",
+        "step-1 yarn:factor=4": f"{tmp_path}/step-1@yarn:factor=4",
+        "step-2 yarn:factor=4": f"{tmp_path}/step-2@yarn:factor=4",
+    }
+    assert [*checkpoint_models([glob])] == ["step-1", "step-2"]
+    with pytest.raises(BadInput, match="two patterns of --checkpoints give the label 'step-2 base'"):
+        checkpoint_models([glob, f"{tmp_path}/step-2"])
 
 
 def test_checkpoints_with_equal_names_get_distinct_labels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from headscope.compat.typer import DISPLAY_TYPE
+from headscope.errors import BadInput
 
 if TYPE_CHECKING:
     from headscope.compat.typer import Context
@@ -51,12 +53,12 @@ Model = Annotated[
     ),
 ]
 Checkpoints = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--checkpoints",
         help="One model per match, ordered by training step. 'GLOB[@SCHEME]': folders. "
         "'CHECKPOINT+GLOB[@SCHEME]': LoRAs. 'ORG/NAME:GLOB[@SCHEME]': branches and tags on the hub. "
-        "'CHECKPOINT@adarope:adapter=GLOB': adapters.",
+        "'CHECKPOINT@adarope:adapter=GLOB': adapters. Repeat for several schemes or trainings.",
     ),
 ]
 Text = Annotated[
@@ -163,9 +165,25 @@ def example_maps() -> list[str]:
     return [path.name for path in EXAMPLES.glob("*-maps-*")]
 
 
+def _takes_one_value(param: Any) -> bool:
+    """Whether two occurrences of an option can contradict each other."""
+    return isinstance(param, TyperOption) and not param.multiple and (not param.is_flag or bool(param.secondary_opts))
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help is plain text and cuts no value. It ends with the common options, and shows no type for
     flags that take no value."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Raise BadInput for two values of an option that takes one: the last would count, without a word."""
+        if not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+            counts = Counter(param.name for param in given if _takes_one_value(param))
+            for name, count in counts.items():
+                if count > 1:
+                    flag = next(param.opts[0] for param in given if param.name == name)
+                    raise BadInput(f"{flag} is given {count} times and takes one value. Give it once")
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: "Context", formatter: Any) -> None:
         self.format_usage(ctx, formatter)

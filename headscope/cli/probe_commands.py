@@ -218,15 +218,16 @@ def _flag(name: str) -> str:
 
 def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> "Study":
     """The study that the flags, and a study file, describe. Raises BadInput with one line about the first mistake."""
-    from headscope.study.checkpoint_glob import expand_checkpoints
+    from headscope.study.checkpoint_glob import checkpoint_models
     from headscope.study.config import parse_models, read_study, refuse_texts_beside_prompt
 
     file, config = values.get("study_file"), values["config"]
-    for flag in ("text", "name", "checkpoints"):
+    for flag in ("text", "name"):
         if values.get(flag) == "":
             raise BadInput(f"--{flag} is empty. Give a value, or leave the flag out")
-    if values.get("model") == "" or "" in list(values.get("model") or []):
-        raise BadInput("--model is empty. Give a value, or leave the flag out")
+    for flag in ("model", "checkpoints"):
+        if values.get(flag) == "" or "" in list(values.get(flag) or []):
+            raise BadInput(f"--{flag} is empty. Give a value, or leave the flag out")
     if file and config:
         raise BadInput("two study files: STUDY.yaml and --config. Give only one")
     probe_values = {
@@ -240,14 +241,12 @@ def _read_study(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str
         models = {"base": values["model"]} if values["model"] is not None else {}
     elif "models" in probe.takes:
         models = parse_models(values["model"] or [])
-        if values["checkpoints"] is not None:
-            matches = expand_checkpoints(values["checkpoints"])
-            if repeated := [label for label in matches if label in models]:
-                raise BadInput(
-                    f"model label '{repeated[0]}' is used by both --model and --checkpoints. Rename one: --model "
-                    "NAME=..."
-                )
-            models |= matches
+        matches = checkpoint_models(values["checkpoints"] or [])
+        if repeated := [label for label in matches if label in models]:
+            raise BadInput(
+                f"model label '{repeated[0]}' is used by both --model and --checkpoints. Rename one: --model NAME=..."
+            )
+        models |= matches
     overrides: dict[str, Any] = {
         "name": values["name"] or (None if file or config or probe.command == "run" else probe.name),
         "models": models or None,

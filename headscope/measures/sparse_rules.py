@@ -80,7 +80,8 @@ class RowTile:
         keys = self.weights.shape[-1]
         # Key by key the distances of a row fall by one: they are a window of the reversed values.
         windows = nn.functional.pad(by_distance.flip(-1), (0, keys)).unfold(-1, keys, 1)
-        return windows[:, to_device(windows.device, by_distance.shape[-1] - 1 - self.rows + self.first)]
+        of_rows: Tensor = windows[:, to_device(windows.device, by_distance.shape[-1] - 1 - self.rows + self.first)]
+        return of_rows
 
     @property
     def queries(self) -> Tensor:
@@ -312,7 +313,8 @@ class VerticalSlash(Rule):
 
     def select(self, tile: RowTile) -> Tensor:
         by_column, by_distance = tile.cached_in_layer((self.name, self.sizes), lambda: self._chosen(tile))
-        return by_column[:, None, tile.columns] | tile.along_diagonals(by_distance)
+        chosen: Tensor = by_column[:, None, tile.columns] | tile.along_diagonals(by_distance)
+        return chosen
 
     def _chosen(self, tile: RowTile) -> Tensor:
         """Whether columns and diagonals are chosen, bool [2, H, Lk]."""

@@ -199,14 +199,23 @@ def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The models with a training step: columns label, training, step.
 
     Checkpoints in memory have no folder that names their training: they are named by what follows " \u00b7 " in the
-    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training.
+    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training. Checkpoints under several
+    position schemes are one training under each, named by the scheme, too.
     """
     rows = [
-        {"label": model["label"], "training": training, "step": int(model["step"])}
+        {
+            "label": model["label"],
+            "training": training,
+            "step": int(model["step"]),
+            "scheme": _scheme_of_training(model),
+        }
         for model in models
         if model.get("step") is not None and (training := _training_name(model)) is not None
     ]
-    return pd.DataFrame(rows, columns=["label", "training", "step"])
+    table = pd.DataFrame(rows, columns=["label", "training", "step", "scheme"])
+    has_schemes = table.groupby("training")["scheme"].transform("nunique") > 1
+    table.loc[has_schemes, "training"] += " " + table["scheme"]
+    return table.drop(columns="scheme")
 
 
 def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -247,6 +256,12 @@ def default_models_with(run: RunTables, model: str) -> list[str]:
     """The default models and `model`, in the order of the run."""
     labels = {*default_models(run), model}
     return [label for label in run.models if label in labels]
+
+
+def _scheme_of_training(model: Mapping[str, Any]) -> str:
+    """The position scheme of all checkpoints of a training: that of AdaRoPE has another adapter at every step."""
+    scheme = str(model["scheme"])
+    return scheme.partition(":")[0] if "adapter" in model["scheme_options"] else scheme
 
 
 def _training_name(model: Mapping[str, Any]) -> str | None:

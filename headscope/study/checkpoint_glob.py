@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
@@ -14,6 +15,26 @@ from headscope.model_spec import ANY_WEIGHTS, ModelSpec, step_of_name
 FAMILY_KEYS = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 """Entries of config.json that are equal in all checkpoints of one training."""
 ADAPTER_MARKER = "@adarope:adapter="
+
+
+def checkpoint_models(patterns: Iterable[str]) -> dict[str, str]:
+    """Model specs by label, of all patterns of `expand_checkpoints`.
+
+    If two patterns give a label, such as step-10, to models of different position schemes, the scheme is part of it:
+    step-10 base and step-10 yarn:factor=8. Raises BadInput if the labels are still equal.
+    """
+    matches = [item for pattern in patterns for item in expand_checkpoints(pattern).items()]
+    counts = Counter(label for label, _ in matches)
+    models: dict[str, str] = {}
+    for label, spec in matches:
+        name = label if counts[label] == 1 else f"{label} {ModelSpec.parse(spec).scheme.text}"
+        if name in models:
+            raise BadInput(
+                f"two patterns of --checkpoints give the label '{name}' to '{models[name]}' and '{spec}'. Use one "
+                "pattern for both, such as 'runs/*/step-*', or --model NAME=SPEC"
+            )
+        models[name] = spec
+    return models
 
 
 def expand_checkpoints(pattern: str) -> dict[str, str]:
