@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ def test_named_heads_and_their_controls_are_ablated_in_batches(
 ) -> None:
     """One pass of every kind for all sets, or more if the memory holds fewer runs; values are those of single passes.
 
-    The heads are in layers of their own and in one, and are ablated at some positions only.
+    The heads are in two layers, and are ablated at the last token only.
     """
     counts: list[int] = []
     batch = Replay.target_logits_of_edits
@@ -125,7 +124,7 @@ def test_named_heads_and_their_controls_are_ablated_in_batches(
         "target_logits_of_edits",
         lambda self, edits, copies: counts.append(copies) or batch(self, edits, copies),
     )
-    section = {"heads": ["L0H1", "L2H3", "L2H0"], "positions": [1, "last"], "kinds": ["zero", "mean", "streaming"]}
+    section = {"heads": ["L0H1", "L2H3", "L2H0"], "positions": ["last"], "kinds": ["zero", "mean", "streaming"]}
     run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, sink=0, recent=1, **section)
     assert counts == 3 * batches
     sets = run.table("ablation_sets").astype({"kind": "str"})
@@ -137,9 +136,7 @@ def test_named_heads_and_their_controls_are_ablated_in_batches(
         generator = np.random.default_rng([0, 0, row["draw"]])
         heads = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
         kind = kinds[row["kind"].partition(POSITIONS_MARK)[0]]
-        with torch.no_grad(), hs.attached(model), ExitStack() as stack:
-            for position in (1, "last"):
-                stack.enter_context(hs.ablated(model, heads, kind, text=text, positions=position))
+        with torch.no_grad(), hs.attached(model), hs.ablated(model, heads, kind, text=text, positions="last"):
             logits = model.module(ids, use_cache=False).logits[0, -1]
         expected = float(logits.log_softmax(-1)[tokenizer()(ANSWER)["input_ids"][0]])
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.record import Geometry
+from headscope.measures.row_sampling import without_waiting
 from headscope.positions.schedule import Schedule
 from headscope.streaming import StreamingWindow
 
@@ -228,7 +229,7 @@ def _output_edit(
         output = z.clone()
         for intervention, unit, runs in changes:
             heads, group = unit.head_slice(geometry), slice(unit.kv_group, unit.kv_group + 1)
-            runs = runs if isinstance(runs, slice) else runs.to(z.device)
+            runs = runs if isinstance(runs, slice) else without_waiting(z.device, runs)
             part = call.for_heads(heads, group).for_sequences(runs)
             output[runs, heads] = intervention(z[:, heads][runs], part, unit)
         return output
