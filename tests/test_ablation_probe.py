@@ -18,6 +18,7 @@ from torch import Tensor
 import headscope as hs
 from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.forward.ablation import REFERENCE_TOKENS, random_heads
+from headscope.forward.replay import Replay
 from headscope.heads import HeadSet
 from headscope.model_identity import WeightDigests
 from headscope.models.loading import load_tokenizer
@@ -32,6 +33,7 @@ from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
 from probes.ablation import report
 from probes.ablation.results import head_results, results
+from probes.ablation.schema import POSITIONS_MARK
 
 PROMPT, ANSWER, WRONG = "w1 w5 w9 w5", " w7", " w8"
 STREAMING = ("--prompt", PROMPT, "--answer", ANSWER, "--kinds", "streaming")
@@ -103,6 +105,40 @@ def test_rows_equal_passes_with_the_heads_ablated_alone_and_together(folder: Pat
         generator = np.random.default_rng([0, 0, row["draw"]])
         drawn = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
         expected = answer_log_probability(model, drawn, kinds[row["kind"]], text)
+        assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("most", "batches"), [(1, [1] * 6), (4, [4, 2]), (100, [6])])
+def test_named_heads_and_their_controls_are_ablated_in_batches(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, batches: list[int]
+) -> None:
+    """One pass of every kind for all sets, or more if the memory holds fewer runs; values are those of single passes.
+
+    The heads are in two layers, and are ablated at the last token only.
+    """
+    counts: list[int] = []
+    batch = Replay.target_logits_of_edits
+    monkeypatch.setattr("probes.ablation.run.runs_per_batch", lambda *_: most)
+    monkeypatch.setattr(
+        Replay,
+        "target_logits_of_edits",
+        lambda self, edits, copies: counts.append(copies) or batch(self, edits, copies),
+    )
+    section = {"heads": ["L0H1", "L2H3", "L2H0"], "positions": ["last"], "kinds": ["zero", "mean", "streaming"]}
+    run = run_study(folder, tmp_path, prompt=PROMPT, answer=ANSWER, sink=0, recent=1, **section)
+    assert counts == 3 * batches
+    sets = run.table("ablation_sets").astype({"kind": "str"})
+    assert len(sets) == 18
+    model, text = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu"), f"file:{folder}/texts/*.txt"
+    ids = torch.tensor([tokenizer()(PROMPT)["input_ids"]])
+    kinds = {"zero": "zero", "mean": "mean", "streaming": "streaming:0+1"}
+    for row in sets.to_dict("records"):
+        generator = np.random.default_rng([0, 0, row["draw"]])
+        heads = random_heads({0: [1], 2: [0, 3]}, [4] * 4, generator) if row["draw"] else {0: [1], 2: [0, 3]}
+        kind = kinds[row["kind"].partition(POSITIONS_MARK)[0]]
+        with torch.no_grad(), hs.attached(model), hs.ablated(model, heads, kind, text=text, positions="last"):
+            logits = model.module(ids, use_cache=False).logits[0, -1]
+        expected = float(logits.log_softmax(-1)[tokenizer()(ANSWER)["input_ids"][0]])
         assert row["metric_after"] == pytest.approx(expected, abs=1e-5)
 
 

@@ -309,7 +309,7 @@ def test_a_patched_pattern_is_that_of_the_keys_chosen_in_its_own_run(model_type:
             layers.listen(found.append, [model.geometry.layers - 1])
             model.module(input_ids=ids, use_cache=False)
         runs.append(LayerAttention(*calls[0]))
-    patched = patched_outputs("pattern", *runs, range(LENGTH), range(LENGTH))
+    patched = patched_outputs("pattern", *runs, [range(LENGTH)], [range(LENGTH)])
     values = runs[0].call.v.repeat_interleave(runs[0].z.shape[1] // runs[0].call.v.shape[1], 1)
     expected = found[1].weights(range(LENGTH)) @ values
     torch.testing.assert_close(patched, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))

@@ -3,6 +3,8 @@
 import importlib
 import itertools
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +17,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import headscope as hs
+from headscope.attention.kernel import AttentionVariant
 from headscope.bench.rounding import precision_differences
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck
 from headscope.forward.selfcheck import TOLERANCES, VARIANT_CASES, run_checks
+from headscope.kernels import runtime
 from headscope.positions.model import Model
 from headscope.study import progress
 
@@ -82,6 +86,7 @@ def scaled(measure: Any, factor: float) -> Any:
         ("pair_moment_sums", ["rotary pairs"]),
         ("mean_abs_by_row", ["rotary pairs"]),
         ("profile_sums", ["distance profile"]),
+        ("add_block_sums", ["pooled maps"]),
         ("attend", list(VARIANT_CASES)),
     ],
 )
@@ -132,15 +137,66 @@ def test_kernels_are_checked_where_they_run(tiny: Model, monkeypatch: pytest.Mon
         selfcheck, "VARIANT_CASES", {name: VARIANT_CASES[name] for name in ("soft cap", "learned sink")}
     )
     ids = torch.randint(3, 100, (12,), generator=torch.Generator().manual_seed(0))
-    for function in ("pair_moments.pair_moments", "distance_sums.distance_sums"):
+    for function in ("pair_moments.pair_moments", "distance_sums.distance_sums", "pooled_map.add_pooled_map"):
         module, name = function.split(".")
         kernel = getattr(importlib.import_module(f"headscope.kernels.{module}"), name)
         monkeypatch.setattr(f"headscope.kernels.{function}", scaled(kernel, 1.01))
     with interpreting():
         results = {result.quantity: result for result in selfcheck.run_checks(tiny, ids)}
     failed = [name for name, result in results.items() if not result.is_within_tolerance]
-    assert failed == ["rotary pairs, kernel", "distance profile, kernel"]
+    assert failed == ["rotary pairs, kernel", "distance profile, kernel", "pooled maps, kernel"]
     assert "row statistics, kernel" in results
+
+
+def test_every_kernel_agrees_with_the_formulas_in_float32(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter: maps in blocks of several tiles and of one, in full passes and after cached keys."""
+    monkeypatch.setattr(selfcheck, "RANDOM_KEY_COUNT", 90)
+    monkeypatch.setattr(selfcheck, "RANDOM_QUERY_COUNTS", (90, 9, 1))
+    cases = {"chunked attention": AttentionVariant(1.0, chunk_size=64), "soft cap": VARIANT_CASES["soft cap"]}
+    monkeypatch.setattr(selfcheck, "VARIANT_CASES", cases)
+    monkeypatch.setattr(selfcheck, "MAP_BLOCK_SIZES", (20, 70))
+    with interpreting():
+        results = {result.quantity: result for result in selfcheck.run_checks(tiny, torch.arange(12) % 7 + 3)}
+    kernels = [name for name in TOLERANCES if name.endswith("kernel")]
+    assert [name for name in kernels if name in results] == kernels
+    assert [name for name, result in results.items() if not result.is_within_tolerance] == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "quantity"),
+    [
+        ("row_sums.row_sums", "row statistics"),
+        ("pair_moments.pair_moments", "rotary pairs"),
+        ("pair_products.mean_abs_products", "rotary pairs"),
+        ("distance_sums.distance_sums", "distance profile"),
+        ("pooled_map.add_pooled_map", "pooled maps"),
+    ],
+)
+def test_a_kernel_that_does_not_compile_fails_its_check(
+    tiny: Model, monkeypatch: pytest.MonkeyPatch, kernel: str, quantity: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(selfcheck, "VARIANT_CASES", {})
+    monkeypatch.setattr(f"headscope.kernels.{kernel}", fail)
+    with interpreting(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "_replace", lambda *_: None)
+        results = {result.quantity: result for result in selfcheck.run_checks(tiny, torch.arange(12) % 7 + 3)}
+    failed = [name for name, result in results.items() if not result.is_within_tolerance]
+    assert failed == [f"{quantity}, kernel"]
+    assert results[failed[0]].difference == float("inf")
+
+
+def test_without_triton_the_torch_code_is_checked(folder: str) -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import headscope as hs, torch; from headscope.forward.selfcheck import run_checks\n"
+        f"checks = run_checks(hs.load({folder!r}, device='cpu'), torch.arange({LENGTH}))\n"
+        "print([check.quantity for check in checks if check.is_within_tolerance])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == str(CPU_CHECKS), result.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -338,7 +338,7 @@ def test_patched_activations_equal_eager_attention_patched_by_hand(layout: str, 
             run.record_streams()
         for layer in tested_layers:
             attention = [LayerAttention(*replay.attention(layer)) for replay in runs]
-            outputs = patched_outputs(activation, *attention, range(4, 20), range(4, 20))
+            outputs = patched_outputs(activation, *attention, [range(4, 20)], [range(4, 20)])
             logits[layer] = runs[0].target_logits_of(layer, outputs)[0]
     own, source = (eager_activations(model, text) for text in (ids, other))
     for layer in tested_layers:

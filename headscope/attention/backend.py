@@ -105,8 +105,8 @@ class AttentionCall:
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
         return replace(self, q=q, k=k, v=v, variant=self.variant.for_heads(heads))
 
-    def for_sequences(self, sequences: slice) -> "AttentionCall":
-        """The call restricted to some sequences of the batch."""
+    def for_sequences(self, sequences: slice | Tensor) -> "AttentionCall":
+        """The call restricted to some sequences of the batch: a slice, or their indices [n], which may repeat."""
         q, k, v = self.q[sequences], self.k[sequences], self.v[sequences]
         positions = self.positions if len(self.positions) == 1 else self.positions[sequences]
         chosen = None if self.variant.chosen is None else self.variant.chosen.for_sequences(sequences)

@@ -22,8 +22,8 @@ class ChosenKeys:
         """The choice for one sequence of the batch."""
         return replace(self, indices=self.indices[sequence])
 
-    def for_sequences(self, sequences: slice) -> "ChosenKeys":
-        """The choice for some sequences of the batch."""
+    def for_sequences(self, sequences: slice | Tensor) -> "ChosenKeys":
+        """The choice for some sequences of the batch: a slice, or their indices [n], which may repeat."""
         return replace(self, indices=self.indices[sequences])
 
     def for_heads(self, heads: slice) -> "ChosenKeys":

@@ -5,6 +5,8 @@ A GPU is idle while Python prepares the next launch, so small runs go together. 
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from headscope.forward.backbone import decoder_layers
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.device_map import free_bytes
+
+T = TypeVar("T")
 
 CPU_BATCH_TOKENS, MAX_BATCH_TOKENS = 2048, 2**16
 """Tokens of a batch of runs on a CPU, and most on a GPU."""
@@ -34,6 +38,11 @@ def runs_per_batch(model: LoadedModel, tokens: int) -> int:
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     per_token = _activation_bytes(model) + vocabulary * (model.module.dtype.itemsize + 2 * FLOAT32_BYTES)
     return max(1, min(MAX_BATCH_TOKENS, int(MEMORY_SHARE * _free_gpu_bytes(model) / per_token)) // tokens)
+
+
+def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in order, at most `size` at a time."""
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def texts_per_batch(model: LoadedModel, tokens: int) -> int:

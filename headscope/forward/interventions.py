@@ -8,6 +8,7 @@ Shapes within a unit: q and z [B, n, Lq, d] with the n query heads of the unit, 
 keys of a single query head does not change those of the other heads in its KV group.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.record import Geometry
+from headscope.measures.row_sampling import without_waiting
 from headscope.positions.schedule import Schedule
 from headscope.streaming import StreamingWindow
 
@@ -197,13 +199,50 @@ def qkv_intervention(edit: Callable[[Tensor, Tensor, Tensor, int], QKV]) -> Inte
 
 def layer_output_edit(intervention: Intervention, units: Sequence[Unit], geometry: Geometry) -> backend.OutputEdit:
     """An output edit for the attention backend that applies the intervention to disjoint units of one layer."""
+    return _output_edit([(intervention, unit, slice(None)) for unit in units], geometry)
+
+
+def batch_output_edit(changes: Sequence[Sequence[tuple[Intervention, Unit]]], geometry: Geometry) -> backend.OutputEdit:
+    """An output edit of a batch of runs: `changes` has the changes of each run, of disjoint units of one layer.
+
+    A change that several runs share is computed for all of them at once.
+    """
+    runs_by_change: dict[tuple[Intervention, Unit], list[int]] = defaultdict(list)
+    for run, members in enumerate(changes):
+        for change in dict.fromkeys(members):
+            runs_by_change[change].append(run)
+    return _output_edit(
+        [
+            (*change, slice(None) if len(runs) == len(changes) else torch.tensor(runs))
+            for change, runs in runs_by_change.items()
+        ],
+        geometry,
+    )
+
+
+def _output_edit(
+    changes: Sequence[tuple[Intervention, Unit, slice | Tensor]], geometry: Geometry
+) -> backend.OutputEdit:
+    """An output edit that applies interventions to units of one layer, each in some sequences of the batch."""
 
     def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
         output = z.clone()
-        for unit in units:
+        for intervention, unit, runs in changes:
             heads, group = unit.head_slice(geometry), slice(unit.kv_group, unit.kv_group + 1)
-            output[:, heads] = intervention(z[:, heads], call.for_heads(heads, group), unit)
+            runs = runs if isinstance(runs, slice) else without_waiting(z.device, runs)
+            part = call.for_heads(heads, group).for_sequences(runs)
+            output[runs, heads] = intervention(z[:, heads][runs], part, unit)
         return output
+
+    return edit
+
+
+def edit_by_run(edits: Sequence[backend.OutputEdit]) -> backend.OutputEdit:
+    """An output edit of a batch of runs that applies one of `edits` to each."""
+
+    def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        runs = [slice(number, number + 1) for number in range(len(edits))]
+        return torch.cat([own(z[run], call.for_sequences(run)) for own, run in zip(edits, runs, strict=True)])
 
     return edit
 

@@ -164,7 +164,11 @@ class Replay:
 
         The B runs are one batch, resumed at this layer.
         """
-        hidden = self.hidden_states({layer: lambda z, call: outputs}, len(outputs))
+        return self.losses_of_edits({layer: lambda z, call: outputs}, len(outputs))
+
+    def losses_of_edits(self, output_edits: Mapping[int, backend.OutputEdit], copies: int) -> Tensor:
+        """The same losses [copies, L - first_target] of one batch of runs, with edited head outputs."""
+        hidden = self.hidden_states(output_edits, copies)
         rows = []
         for number in range(len(hidden)):
             parts = (

@@ -7,8 +7,9 @@ measure alone, not from rounding in earlier layers.
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -20,16 +21,18 @@ from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
-from headscope.kernels.row_sums import row_sums as row_sums_of_kernel
 from headscope.kernels.runtime import runs_kernels
 from headscope.measures.attention_rows import row_statistics
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
+from headscope.measures.pooled_map import add_block_sums
 from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
 log = logging.getLogger("headscope")
+
+P = ParamSpec("P")
 
 TOLERANCES = {
     "attention output": (1e-4, 2e-2),
@@ -38,9 +41,11 @@ TOLERANCES = {
     "row statistics": (1e-3, 2e-2),
     "rotary pairs": (1e-4, 1e-4),
     "distance profile": (1e-4, 1e-4),
+    "pooled maps": (1e-4, 5e-3),
     "row statistics, kernel": (1e-3, 2e-2),
     "rotary pairs, kernel": (1e-4, 1e-4),
     "distance profile, kernel": (1e-4, 1e-4),
+    "pooled maps, kernel": (1e-4, 5e-3),
     "loss": (1e-3, 3e-2),
     "cached keys": (1e-4, 2e-2),
     "sliding window": (1e-4, 2e-2),
@@ -51,10 +56,12 @@ TOLERANCES = {
 """Largest allowed difference of each quantity, in float32 and in bfloat16, whose kernels round the weights.
 
 Log-sum-exp and loss: nats. Attention output: share of its largest value. Row statistics: relative above 1, otherwise
-absolute. Rotary pairs and distance profile: share of the sum of absolute terms. The others are the cases of
-`VARIANT_CASES` on random heads: the larger difference of output and log-sum-exp. The quantities of kernels are checked
-where they run: on a GPU, those of rows also under each variant.
+absolute. Rotary pairs and distance profile: share of the sum of absolute terms. Pooled maps: mean weight of a query.
+The others are the cases of `VARIANT_CASES` on random heads: the larger difference of output and log-sum-exp. The
+quantities of kernels are checked where they run: on a GPU, those of rows and maps also under each variant.
 """
+MAP_BLOCK_SIZES = (5, 20, 70)
+"""Tokens per block of the maps that are checked: the kernel has tiles of 16, 32 and 64 tokens for them."""
 RANDOM_KEY_COUNT, RANDOM_QUERY_COUNTS = 150, (150, 40, 1)
 """Shapes of the random heads: a full pass, several queries after cached keys, and one query."""
 VARIANT_CASES = {
@@ -145,6 +152,7 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
             record = AttentionRecord(0, 0, q[0], k[0], v[0], out[0], lse[0], scaling, *limits)
             if runs_kernels(record):
                 yield "row statistics, kernel", _kernel_row_difference(record, alpha)
+                yield "pooled maps, kernel", _kernel_map_difference(record, alpha)
             results = [(out[0], lse[0])]
             if q.device.type == "cpu":
                 results.append(attend_with_row_sums(q[0], k[0], v[0], variant)[:2])
@@ -156,16 +164,48 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
 
 def _kernel_row_difference(record: AttentionRecord, alpha: Tensor) -> float:
     """The largest difference of the statistics of all rows between the GPU's kernel and the weights [H, Lq, Lk]."""
+    from headscope.kernels.row_sums import row_sums
+
     distance = record.query_key_index[:, None] - torch.arange(alpha.shape[-1], device=alpha.device)
     expected = _exact_row_statistics(alpha, distance)
     try:
-        sums = row_sums_of_kernel(record)
-    except Exception:  # Triton and its compilers raise errors of many types: the check fails, not the command
-        log.exception("the kernel of row sums fails")
+        sums = row_sums(record)
+    except Exception:  # as in `_kernel_output`
+        log.exception("the kernel row_sums fails")
         return math.inf
     actual = row_statistics(replace(record, row_sums=sums), torch.arange(alpha.shape[1]))
     difference = _max_abs((actual - expected) / expected.abs().clamp(min=1))
     return difference if math.isfinite(difference) else math.inf
+
+
+def _kernel_map_difference(record: AttentionRecord, alpha: Tensor) -> float:
+    """`_map_difference` of the GPU's kernel."""
+    from headscope.kernels.pooled_map import add_pooled_map
+
+    def add_sums(record: AttentionRecord, sums: Tensor, block_size: int) -> Tensor:
+        return _kernel_output(sums, add_pooled_map, record, sums, block_size)
+
+    return _map_difference(record, alpha, add_sums)
+
+
+def _map_difference(
+    record: AttentionRecord, alpha: Tensor, add_sums: Callable[[AttentionRecord, Tensor, int], Tensor]
+) -> float:
+    """The largest difference between pooled maps and the weights [H, Lq, Lk] averaged over blocks of queries.
+
+    `add_sums` adds the sums by blocks of tokens, in the manner of `add_block_sums`.
+    """
+    heads, queries, keys = alpha.shape
+    largest = 0.0
+    for block_size in MAP_BLOCK_SIZES:
+        of_key = torch.arange(keys, device=alpha.device) // block_size
+        in_block = torch.nn.functional.one_hot(of_key).double()
+        rows = in_block[keys - queries :]
+        sums = torch.zeros(heads, *[in_block.shape[1]] * 2, device=alpha.device)
+        difference = add_sums(record, sums, block_size) - rows.mT @ alpha @ in_block
+        error = _max_abs(difference / rows.sum(0).clamp(min=1)[:, None])
+        largest = max(largest, error if math.isfinite(error) else math.inf)
+    return largest
 
 
 def _exact_weights(q: Tensor, k: Tensor, variant: AttentionVariant) -> tuple[Tensor, Tensor]:
@@ -210,8 +250,10 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     rows = torch.arange(record.q.shape[1], device=q.device)
     expected = _exact_row_statistics(alpha, distance)
     yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
+    yield "pooled maps", _map_difference(record, alpha, add_block_sums)
     if runs_kernels(record):
         yield "row statistics, kernel", _kernel_row_difference(record, alpha)
+        yield "pooled maps, kernel", _kernel_map_difference(record, alpha)
     if record.q.device.type == "cpu":
         z, _, row_sums = attend_with_row_sums(record.q, record.k, record.v, AttentionVariant(record.scaling))
         yield "attention output", _max_abs(z - out) / max(_max_abs(out), 1e-12)
@@ -238,7 +280,7 @@ def _pair_differences(
         )
     ]
     if runs_kernels(record):
-        results.append((", kernel", *_kernel_pair_sums(record, geometry, rows, distances.to(record.q.device))))
+        results.append((", kernel", *_kernel_pair_sums(record, geometry, rows, distances, *results[0][1:])))
     for head in range(geometry.heads):
         q, k = _head_planes(head, q_planes, k_planes, geometry)
         c = torch.einsum("xfi,xfj->fij", q, k)
@@ -255,18 +297,31 @@ def _pair_differences(
 
 
 def _kernel_pair_sums(
-    record: AttentionRecord, geometry: Geometry, rows: Tensor, distances: Tensor
+    record: AttentionRecord, geometry: Geometry, rows: Tensor, distances: Tensor, *torch_outputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments, means of |q_f . k_f| of rows and sums at distances, by head, from the GPU's kernels."""
+    """Moments, means of |q_f . k_f| of rows and sums at distances, by head, from the GPU's kernels.
+
+    `torch_outputs` are those of the torch code.
+    """
     from headscope.kernels.distance_sums import distance_sums
     from headscope.kernels.pair_moments import pair_moments
     from headscope.kernels.pair_products import mean_abs_products
 
+    moments, means, sums = torch_outputs
     return (
-        pair_moments(record, geometry),
-        mean_abs_products(record, geometry, rows),
-        distance_sums(record, geometry, distances),
+        _kernel_output(moments, pair_moments, record, geometry),
+        _kernel_output(means, mean_abs_products, record, geometry, rows),
+        _kernel_output(sums, distance_sums, record, geometry, distances.to(record.q.device)),
     )
+
+
+def _kernel_output(like: Tensor, kernel: Callable[P, Tensor], *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    """The output of a kernel; NaN in the shape of `like` if it fails."""
+    try:
+        return kernel(*args, **kwargs)
+    except Exception:  # Triton and its compilers raise errors of many types: the check fails, not the command
+        log.exception("the kernel %s fails", kernel.__name__)
+        return torch.full_like(like, torch.nan)
 
 
 def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:

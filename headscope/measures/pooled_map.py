@@ -30,26 +30,12 @@ class PooledMaps:
 
     def update(self, record: AttentionRecord) -> None:
         """Add the record of one layer for a document, or for the next chunk of its queries."""
-        heads, keys = record.q.shape[0], record.k.shape[1]
-        device = record.q.device
         if record.layer not in self._sums_by_layer:
-            self._sums_by_layer[record.layer] = torch.zeros(heads, self.blocks, self.blocks, device=device)
+            shape = record.q.shape[0], self.blocks, self.blocks
+            self._sums_by_layer[record.layer] = torch.zeros(shape, device=record.q.device)
         sums = self._sums_by_layer[record.layer]
-        if self._add_by_kernel(record, sums):
-            return
-        queries = query_range(record)
-        query_blocks = np.arange(queries.start, queries.stop) // self.block_size
-        key_blocks = np.arange(record.first_key, record.first_key + keys) // self.block_size
-        rows_per_tile = items_per_tile(device, max(1, LOGITS_PER_TILE // (heads * keys)), heads * keys)
-        for start in range(0, len(query_blocks), rows_per_tile):
-            blocks = query_blocks[start : start + rows_per_tile]
-            first, stop = int(blocks[0]), start + len(blocks)
-            in_block = to_device(device, np.eye(int(blocks[-1]) - first + 1, dtype=np.float32)[blocks - first])
-            index = torch.arange(start, stop, device=device)
-            visible_keys = torch.arange(stop + keys - len(query_blocks), device=device)
-            weights = (record.masked_logits(index, visible_keys) - record.lse[:, index, None]).exp_()
-            pooled = in_block.mT @ weights
-            add_by_cell(sums[:, first : first + pooled.shape[1]], pooled, key_blocks[: pooled.shape[-1]])
+        if not self._add_by_kernel(record, sums):
+            add_block_sums(record, sums, self.block_size)
 
     def _add_by_kernel(self, record: AttentionRecord, sums: Tensor) -> bool:
         """Whether the GPU's kernel has added the record."""
@@ -65,3 +51,25 @@ class PooledMaps:
         rows[-1] = self.length - self.block_size * (self.blocks - 1)
         maps = copy_together([*self._sums_by_layer.values()])
         return {layer: of_layer / rows[:, None] for layer, of_layer in zip(self._sums_by_layer, maps, strict=True)}
+
+
+def add_block_sums(record: AttentionRecord, sums: Tensor, block_size: int) -> Tensor:
+    """Add the weights of the record's queries to `sums` [H, blocks, blocks], float32, by blocks of tokens; return them.
+
+    The torch code that the kernel `add_pooled_map` replaces on a GPU.
+    """
+    heads, keys = record.q.shape[0], record.k.shape[1]
+    device, queries = record.q.device, query_range(record)
+    query_blocks = np.arange(queries.start, queries.stop) // block_size
+    key_blocks = np.arange(record.first_key, record.first_key + keys) // block_size
+    rows_per_tile = items_per_tile(device, max(1, LOGITS_PER_TILE // (heads * keys)), heads * keys)
+    for start in range(0, len(query_blocks), rows_per_tile):
+        blocks = query_blocks[start : start + rows_per_tile]
+        first, stop = int(blocks[0]), start + len(blocks)
+        in_block = to_device(device, np.eye(int(blocks[-1]) - first + 1, dtype=np.float32)[blocks - first])
+        index = torch.arange(start, stop, device=device)
+        visible_keys = torch.arange(stop + keys - len(query_blocks), device=device)
+        weights = (record.masked_logits(index, visible_keys) - record.lse[:, index, None]).exp_()
+        pooled = in_block.mT @ weights
+        add_by_cell(sums[:, first : first + pooled.shape[1]], pooled, key_blocks[: pooled.shape[-1]])
+    return sums

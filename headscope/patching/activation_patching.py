@@ -14,13 +14,14 @@ another corrupted answer after its corrupted prompt; the metrics score the answe
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from headscope.attention import backend
-from headscope.forward.free_memory import runs_per_batch
+from headscope.forward.free_memory import in_batches, runs_per_batch
 from headscope.forward.interventions import Unit, head_units, kv_group_units
 from headscope.forward.replay import Objective, Replay
 from headscope.patching.metrics import Metric, PairTokens, finite_metric, metric_function
@@ -43,32 +44,47 @@ class LayerAttention:
     z: Tensor
     call: backend.AttentionCall
 
+    def copies(self, count: int) -> "LayerAttention":
+        """The same run `count` times, as a batch."""
+        indices = torch.zeros(count, dtype=torch.long, device=self.z.device)
+        return LayerAttention(self.z[indices], self.call.for_sequences(indices))
+
 
 def patched_outputs(
-    activation: Activation, run: LayerAttention, source: LayerAttention, positions: range, source_positions: range
+    activation: Activation,
+    run: LayerAttention,
+    source: LayerAttention,
+    positions: Sequence[range],
+    source_positions: Sequence[range],
 ) -> Tensor:
-    """The head outputs [1, H, L, d] of a layer when `positions` of an activation come from `source_positions`.
+    """The head outputs [B, H, L, d] of a layer in B runs, when in run b `positions[b]` of an activation come from
+    `source_positions[b]`.
 
-    Each head's output is the one with only that head (for k and v: its KV group) patched, because heads of one layer do
-    not affect each other's output. A patched pattern at a position is the attention row of that query.
+    `run` has these B runs, or one for all; `source` has one. Each head's output is the one with only that head (for k
+    and v: its KV group) patched, because heads of one layer do not affect each other's output. A patched pattern at a
+    position is the attention row of that query.
     """
-    rows, source_rows = (slice(span.start, span.stop) for span in (positions, source_positions))
+    count = len(positions)
+    runs = run.copies(count) if len(run.z) < count else run
 
     def replace_positions(t: Tensor, new: Tensor) -> Tensor:
         patched = t.clone()
-        patched[:, :, rows] = new
+        for number, (rows, source_rows) in enumerate(zip(positions, source_positions, strict=True)):
+            source_run = number if len(new) > 1 else 0
+            patched[number, :, rows.start : rows.stop] = new[source_run, :, source_rows.start : source_rows.stop]
         return patched
 
-    call, source_call = run.call, source.call
+    call, source_call = runs.call, source.call
     if activation == "z":
-        return replace_positions(run.z, source.z[:, :, source_rows])
+        return replace_positions(runs.z, source.z)
     if activation == "q":
-        return call.attend(replace_positions(call.q, source_call.q[:, :, source_rows]), call.k, call.v)
+        return call.attend(replace_positions(call.q, source_call.q), call.k, call.v)
     if activation == "k":
-        return call.attend(call.q, replace_positions(call.k, source_call.k[:, :, source_rows]), call.v)
+        return call.attend(call.q, replace_positions(call.k, source_call.k), call.v)
     if activation == "v":
-        return call.attend(call.q, call.k, replace_positions(call.v, source_call.v[:, :, source_rows]))
-    return replace_positions(run.z, source_call.attend(source_call.q, source_call.k, call.v)[:, :, rows])
+        return call.attend(call.q, call.k, replace_positions(call.v, source_call.v))
+    sources = source.copies(count).call
+    return replace_positions(runs.z, sources.attend(sources.q, sources.k, call.v))
 
 
 def patched_units(model: Model, activation: Activation) -> list[Unit]:
@@ -130,7 +146,7 @@ class PatchingReplay:
             def products(activation: Activation, span: slice) -> Tensor:
                 """<gradient, z' - z> of every objective, head and position, [objectives, H, L], float64."""
                 outputs = patched_outputs(
-                    activation, run_attention, source_attention, positions[span], source_positions[span]
+                    activation, run_attention, source_attention, [positions[span]], [source_positions[span]]
                 )
                 change = outputs.float() - z.float()
                 return torch.stack([(change * gradient.float()).sum(-1)[0].double() for gradient in gradients])
@@ -174,25 +190,26 @@ class PatchingReplay:
     ) -> Iterator[tuple[Unit, range | None, float]]:
         """The metric with one unit patched at a time, at each span of aligned prompt positions.
 
-        A span counts from the first aligned position; None is all aligned positions and the answer's tokens.
+        A span counts from the first aligned position; None is all aligned positions and the answer's tokens. Replays as
+        many units and spans of a layer at once as fit the memory.
         """
         run, source = self.run_and_source(direction)
-        positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
         batch_size = runs_per_batch(self.model, run.ids.shape[1])
         for layer in sorted({unit.layer for unit in units}):
             run_attention, source_attention = (LayerAttention(*replay.attention(layer)) for replay in (run, source))
             layer_units = [unit for unit in units if unit.layer == layer]
-            for span in spans:
-                indices = span_slice(span)
+            for places in in_batches(spans, max(1, batch_size // len(layer_units))):
                 outputs = patched_outputs(
-                    activation, run_attention, source_attention, positions[indices], source_positions[indices]
+                    activation, run_attention, source_attention, *self._positions(direction, places)
                 )
-                for first in range(0, len(layer_units), batch_size):
-                    batch = layer_units[first : first + batch_size]
-                    head_slices = [unit.head_slice(self.model.geometry) for unit in batch]
-                    variants = torch.cat([_with_heads(run_attention.z, outputs, heads) for heads in head_slices])
-                    for unit, logits in zip(batch, run.target_logits_of(layer, variants), strict=True):
-                        yield unit, span, self.value(logits)
+                for batch in in_batches([*product(range(len(places)), layer_units)], batch_size):
+                    variants = [
+                        _with_heads(run_attention.z, outputs[place : place + 1], unit.head_slice(self.model.geometry))
+                        for place, unit in batch
+                    ]
+                    all_logits = run.target_logits_of(layer, torch.cat(variants))
+                    for (place, unit), logits in zip(batch, all_logits, strict=True):
+                        yield unit, places[place], self.value(logits)
 
     def patch_together(
         self, activation: Activation, direction: Direction, units: Sequence[Unit], spans: Sequence[range | None]
@@ -200,19 +217,19 @@ class PatchingReplay:
         """The metric with all units patched at once, at each span of aligned prompt positions.
 
         Every activation is that of the unchanged source run, in later layers as well, whose inputs the patches of
-        earlier layers change. Memory holds the attention activations of all patched layers of the source.
+        earlier layers change. Memory holds the attention activations of all patched layers of the source. Replays as
+        many spans at once as fit the memory.
         """
         run, source = self.run_and_source(direction)
-        positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
         layers = sorted({unit.layer for unit in units})
         sources = {layer: LayerAttention(*source.attention(layer)) for layer in layers}
 
-        def edit(layer: int, indices: slice) -> backend.OutputEdit:
+        def edit(layer: int, places: Sequence[range | None]) -> backend.OutputEdit:
             heads = [unit.head_slice(self.model.geometry) for unit in units if unit.layer == layer]
 
             def patch(z: Tensor, call: backend.AttentionCall) -> Tensor:
                 outputs = patched_outputs(
-                    activation, LayerAttention(z, call), sources[layer], positions[indices], source_positions[indices]
+                    activation, LayerAttention(z, call), sources[layer], *self._positions(direction, places)
                 )
                 for chosen in heads:
                     z = _with_heads(z, outputs, chosen)
@@ -220,8 +237,16 @@ class PatchingReplay:
 
             return patch
 
-        for span in spans:
-            yield span, self.value(run.target_logits({layer: edit(layer, span_slice(span)) for layer in layers}))
+        for places in in_batches(spans, runs_per_batch(self.model, run.ids.shape[1])):
+            edits = {layer: edit(layer, places) for layer in layers}
+            for span, logits in zip(places, run.target_logits_of_edits(edits, len(places)), strict=True):
+                yield span, self.value(logits)
+
+    def _positions(self, direction: Direction, spans: Sequence[range | None]) -> tuple[list[range], list[range]]:
+        """The positions of spans in the run that is patched, and in the other one."""
+        aligned = (self.pair.aligned_positions(replay.ids) for replay in self.run_and_source(direction))
+        run, source = ([positions[span_slice(span)] for span in spans] for positions in aligned)
+        return run, source
 
     def unpatched_value(self, direction: Direction) -> float:
         """The metric of the run that is patched."""
@@ -243,7 +268,7 @@ def span_slice(span: range | None) -> slice:
 
 
 def _with_heads(z: Tensor, outputs: Tensor, heads: slice) -> Tensor:
-    """Head outputs [1, H, L, d] with some heads taken from `outputs`."""
+    """Head outputs [B, H, L, d] with some heads taken from `outputs`."""
     patched = z.clone()
     patched[:, heads] = outputs[:, heads]
     return patched

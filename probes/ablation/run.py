@@ -23,8 +23,8 @@ from headscope.forward.ablation import (
     reference_tokens,
     replacement_edit,
 )
-from headscope.forward.free_memory import runs_per_batch
-from headscope.forward.interventions import StreamingAttention, head_unit, layer_output_edit
+from headscope.forward.free_memory import in_batches, runs_per_batch
+from headscope.forward.interventions import StreamingAttention, edit_by_run, head_unit, layer_output_edit
 from headscope.forward.replay import Replay
 from headscope.head_names import HEADS_OF_WEIGHTS, parse_heads
 from headscope.heads import HeadSet
@@ -110,7 +110,7 @@ class AblationRunner:
             for edits in self._edits(kind, cell, model):
                 edits = self._at_positions(edits, pair)
                 singles.append([*self._single_values(replay, heads, edits, cell.cost)])
-                together.append([_value_of_set(replay, head_set, edits) for head_set in head_sets])
+                together.append(replay.values_of_sets([_edits_of_set(head_set, edits) for head_set in head_sets]))
             single_heads += [
                 {"kind": self._stored_kind(kind), **unit, "metric_after": value}
                 for unit, value in zip(units, np.mean(singles, axis=0), strict=True)
@@ -120,7 +120,7 @@ class AblationRunner:
                 for draw, value in enumerate(np.mean(together, axis=0))
             ]
         keys: dict[str, Any] = {"model": cell.model, "prompts": pairs.name, "pair": pair.name}
-        keys |= {"metric": stored_metric_name(self.options.metric), "metric_before": replay.value({})}
+        keys |= {"metric": stored_metric_name(self.options.metric), "metric_before": replay.unchanged}
         tables = {ABLATION.name: pd.DataFrame(single_heads).assign(**keys)}
         if self._are_heads_named:
             tables[ABLATION_SETS.name] = pd.DataFrame(sets).assign(**keys)
@@ -311,29 +311,40 @@ class _AnswerReplay:
             self._replay.record_streams()
             logits = self._replay.target_logits({})
         self._metric = metric_function(metric, PairTokens(ids, ids, self.answer, wrong, len(pair.clean)), logits)
-
-    def value(self, edits: Mapping[int, OutputEdit]) -> float:
-        """The metric with edited head outputs in some attention layers."""
-        with self._replay.capturing():
-            return self._finite_metric(self._replay.target_logits(edits))
+        self.unchanged = self._finite_metric(logits)
+        """The metric of the unchanged model."""
 
     def values_of(self, layer: int, edits: Sequence[OutputEdit]) -> list[float]:
         """The metric with each of these edits of one attention layer by itself."""
         with self._replay.capturing():
             z, call = self._replay.attention(layer)
-            batch = runs_per_batch(self._replay.model, z.shape[2])
-            batches = [edits[first : first + batch] for first in range(0, len(edits), batch)]
-            outputs = (torch.cat([edit(z, call) for edit in members]) for members in batches)
+            outputs = (
+                torch.cat([edit(z, call) for edit in members]) for members in in_batches(edits, self._batch_size)
+            )
             logits = torch.cat([self._replay.target_logits_of(layer, variants) for variants in outputs])
         return [self._finite_metric(row_logits) for row_logits in logits]
+
+    def values_of_sets(self, sets: Sequence[Mapping[int, OutputEdit]]) -> list[float]:
+        """The metric with each of these sets of edits, all of which edit the same attention layers."""
+        values: list[float] = []
+        with self._replay.capturing():
+            for batch in in_batches(sets, self._batch_size):
+                edits = {layer: edit_by_run([members[layer] for members in batch]) for layer in batch[0]}
+                logits = self._replay.target_logits_of_edits(edits, len(batch))
+                values += [self._finite_metric(row_logits) for row_logits in logits]
+        return values
+
+    @property
+    def _batch_size(self) -> int:
+        return runs_per_batch(self._replay.model, self._replay.ids.shape[1])
 
     def _finite_metric(self, logits: torch.Tensor) -> float:
         return finite_metric(self._replay.model, self._metric, logits, self.answer)
 
 
-def _value_of_set(replay: _AnswerReplay, head_set: Mapping[int, list[int]], edits: EditOfHeads) -> float:
-    """The metric with all heads of a set ablated together."""
-    return replay.value({layer: edits(layer, members) for layer, members in head_set.items()})
+def _edits_of_set(head_set: Mapping[int, list[int]], edits: EditOfHeads) -> dict[int, OutputEdit]:
+    """The edits by attention layer that ablate all heads of a set."""
+    return {layer: edits(layer, members) for layer, members in head_set.items()}
 
 
 def _head_columns(model: Model, layer: int, head: int) -> dict[str, int]:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.attention.backend import OutputEdit
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.free_memory import runs_per_batch
+from headscope.forward.free_memory import in_batches, runs_per_batch
 from headscope.forward.interventions import (
     ABLATIONS,
     QKV,
@@ -25,6 +26,7 @@ from headscope.forward.interventions import (
     PositionReset,
     StreamingAttention,
     Unit,
+    batch_output_edit,
     head_unit,
     head_units,
     kv_group_units,
@@ -86,31 +88,34 @@ class Sweep:
 
         For bands of pairs, only all units together.
         """
+        sets: list[UnitSet] = []
         for number, (key, units) in enumerate(ranked_units.items()):
             for size in set_sizes(key, len(units)):
-                sets = [("top", 0, units[:size])]
+                sets.append(UnitSet(key, "top", units[:size]))
                 for draw in range(draws if size < len(units) else 0):
                     rng = np.random.default_rng([seed, number, size, draw])
-                    sets.append(("random", draw, random_units_by_layer(units[:size], units, rng)))
-                for choice, draw, members in sets:
-                    yield self._set_row(key, choice, draw, replay, members)
+                    sets.append(UnitSet(key, "random", random_units_by_layer(units[:size], units, rng), draw))
+        return self._evaluate_sets(replay, sets)
 
     def evaluate_named_sets(self, replay: "TextReplay") -> Iterator[Row]:
         """Change the heads of each named set together."""
-        for key in self.units:
-            for name, members in self.named_sets.items():
-                yield self._set_row(key, f"{NAMED_SET_PREFIX}{name}", 0, replay, members)
+        named_sets = self.named_sets.items()
+        sets = [UnitSet(key, f"{NAMED_SET_PREFIX}{name}", units) for key in self.units for name, units in named_sets]
+        return self._evaluate_sets(replay, sets)
 
-    def _set_row(self, key: ComponentKey, choice: str, draw: int, replay: "TextReplay", members: Sequence[Unit]) -> Row:
-        return {
-            **_key_columns(key),
-            "unit": "group" if members[0].head == WHOLE_GROUP else "head",
-            "choice": choice,
-            "size": len(members),
-            "draw": draw,
-            "nll_before": replay.baseline_loss,
-            "delta_nll": replay.loss_change(self.interventions[key], members),
-        }
+    def _evaluate_sets(self, replay: "TextReplay", sets: Sequence["UnitSet"]) -> Iterator[Row]:
+        """The rows of sets, in their order."""
+        changes = replay.set_loss_changes([(self.interventions[one.key], one.units) for one in sets])
+        for one, change in zip(sets, changes, strict=True):
+            yield {
+                **_key_columns(one.key),
+                "unit": "group" if one.units[0].head == WHOLE_GROUP else "head",
+                "choice": one.choice,
+                "size": len(one.units),
+                "draw": one.draw,
+                "nll_before": replay.baseline_loss,
+                "delta_nll": change,
+            }
 
     def _unit_row(self, key: ComponentKey, unit: Unit, method: str, replay: "TextReplay", delta: float) -> Row:
         identity = {
@@ -125,6 +130,16 @@ class Sweep:
             "nll_before": replay.baseline_loss,
             "delta_nll": delta,
         }
+
+
+@dataclass(frozen=True)
+class UnitSet:
+    """Units that are changed together, and the columns of their row."""
+
+    key: ComponentKey
+    choice: str
+    units: Sequence[Unit]
+    draw: int = 0
 
 
 class TextReplay:
@@ -144,24 +159,45 @@ class TextReplay:
         return self.replay.accuracy()
 
     def single_loss_changes(self, intervention: Intervention, units: Sequence[Unit]) -> Iterator[tuple[Unit, float]]:
-        """Each unit with `loss_change` of it alone, as many units of a layer at once as fit the memory."""
+        """Each unit with the mean loss with it alone changed minus `baseline_loss`.
+
+        Replays as many units of a layer at once as fit the memory. Call inside `replay.capturing`.
+        """
         model = self.replay.model
         size = runs_per_batch(model, self.replay.ids.shape[1])
         for layer, members in groupby(units, lambda unit: unit.layer):
             z, call = self.replay.attention(layer)
             layer_units = [*members]
-            for batch in (layer_units[first : first + size] for first in range(0, len(layer_units), size)):
+            for batch in in_batches(layer_units, size):
                 edits = [layer_output_edit(intervention, [unit], model.geometry) for unit in batch]
                 losses = self.replay.losses_of(layer, torch.cat([edit(z, call) for edit in edits])).double()
                 yield from zip(batch, (losses - self._baseline_losses).mean(1).tolist(), strict=True)
 
-    def loss_change(self, intervention: Intervention, units: Sequence[Unit]) -> float:
-        """Mean loss with these units changed together minus `baseline_loss`. Call inside `replay.capturing`."""
-        geometry = self.replay.model.geometry
-        layers = sorted({unit.layer for unit in units})
-        by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-        changes = {layer: layer_output_edit(intervention, members, geometry) for layer, members in by_layer.items()}
-        return float((self.replay.losses(changes).double() - self._baseline_losses).mean())
+    def set_loss_changes(self, sets: Sequence[tuple[Intervention, Sequence[Unit]]]) -> list[float]:
+        """Mean loss with the units of each set changed together minus `baseline_loss`.
+
+        Replays as many sets at once as fit the memory, if their lowest layer is the same: so no set runs more layers
+        than it would alone. Call inside `replay.capturing`.
+        """
+        size = runs_per_batch(self.replay.model, self.replay.ids.shape[1])
+        lowest_layers = [min(unit.layer for unit in units) for _, units in sets]
+        changes = [0.0] * len(sets)
+        for _, group in groupby(np.argsort(lowest_layers, kind="stable").tolist(), lowest_layers.__getitem__):
+            for batch in in_batches([*group], size):
+                losses = self.replay.losses_of_edits(self._set_edits([sets[number] for number in batch]), len(batch))
+                means = (losses.double() - self._baseline_losses).mean(1).tolist()
+                for number, change in zip(batch, means, strict=True):
+                    changes[number] = change
+        return changes
+
+    def _set_edits(self, sets: Sequence[tuple[Intervention, Sequence[Unit]]]) -> dict[int, OutputEdit]:
+        """The edits by layer of a batch of runs with one set changed each."""
+
+        def edit_of(layer: int) -> OutputEdit:
+            changes = [[(intervention, unit) for unit in units if unit.layer == layer] for intervention, units in sets]
+            return batch_output_edit(changes, self.replay.model.geometry)
+
+        return {layer: edit_of(layer) for layer in sorted({unit.layer for _, units in sets for unit in units})}
 
 
 def plan_sweep(
