@@ -7,7 +7,6 @@ weight of all keys. Rows are visited in cache-sized tiles; memory is O(L).
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from headscope.measures.row_sampling import (
 )
 from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rules import RowTile, Rule, with_all_keys
+from headscope.measures.sparse_sums import STATISTICS, choices_of_rules
 
 MASSES = {"keys_90": 0.90, "keys_95": 0.95, "keys_99": 0.99}
 RECALL_QUANTILE = 0.05
-STATISTICS = ("recall", "kl", "top1", "error", "kept")
 OVERLAPS = ("overlap", "layer_overlap")
 OVERLAP_ROWS = 4
 """Rows whose sets are compared with those of the query before and of the layer below."""
@@ -36,7 +35,6 @@ CHUNK_ALIGNMENT = 16
 """Rows at multiples of this are not compared with the query before, which may be in another chunk of the text."""
 LOGITS_PER_TILE = 2**19
 """Logits in memory at once on a CPU."""
-TINY = torch.finfo(torch.float32).tiny
 
 
 class SparseRows:
@@ -86,28 +84,17 @@ class SparseRows:
     def _add(self, tile: RowTile, counted: IntArray, compared: IntArray) -> None:
         """Add a tile: the rows at the indices `counted`; those at `compared` follow their predecessor."""
         record, device = tile.record, tile.weights.device
-        values, masked = record.v[:, tile.columns].float(), torch.empty_like(tile.weights)
-        index, is_visible = to_device(device, counted), tile.is_visible
-        pair_index = to_device(device, np.concatenate([compared - 1, compared]))
-        dense = _Sums.of(tile.weights, values)
+        index = to_device(device, counted)
+        compared_index = to_device(device, np.concatenate([compared - 1, compared]))
         queries = to_device(device, tile.rows - query_range(record).start)
-        sink = torch.zeros_like(dense.mass) if record.sink_weight is None else record.sink_weight[:, queries]
-        heaviest = tile.weights.amax(-1)
-        sums, kept_heaviest, sizes, pairs = [], [], [], []
-        for rule in self.rules:
-            chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
-            masked.copy_(chosen.view(torch.uint8))  # torch converts bool to float several times as slowly on a CPU
-            sizes.append(masked.sum(-1))
-            sums.append(_Sums.of(masked.mul_(tile.weights), values))
-            kept_heaviest.append(masked.amax(-1))
-            pairs.append(chosen[:, pair_index])
-        sparse = _Sums(torch.stack([of.mass for of in sums]), torch.stack([of.output for of in sums]))
-        is_hit = torch.stack(kept_heaviest) >= heaviest  # of equally heavy keys any one
-        statistics = _row_statistics(dense, sparse, is_hit.float(), torch.stack(sizes), sink)
-        needed = _keys_for_masses(tile)[..., index]
-        self._rows[record.layer].append((needed, statistics[..., index]))
+        sink = 0.0 if record.sink_weight is None else record.sink_weight[:, queries]
+        choices = [*choices_of_rules(tile, self.rules, compared_index)]
+        order = to_device(device, np.argsort([number for of_some in choices for number in of_some.numbers]))
+        statistics = torch.cat([of_some.statistics(sink) for of_some in choices], 1)[:, order]
+        self._rows[record.layer].append((_keys_for_masses(tile)[..., index], statistics[..., index]))
         if len(compared):
-            before, after = torch.stack(pairs).chunk(2, 2)
+            sets = torch.cat([of_some.sets for of_some in choices])[order]
+            before, after = sets.chunk(2, 2)
             self._compare_sets(tile, before, after, tile.rows[compared])
 
     def _compare_sets(self, tile: RowTile, before: Tensor, after: Tensor, rows: IntArray) -> None:
@@ -159,32 +146,6 @@ def _rows_to_compare(rows: IntArray) -> IntArray:
     candidates = np.unique(rows[rows % CHUNK_ALIGNMENT != 0])
     spread = np.linspace(0, len(candidates) - 1, min(OVERLAP_ROWS, len(candidates)))
     return candidates[spread.astype(np.int64)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Sums over keys by weight: of the weights [.., H, n], and of the values [.., H, n, dv]."""
-
-    mass: Tensor
-    output: Tensor
-
-    @classmethod
-    def of(cls, weights: Tensor, values: Tensor) -> "_Sums":
-        """From weights [H, n, keys] and values [G, keys, dv]."""
-        output = weights.view(len(values), -1, weights.shape[-1]) @ values
-        return cls(weights.sum(-1), output.view(*weights.shape[:2], -1))
-
-
-def _row_statistics(dense: _Sums, sparse: _Sums, is_hit: Tensor, size: Tensor, sink: Tensor) -> Tensor:
-    """`STATISTICS` of rows, [5, rules, H, n], from the sums over all keys and over the chosen ones.
-
-    Sums over all keys and `sink`, its weight, have no dimension of rules.
-    """
-    recall = (sparse.mass / dense.mass).clamp(max=1)
-    scale = (sparse.mass + sink) / (dense.mass + sink)
-    output = sparse.output / scale.clamp(min=TINY)[..., None]
-    error = (output - dense.output).norm(dim=-1) / dense.output.norm(dim=-1).clamp(min=TINY)
-    return torch.stack([recall, -recall.clamp(min=TINY).log(), is_hit, error, size])
 
 
 def _keys_for_masses(tile: RowTile) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
-from typing import ClassVar
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -221,7 +221,12 @@ class Blocks(Rule):
         weights = nn.functional.pad(tile.weights, (tile.first % self.block, -self._end(tile) % self.block))
         return weights.view(*weights.shape[:2], -1, self.block).sum(-1)
 
+    @final
     def select(self, tile: RowTile) -> Tensor:
+        return self.keys_of(tile, self.chosen_blocks(tile))
+
+    def chosen_blocks(self, tile: RowTile) -> Tensor:
+        """The chosen blocks, bool [H, n, blocks], from that of column 0 on."""
         first_block = tile.first // self.block
         scores = tile.cached((self.name, self.block), lambda: self.scores(tile)).clone()
         own = to_device(scores.device, tile.rows // self.block)[:, None]
@@ -232,9 +237,12 @@ class Blocks(Rule):
         if self.block > 1:
             scores.masked_fill_(numbers == own, torch.inf)
         chosen = torch.zeros_like(scores, dtype=torch.bool)
-        chosen.scatter_(-1, scores.topk(min(self.blocks, scores.shape[-1])).indices, True)
+        return chosen.scatter_(-1, scores.topk(min(self.blocks, scores.shape[-1])).indices, True)
+
+    def keys_of(self, tile: RowTile, blocks: Tensor) -> Tensor:
+        """The keys of the tile that belong to blocks [.., blocks], bool [.., keys]."""
         offset = tile.first % self.block
-        return chosen.repeat_interleave(self.block, -1)[..., offset : offset + tile.weights.shape[-1]]
+        return blocks.repeat_interleave(self.block, -1)[..., offset : offset + tile.weights.shape[-1]]
 
     @staticmethod
     def _end(tile: RowTile) -> int:

@@ -86,6 +86,8 @@ class _Spelled(TorchFunctionMode):
         if func is Tensor.__setitem__ and args[0].is_cuda:
             is_on_cuda, index, value = args
             return torch.ops.aten.copy_(_indexed(is_on_cuda, index), value)
+        if func is Tensor.copy_ and args[0].is_cuda and args[1].is_cuda:
+            return torch.ops.aten.copy_(*args)
         return func(*args, **(kwargs or {}))
 
 
