@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -121,16 +121,40 @@ class ModelSpec:
         return step_of_name(hub_id.revision) if hub_id and hub_id.revision else None
 
     @property
-    def training_run(self) -> str | None:
-        """The training run of a checkpoint whose name ends with a step: the folder or the hub repository that holds it.
+    def has_step_in_adapter(self) -> bool:
+        """Whether the file name of the AdaRoPE adapter ends with a step: then it is a checkpoint of a training."""
+        return self.scheme.name == "adarope" and _ends_with_step(self.scheme.options.get("adapter", ""))
 
-        Of an AdaRoPE adapter, the folder of the adapters counts. None if no name ends with a step.
+    @property
+    def training_folder(self) -> str | None:
+        """The folder or the hub repository of the checkpoints of a training: None if no name ends with a step.
+
+        It holds the AdaRoPE adapter if its name ends with a step, else the LoRA or the checkpoint.
         """
-        for path in (self.name, self.scheme.options.get("adapter", "") if self.scheme.name == "adarope" else ""):
-            if _STEP_AT_END.search(PurePath(path).name):
-                repository, colon, _ = path.rpartition(":")
-                return (PurePath(repository).name if colon else PurePath(path).parent.name) or "training"
-        return None
+        path = self.scheme.options["adapter"] if self.has_step_in_adapter else self.name
+        if not _ends_with_step(path):
+            return None
+        repository, colon, _ = path.rpartition(":")
+        return repository if colon else str(PurePath(path).parent)
+
+    @property
+    def training_run(self) -> str | None:
+        """The name of the training: the last part of its folder or repository."""
+        return None if self.training_folder is None else PurePath(self.training_folder).name or "training"
+
+
+def shortest_distinct_names(paths: Sequence[str]) -> dict[str, str]:
+    """Each path's last part, or as many of its last parts as make all names distinct."""
+    names: dict[str, str] = {}
+    for count in range(1, max((len(PurePath(path).parts) for path in paths), default=0) + 1):
+        names = {path: str(PurePath(*PurePath(path).parts[-count:])) for path in paths}
+        if len({*names.values()}) == len(names):
+            break
+    return names
+
+
+def _ends_with_step(path: str) -> bool:
+    return _STEP_AT_END.search(PurePath(path).name) is not None
 
 
 def step_of_name(name: str) -> int | None:

@@ -65,13 +65,39 @@ def test_a_training_run_is_named_after_the_folder_of_its_checkpoints(
     assert table.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
+def trainings(*specs: tuple[str, str, int]) -> list[str]:
+    """The training of each checkpoint (path, scheme, step)."""
+    entries = [model_entry(str(number), *spec) for number, spec in enumerate(specs)]
+    names: list[str] = training_checkpoints(entries)["training"].tolist()
+    return names
+
+
 def test_checkpoints_under_several_schemes_are_one_training_under_each() -> None:
-    schemes = "base", "yarn:factor=4"
-    models = [
-        model_entry(f"{step} {scheme}", f"out/run/step-{step}", scheme, step) for step in (1, 2) for scheme in schemes
-    ]
-    table = training_checkpoints([*models, model_entry("other", "out/other/step-1", "base", 1)])
-    assert table["training"].tolist() == ["run base", "run yarn:factor=4"] * 2 + ["other"]
+    assert trainings(
+        ("out/run/step-1", "base", 1),
+        ("out/run/step-1", "yarn:factor=4", 1),
+        ("out/run/step-2", "base", 2),
+        ("out/run/step-2", "yarn:factor=4", 2),
+        ("out/other/step-1", "base", 1),
+    ) == ["run", "run yarn:factor=4"] * 2 + ["other"]
+    fixed = [f"adarope:adapter={name}.safetensors" for name in ("x", "y")]
+    assert (
+        trainings(*((f"run/step-{step}", scheme, step) for step in (1, 2) for scheme in fixed))
+        == [f"run {scheme}" for scheme in fixed] * 2
+    )
+
+
+def test_adarope_that_is_trained_with_its_checkpoints_is_one_training() -> None:
+    folders = [f"out/adarope-s0/step-{step}" for step in (1, 2)]
+    specs = [(folder, f"adarope:adapter={folder}/adarope.safetensors", 1) for folder in folders]
+    assert trainings(*specs) == ["adarope-s0", "adarope-s0"]
+    assert trainings(*specs, ("out/adarope-s0/step-1", "nope", 1)) == ["adarope-s0 adarope"] * 2 + ["adarope-s0 nope"]
+
+
+def test_two_trainings_whose_folders_have_one_name_are_told_apart_by_their_path() -> None:
+    assert trainings(*((f"{run}/checkpoints/step-{step}", "base", step) for run in "ab" for step in (1, 2))) == [
+        "a/checkpoints", "a/checkpoints", "b/checkpoints", "b/checkpoints",
+    ]  # fmt: skip
 
 
 def test_models_without_a_step_belong_to_no_training_run() -> None:

@@ -495,14 +495,21 @@ def test_patterns_of_several_schemes_make_a_model_of_each_with_the_scheme_in_its
         (tmp_path / f"step-{step}" / "config.json").write_text("{}")
     glob = f"{tmp_path}/step-*"
     assert checkpoint_models([glob, f"{glob}@yarn:factor=4"]) == {
-        "step-1 base": f"{tmp_path}/step-1",
-        "step-2 base": f"{tmp_path}/step-2",
+        "step-1": f"{tmp_path}/step-1",
+        "step-2": f"{tmp_path}/step-2",
         "step-1 yarn:factor=4": f"{tmp_path}/step-1@yarn:factor=4",
         "step-2 yarn:factor=4": f"{tmp_path}/step-2@yarn:factor=4",
     }
-    assert [*checkpoint_models([glob])] == ["step-1", "step-2"]
-    with pytest.raises(BadInput, match="two patterns of --checkpoints give the label 'step-2 base'"):
+    with pytest.raises(BadInput, match="two patterns of --checkpoints match 'step-2'"):
         checkpoint_models([glob, f"{tmp_path}/step-2"])
+
+
+def test_patterns_of_two_trainings_have_the_training_in_their_labels(tmp_path: Path) -> None:
+    for training in ("a", "b"):
+        (tmp_path / training / "step-1").mkdir(parents=True)
+        (tmp_path / training / "step-1" / "config.json").write_text("{}")
+    models = checkpoint_models([f"{tmp_path}/a/step-*", f"{tmp_path}/b/step-*", f"{tmp_path}/b/step-*@nope"])
+    assert [*models] == ["a/step-1", "b/step-1", "b/step-1 nope"]
 
 
 def test_checkpoints_with_equal_names_get_distinct_labels(tmp_path: Path) -> None:

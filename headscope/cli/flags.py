@@ -2,7 +2,6 @@
 
 import inspect
 import textwrap
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -175,14 +174,13 @@ class GroupedCommand(TyperCommand):
     flags that take no value."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Raise BadInput for two values of an option that takes one: the last would count, without a word."""
-        if not ctx.resilient_parsing:
-            _, _, given = self.make_parser(ctx).parse_args(args=[*args])
-            counts = Counter(param.name for param in given if _takes_one_value(param))
-            for name, count in counts.items():
-                if count > 1:
-                    flag = next(param.opts[0] for param in given if param.name == name)
-                    raise BadInput(f"{flag} is given {count} times and takes one value. Give it once")
+        """Raise BadInput for two occurrences of an option that takes one value: only the last would count."""
+        if not ctx.resilient_parsing and not {"--help", "-h"} & {*args}:
+            _, _, occurrences = self.make_parser(ctx).parse_args(args=[*args])
+            for param in occurrences:
+                if occurrences.count(param) > 1 and _takes_one_value(param):
+                    names = " or ".join([*param.opts[:1], *param.secondary_opts])
+                    raise BadInput(f"{names} is given {occurrences.count(param)} times. Give it once")
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: "Context", formatter: Any) -> None:

@@ -1,7 +1,7 @@
 """Merges the tables of finished jobs into one parquet file, sorted so that a reader finds a layer of a model quickly.
 
-Memory holds one block of rows, or the keys of one model at one context length in a table that is averaged over jobs.
-Time is linear in the number of rows.
+Memory holds a block of rows twice, or the keys of one model at one context length in a table that is averaged over
+jobs. Time is linear in the number of rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ def _open_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
 def _write_block(writer: pq.ParquetWriter, table: Table, parts: list[pa.Table]) -> int:
     """Write the rows of the tables in row groups, at least one, which may be empty; empty the list; count the rows."""
     block = _concatenate(parts)
-    parts.clear()  # the copy alone is in memory
+    parts.clear()  # only the copy stays in memory
     if block.num_rows <= ROW_GROUP_ROWS:
         writer.write_table(block)
         return int(block.num_rows)
@@ -67,7 +67,7 @@ def _write_block(writer: pq.ParquetWriter, table: Table, parts: list[pa.Table]) 
 def _blocks(tables: Iterable[pa.Table]) -> Iterator[list[pa.Table]]:
     """The rows of the tables in order, in lists of BLOCK_ROWS rows; only the last is shorter, or empty.
 
-    A list is built anew for each block, so that whoever empties it frees its rows.
+    The caller may empty a list, to free its rows.
     """
     pending: list[pa.Table] = []
     room = BLOCK_ROWS
@@ -89,8 +89,8 @@ def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         small.append(rows)
         row_count += rows.num_rows
         if row_count >= ROW_GROUP_ROWS:
-            yield _concatenate(small)
-            small, row_count = [], 0
+            joined, small, row_count = _concatenate(small), [], 0
+            yield joined
     if small:
         yield _concatenate(small)
 

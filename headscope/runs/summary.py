@@ -13,6 +13,7 @@ import pandas as pd
 from headscope import plugins
 from headscope.estimates import method_column
 from headscope.model_identity import Comparison, ModelIdentity
+from headscope.model_spec import ModelSpec, SchemeSpec, shortest_distinct_names
 from headscope.probe import Probe
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import columns_by_length, statistic
@@ -199,23 +200,23 @@ def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The models with a training step: columns label, training, step.
 
     Checkpoints in memory have no folder that names their training: they are named by what follows " \u00b7 " in the
-    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training. Checkpoints under several
-    position schemes are one training under each, named by the scheme, too.
+    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training. Checkpoints count as one
+    training for each position scheme; the name of a training ends with the scheme if there are several. Folders of one
+    name are told apart by their path.
     """
     rows = [
-        {
-            "label": model["label"],
-            "training": training,
-            "step": int(model["step"]),
-            "scheme": _scheme_of_training(model),
-        }
+        {"label": model["label"], "training": training, "step": int(model["step"]), **_training_keys(model, training)}
         for model in models
         if model.get("step") is not None and (training := _training_name(model)) is not None
     ]
-    table = pd.DataFrame(rows, columns=["label", "training", "step", "scheme"])
-    has_schemes = table.groupby("training")["scheme"].transform("nunique") > 1
+    table = pd.DataFrame(rows, columns=["label", "training", "step", "folder", "scheme"])
+    folders = table.groupby("training")["folder"].unique()
+    for name in folders.index[folders.map(len) > 1]:
+        has_name = table["training"] == name
+        table.loc[has_name, "training"] = table["folder"][has_name].map(shortest_distinct_names([*folders[name]]))
+    has_schemes = (table.groupby("training")["scheme"].transform("nunique") > 1) & (table["scheme"] != "base")
     table.loc[has_schemes, "training"] += " " + table["scheme"]
-    return table.drop(columns="scheme")
+    return table[["label", "training", "step"]]
 
 
 def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -258,10 +259,13 @@ def default_models_with(run: RunTables, model: str) -> list[str]:
     return [label for label in run.models if label in labels]
 
 
-def _scheme_of_training(model: Mapping[str, Any]) -> str:
-    """The position scheme of all checkpoints of a training: that of AdaRoPE has another adapter at every step."""
-    scheme = str(model["scheme"])
-    return scheme.partition(":")[0] if "adapter" in model["scheme_options"] else scheme
+def _training_keys(model: Mapping[str, Any], training: str) -> dict[str, str]:
+    """The folder of the checkpoints of a training, and the position scheme of all of them."""
+    scheme = SchemeSpec.parse(str(model["scheme"]))
+    spec = ModelSpec(str(model["checkpoint"]), scheme=scheme)
+    # AdaRoPE that is trained with the checkpoint, or is the checkpoint, has another adapter at every step.
+    varies = spec.has_step_in_adapter or scheme.options.get("adapter", "").startswith(f"{spec.checkpoint}/")
+    return {"folder": spec.training_folder or training, "scheme": scheme.name if varies else scheme.text}
 
 
 def _training_name(model: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from glob import has_magic
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput
-from headscope.model_spec import ANY_WEIGHTS, ModelSpec, step_of_name
+from headscope.model_spec import ANY_WEIGHTS, ModelSpec, shortest_distinct_names, step_of_name
 
 FAMILY_KEYS = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 """Entries of config.json that are equal in all checkpoints of one training."""
@@ -18,23 +17,30 @@ ADAPTER_MARKER = "@adarope:adapter="
 
 
 def checkpoint_models(patterns: Iterable[str]) -> dict[str, str]:
-    """Model specs by label, of all patterns of `expand_checkpoints`.
+    """Expand several patterns (see `expand_checkpoints`) into model specs by label.
 
-    If two patterns give a label, such as step-10, to models of different position schemes, the scheme is part of it:
-    step-10 base and step-10 yarn:factor=8. Raises BadInput if the labels are still equal.
+    If two patterns give the same label, all labels are lengthened: by folders until they differ, and by the position
+    scheme, such as step-10 and step-10 yarn:factor=8. Raises BadInput if two patterns give the same model.
     """
     matches = [item for pattern in patterns for item in expand_checkpoints(pattern).items()]
-    counts = Counter(label for label, _ in matches)
+    if len(dict(matches)) < len(matches):
+        parsed = {text: ModelSpec.parse(text) for _, text in matches}
+        names = shortest_distinct_names([*dict.fromkeys(spec.name for spec in parsed.values())])
+        matches = [(f"{names[parsed[text].name]}{_scheme_suffix(text, parsed[text])}", text) for _, text in matches]
     models: dict[str, str] = {}
-    for label, spec in matches:
-        name = label if counts[label] == 1 else f"{label} {ModelSpec.parse(spec).scheme.text}"
-        if name in models:
-            raise BadInput(
-                f"two patterns of --checkpoints give the label '{name}' to '{models[name]}' and '{spec}'. Use one "
-                "pattern for both, such as 'runs/*/step-*', or --model NAME=SPEC"
-            )
-        models[name] = spec
+    for label, text in matches:
+        if label in models:
+            raise BadInput(f"two patterns of --checkpoints match '{label}' ('{text}'). Leave one out")
+        models[label] = text
     return models
+
+
+def _scheme_suffix(text: str, spec: ModelSpec) -> str:
+    """The position scheme in a label, if the text names one: a checkpoint without one has positions of its own."""
+    if not text.endswith(f"@{spec.scheme.text}"):
+        return ""
+    adapter = spec.scheme.options.get("adapter")
+    return f" {spec.scheme.text}" if adapter is None else f" {spec.scheme.name} {Path(adapter).stem}"
 
 
 def expand_checkpoints(pattern: str) -> dict[str, str]:
@@ -143,8 +149,5 @@ def _matching_paths(pattern: str) -> list[Path]:
 
 def _unique_labels(paths: list[Path]) -> dict[Path, str]:
     """Each path's last part, or as many of its last parts as make all labels unique, such as rope-s0/step-64."""
-    for count in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = {path: str(Path(*path.parts[-count:])).removesuffix(".safetensors") for path in paths}
-        if len({*labels.values()}) == len(paths):
-            break
-    return labels
+    names = shortest_distinct_names([str(path).removesuffix(".safetensors") for path in paths])
+    return {path: names[str(path).removesuffix(".safetensors")] for path in paths}

@@ -173,7 +173,11 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
     model, spec = context.model(label), context.specs.get(label)
     adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
     identity = model.identity
-    step = adapter.step if adapter is not None else spec.step if spec is not None else None
+    if spec is not None:
+        spec = replace(spec, scheme=model.scheme_spec)
+    step = None if spec is None else spec.step
+    if adapter is not None and (step is None or spec is None or spec.has_step_in_adapter):
+        step = adapter.step
     return {
         "label": label,
         "spec": context.study.models[label],
@@ -186,7 +190,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
         "adapter_sha256": identity.adapter,
-        "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training_run,
+        "training": None if spec is None else spec.training_run,
         "step": step,
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": describe_geometry(model),

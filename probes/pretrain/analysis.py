@@ -14,10 +14,14 @@ LossesByTraining = dict[TrainingKey, pd.Series]
 
 
 def checkpoint_labels(run: Run) -> dict[TrainingKey, dict[int, str]]:
-    """The run's checkpoints of each training: step -> label, in the order of the run."""
+    """The run's checkpoints of each training, as trained: step -> label, in the order of the run.
+
+    A checkpoint under another position scheme than its own is another model.
+    """
     labels: dict[TrainingKey, dict[int, str]] = {}
     for model in run.manifest["models"]:
-        if model.get("pretraining") is not None and model["step"] is not None:
+        has_own_scheme = not str(model.get("spec", "")).endswith(f"@{model.get('scheme')}")
+        if model.get("pretraining") is not None and model["step"] is not None and has_own_scheme:
             training = TrainingKey(model["pretraining"]["variant"], model["pretraining"]["seed"])
             labels.setdefault(training, {})[model["step"]] = model["label"]
     return labels
