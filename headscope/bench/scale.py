@@ -142,7 +142,7 @@ def _join(size: int, folder: Path, clock: Clock) -> None:
 
     out = folder / f"parts {size}"
     sizes = [Sizes(LAYERS, HEADS, GROUPS, PAIRS, docs=2, seed=n) for n in range(size)]  # more than a block of rows
-    parts = [synthetic_run(out, [f"model {of_run.seed}"], of_run) for of_run in sizes]
+    parts = [synthetic_run(out, [f"model {run_sizes.seed}"], run_sizes) for run_sizes in sizes]
     opened = [Run.open(run.path) for run in parts]
     with clock.running():
         join_runs(opened, folder / f"joined {size}", "joined")

@@ -1,6 +1,7 @@
 """How many tokens go through a model at once: the one place that decides it, on a GPU from its free memory.
 
-A GPU is idle while Python prepares the next launch, so small runs go together. A CPU gains nothing from large batches.
+A GPU is idle while Python prepares the next launch, so small runs go together. A CPU gains little from more than 2,048
+tokens at once.
 """
 
 import math

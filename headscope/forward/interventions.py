@@ -242,7 +242,7 @@ def edit_by_run(edits: Sequence[backend.OutputEdit]) -> backend.OutputEdit:
 
     def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
         runs = [slice(number, number + 1) for number in range(len(edits))]
-        return torch.cat([own(z[run], call.for_sequences(run)) for own, run in zip(edits, runs, strict=True)])
+        return torch.cat([run_edit(z[run], call.for_sequences(run)) for run_edit, run in zip(edits, runs, strict=True)])
 
     return edit
 

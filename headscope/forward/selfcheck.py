@@ -9,7 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ParamSpec
+from functools import cache
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from headscope.positions.model import Model
 log = logging.getLogger("headscope")
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 TOLERANCES = {
     "attention output": (1e-4, 2e-2),
@@ -168,10 +170,8 @@ def _kernel_row_difference(record: AttentionRecord, alpha: Tensor) -> float:
 
     distance = record.query_key_index[:, None] - torch.arange(alpha.shape[-1], device=alpha.device)
     expected = _exact_row_statistics(alpha, distance)
-    try:
-        sums = row_sums(record)
-    except Exception:  # as in `_kernel_output`
-        log.exception("the kernel row_sums fails")
+    sums = _kernel_output(row_sums, record)
+    if sums is None:
         return math.inf
     actual = row_statistics(replace(record, row_sums=sums), torch.arange(alpha.shape[1]))
     difference = _max_abs((actual - expected) / expected.abs().clamp(min=1))
@@ -183,7 +183,7 @@ def _kernel_map_difference(record: AttentionRecord, alpha: Tensor) -> float:
     from headscope.kernels.pooled_map import add_pooled_map
 
     def add_sums(record: AttentionRecord, sums: Tensor, block_size: int) -> Tensor:
-        return _kernel_output(sums, add_pooled_map, record, sums, block_size)
+        return _values_of_kernel(sums, add_pooled_map, record, sums, block_size)
 
     return _map_difference(record, alpha, add_sums)
 
@@ -193,16 +193,16 @@ def _map_difference(
 ) -> float:
     """The largest difference between pooled maps and the weights [H, Lq, Lk] averaged over blocks of queries.
 
-    `add_sums` adds the sums by blocks of tokens, in the manner of `add_block_sums`.
+    `add_sums` adds the sums by blocks of tokens, with the signature of `add_block_sums`.
     """
     heads, queries, keys = alpha.shape
     largest = 0.0
     for block_size in MAP_BLOCK_SIZES:
-        of_key = torch.arange(keys, device=alpha.device) // block_size
-        in_block = torch.nn.functional.one_hot(of_key).double()
-        rows = in_block[keys - queries :]
-        sums = torch.zeros(heads, *[in_block.shape[1]] * 2, device=alpha.device)
-        difference = add_sums(record, sums, block_size) - rows.mT @ alpha @ in_block
+        key_blocks = torch.arange(keys, device=alpha.device) // block_size
+        is_in_block = torch.nn.functional.one_hot(key_blocks).double()
+        rows = is_in_block[keys - queries :]
+        sums = torch.zeros(heads, *[is_in_block.shape[1]] * 2, device=alpha.device)
+        difference = add_sums(record, sums, block_size) - rows.mT @ alpha @ is_in_block
         error = _max_abs(difference / rows.sum(0).clamp(min=1)[:, None])
         largest = max(largest, error if math.isfinite(error) else math.inf)
     return largest
@@ -309,19 +309,31 @@ def _kernel_pair_sums(
 
     moments, means, sums = torch_outputs
     return (
-        _kernel_output(moments, pair_moments, record, geometry),
-        _kernel_output(means, mean_abs_products, record, geometry, rows),
-        _kernel_output(sums, distance_sums, record, geometry, distances.to(record.q.device)),
+        _values_of_kernel(moments, pair_moments, record, geometry),
+        _values_of_kernel(means, mean_abs_products, record, geometry, rows),
+        _values_of_kernel(sums, distance_sums, record, geometry, distances.to(record.q.device)),
     )
 
 
-def _kernel_output(like: Tensor, kernel: Callable[P, Tensor], *args: P.args, **kwargs: P.kwargs) -> Tensor:
-    """The output of a kernel; NaN in the shape of `like` if it fails."""
+def _values_of_kernel(expected: Tensor, kernel: Callable[P, Tensor], *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    """The output of a kernel; NaN in the shape of `expected` if it fails."""
+    output = _kernel_output(kernel, *args, **kwargs)
+    return torch.full_like(expected, torch.nan) if output is None else output
+
+
+def _kernel_output(kernel: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """The output of a kernel; None if it fails."""
     try:
         return kernel(*args, **kwargs)
-    except Exception:  # Triton and its compilers raise errors of many types: the check fails, not the command
-        log.exception("the kernel %s fails", kernel.__name__)
-        return torch.full_like(like, torch.nan)
+    except Exception as error:  # Triton and its compilers raise errors of many types: the check fails, not the command
+        _warn_of_kernel(kernel.__name__, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+        return None
+
+
+@cache
+def _warn_of_kernel(name: str, reason: str) -> None:
+    """Warn once of a kernel that fails in every layer for the same reason."""
+    log.warning("the kernel %s fails: %s", name, reason)
 
 
 def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:

@@ -89,11 +89,11 @@ class SparseRows:
         queries = to_device(device, tile.rows - query_range(record).start)
         sink = 0.0 if record.sink_weight is None else record.sink_weight[:, queries]
         choices = [*choices_of_rules(tile, self.rules, compared_index)]
-        order = to_device(device, np.argsort([number for of_some in choices for number in of_some.numbers]))
-        statistics = torch.cat([of_some.statistics(sink) for of_some in choices], 1)[:, order]
+        order = to_device(device, np.argsort([number for choice in choices for number in choice.numbers]))
+        statistics = torch.cat([choice.statistics(sink) for choice in choices], 1)[:, order]
         self._rows[record.layer].append((_keys_for_masses(tile)[..., index], statistics[..., index]))
         if len(compared):
-            sets = torch.cat([of_some.sets for of_some in choices])[order]
+            sets = torch.cat([choice.sets for choice in choices])[order]
             before, after = sets.chunk(2, 2)
             self._compare_sets(tile, before, after, tile.rows[compared])
 

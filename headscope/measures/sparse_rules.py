@@ -80,8 +80,8 @@ class RowTile:
         keys = self.weights.shape[-1]
         # Key by key the distances of a row fall by one: they are a window of the reversed values.
         windows = nn.functional.pad(by_distance.flip(-1), (0, keys)).unfold(-1, keys, 1)
-        of_rows: Tensor = windows[:, to_device(windows.device, by_distance.shape[-1] - 1 - self.rows + self.first)]
-        return of_rows
+        row_windows: Tensor = windows[:, to_device(windows.device, by_distance.shape[-1] - 1 - self.rows + self.first)]
+        return row_windows
 
     @property
     def queries(self) -> Tensor:

@@ -78,7 +78,9 @@ def _choices_by_key(tile: RowTile, values: Tensor, rules: Mapping[int, Rule], se
         sums.append(_sums(masked.mul_(tile.weights), values))
         heaviest.append(masked.amax(-1))
         sets.append(chosen[:, set_rows])
-    sparse = Sums(torch.stack([of.mass for of in sums]), torch.stack([of.output for of in sums]))
+    sparse = Sums(
+        torch.stack([rule_sums.mass for rule_sums in sums]), torch.stack([rule_sums.output for rule_sums in sums])
+    )
     is_hit = torch.stack(heaviest) >= tile.weights.amax(-1)
     return Choices([*rules], _sums(tile.weights, values), sparse, is_hit, torch.stack(sizes), torch.stack(sets))
 

@@ -105,14 +105,14 @@ class Sweep:
 
     def _evaluate_sets(self, replay: "TextReplay", sets: Sequence["UnitSet"]) -> Iterator[Row]:
         """The rows of sets, in their order."""
-        changes = replay.set_loss_changes([(self.interventions[one.key], one.units) for one in sets])
-        for one, change in zip(sets, changes, strict=True):
+        changes = replay.set_loss_changes([(self.interventions[unit_set.key], unit_set.units) for unit_set in sets])
+        for unit_set, change in zip(sets, changes, strict=True):
             yield {
-                **_key_columns(one.key),
-                "unit": "group" if one.units[0].head == WHOLE_GROUP else "head",
-                "choice": one.choice,
-                "size": len(one.units),
-                "draw": one.draw,
+                **_key_columns(unit_set.key),
+                "unit": "group" if unit_set.units[0].head == WHOLE_GROUP else "head",
+                "choice": unit_set.choice,
+                "size": len(unit_set.units),
+                "draw": unit_set.draw,
                 "nll_before": replay.baseline_loss,
                 "delta_nll": change,
             }
