@@ -1,5 +1,6 @@
 """Effects of units: statistics against numpy and scipy by hand, and laws that hold for all tables."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,9 @@ def test_rank_correlation_has_the_interval_of_bonett_and_wright() -> None:
     expected = (rho, *np.tanh(np.arctanh(rho) + np.array([-half_width, half_width])))
     assert statistics.rank_correlation(first, second) == pytest.approx(expected)
     assert np.isnan(statistics.rank_correlation(first[:2], second[:2])).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(statistics.rank_correlation(first, first * 0)).all()
 
 
 def test_the_largest_unit_has_an_interval_for_all_measured_units() -> None:

@@ -68,10 +68,14 @@ def rank_correlation(first: pd.Series, second: pd.Series) -> tuple[float, float,
     """Spearman's rank correlation over units, and the ends of its 95 % confidence interval.
 
     Fisher's z with the variance of Bonett and Wright (2000). Units of one model are not independent, so the interval is
-    too narrow. The correlation is NaN below three units, the interval below four units or for a correlation of ±1.
+    too narrow. The correlation is NaN below three units or if all values of one are equal, the interval below four
+    units or for a correlation of ±1.
     """
     count = len(first)
-    correlation = float(first.corr(second, "spearman")) if count > 2 else math.nan
+    first, second = first.align(second, join="inner")
+    has_both = first.notna() & second.notna()
+    # Without scipy's warning about equal values.
+    correlation = float(first[has_both].rank().corr(second[has_both].rank())) if count > 2 else math.nan
     if count < 4 or not abs(correlation) < 1:
         return correlation, math.nan, math.nan
     half_width = NORMAL_QUANTILE * math.sqrt((1 + correlation**2 / 2) / (count - 3))

@@ -18,6 +18,8 @@ from headscope.runs.summary import compare_with_baseline
 
 MAX_LABEL_CHARACTERS = 48
 """Total length of the tick labels above which they are slanted in a chart of half the page width."""
+MAX_LARGE_POINTS = 1000
+"""Points of one box that are drawn large."""
 
 
 def plot_matrix(
@@ -202,6 +204,7 @@ def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Fi
     heads = heads[np.isfinite(heads[statistic_name])]
     styles = style.model_styles(heads)
     figure = style.new_figure(title, 420)
+    crowding = max(1.0, len(heads) / len(styles) / MAX_LARGE_POINTS)  # many points would hide each other
     for index, (label, model_style) in enumerate(styles.items()):
         model_heads = heads[heads["model"] == label]
         values = model_heads[statistic_name].to_numpy(dtype=np.float64)
@@ -211,7 +214,11 @@ def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Fi
             x=index + 0.06 + 0.34 * depth,
             y=values,
             mode="markers",
-            marker={"color": model_style.colour, "size": 5, "opacity": 0.55},
+            marker={
+                "color": model_style.colour,
+                "size": max(2, 5 / crowding**0.5),
+                "opacity": max(0.2, 0.55 / crowding**0.25),
+            },
             customdata=model_heads[["layer", "head", "kv_group"]].to_numpy(),
             name=model_style.name,
             hovertemplate="layer %{customdata[0]}, head %{customdata[1]}, KV group %{customdata[2]}<br>"
@@ -258,8 +265,9 @@ def _new_heatmap(title: str, heads: pd.DataFrame, grid: npt.NDArray[np.float64],
         "ygap": 1,
     }
     figure.add([matrix])
-    for name, title, count in (("xaxis", "head", head_count), ("yaxis", "layer", layer_count)):
-        settings = {"title": {"text": title}, "dtick": max(1, count // 16), "showgrid": False, "showline": False}
+    ticks = ("xaxis", "head", head_count // 8), ("yaxis", "layer", layer_count // 16)
+    for name, title, step in ticks:
+        settings = {"title": {"text": title}, "dtick": max(1, step), "showgrid": False, "showline": False}
         figure.update_axis(name, settings)
     figure.layout["meta"] = {"heads": True}
     return figure.set_top_margin()

@@ -54,6 +54,6 @@ def plot_unit_matrix(
         cell_marks[cells] = marks
         figure.update_traces(text=cell_marks, texttemplate="%{text}")
     mark_clipped_cells(figure, grid, limit)
-    figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
+    figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 8), showgrid=False, showline=False)
     figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
     return style.declare_head_points(figure)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from headscope.effects.statistics import rank_correlation
 from headscope.results.result import Bound, Result, Scalar
 from headscope.results.samples import mean_result, share_result
 from headscope.results.verdicts import judge, judge_by_parts
@@ -149,7 +150,7 @@ def _frequency_claims(positions: pd.DataFrame, model: str) -> Iterator[Result]:
             where={"layers": name},
         )
         parts.append(judge(part, bound))
-    correlation = by_layer.corr(pd.Series(by_layer.index, by_layer.index), method="spearman")
+    correlation = rank_correlation(by_layer, pd.Series(by_layer.index, by_layer.index))[0]
     claim = Result(question="adapt.claim.depth", model=model, details={"correlation": correlation})
     yield judge_by_parts(claim, parts)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.effects.statistics import rank_correlation
 from headscope.heads import format_head
 from headscope.rendering.text import (
     WINDOWED,
@@ -317,7 +318,7 @@ def _base_result(label: str, heads: pd.DataFrame, frequencies: pd.DataFrame | No
         return Result(question="positions.base", value=largest, n=len(heads), model=label, details={"kind": kind})
     return Result(
         question="positions.base_by_depth",
-        value=float(bases.corr(heads["layer"], method="spearman")),
+        value=float(rank_correlation(bases, heads["layer"])[0]),
         n=len(heads),
         model=label,
         details={"smallest": smallest, "largest": largest},
