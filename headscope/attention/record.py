@@ -219,20 +219,25 @@ class AttentionRecord:
         """
         index = torch.as_tensor(rows, device=self.q.device)
         index = index[None] if index.ndim == 0 else index
-        logits = self.masked_logits(index, torch.arange(self.k.shape[1], device=self.q.device))
+        logits = self.masked_logits(index, slice(0, self.k.shape[1]))
         return (logits - self.lse[:, index, None]).exp()
 
     def soft_cap(self, logits: Tensor) -> Tensor:
         """Logits after the layer's soft-capping, from scaling * q . k."""
         return soft_cap(logits, self.softcap)
 
-    def masked_logits(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """Logits of queries [n] with keys [m], both indices of the record: [H, n, m], float32, -inf for hidden keys."""
+    def masked_logits(self, rows: Tensor, keys: Tensor | slice) -> Tensor:
+        """Logits of queries [n] with keys [m], both indices of the record: [H, n, m], float32, -inf for hidden keys.
+
+        A slice of keys is read without a copy.
+        """
         groups, _, dim = self.k.shape
+        numbers = torch.arange(keys.start, keys.stop, device=rows.device) if isinstance(keys, slice) else keys
         q = self.q[:, rows].float().reshape(groups, -1, dim)
-        logits = self.soft_cap((q @ self.k[:, keys].float().mT).mul_(self.scaling)).view(-1, len(rows), len(keys))
-        distance = self.query_key_index[rows][:, None] - keys
-        logits.masked_fill_((distance < 0) | (distance >= self.visible_counts[rows][:, None]), -torch.inf)
+        logits = self.soft_cap((q @ self.k[:, keys].float().mT).mul_(self.scaling)).view(-1, len(rows), len(numbers))
+        distance = self.query_key_index[rows][:, None] - numbers
+        is_hidden = (distance < 0) | (distance >= self.visible_counts[rows][:, None])
+        logits += torch.zeros_like(distance, dtype=torch.float32).masked_fill_(is_hidden, -torch.inf)
         if self.chosen is not None:
             logits.masked_fill_(~self.is_chosen(rows)[..., keys], -torch.inf)
         return logits

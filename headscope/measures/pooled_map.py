@@ -68,7 +68,7 @@ def add_block_sums(record: AttentionRecord, sums: Tensor, block_size: int) -> Te
         first, stop = int(blocks[0]), start + len(blocks)
         in_block = to_device(device, np.eye(int(blocks[-1]) - first + 1, dtype=np.float32)[blocks - first])
         index = torch.arange(start, stop, device=device)
-        visible_keys = torch.arange(stop + keys - len(query_blocks), device=device)
+        visible_keys = slice(0, stop + keys - len(query_blocks))
         weights = (record.masked_logits(index, visible_keys) - record.lse[:, index, None]).exp_()
         pooled = in_block.mT @ weights
         add_by_cell(sums[:, first : first + pooled.shape[1]], pooled, key_blocks[: pooled.shape[-1]])

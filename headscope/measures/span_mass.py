@@ -103,7 +103,7 @@ def row_logits(record: AttentionRecord, indices: IntArray) -> tuple[int, Tensor]
     own = indices + record.k.shape[1] - record.q.shape[1]
     low = max(0, int((own + 1 - count_visible_keys(record, indices + query_range(record).start)).min()))
     index = to_device(record.q.device, indices)
-    logits = record.masked_logits(index, torch.arange(low, int(own[-1]) + 1, device=index.device))
+    logits = record.masked_logits(index, slice(low, int(own[-1]) + 1))
     return low + record.first_key, logits
 
 
