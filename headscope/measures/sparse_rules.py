@@ -59,7 +59,21 @@ class RowTile:
     def is_visible(self) -> Tensor:
         """Whether each row sees each key, bool [n, keys]."""
         counts = to_device(self.weights.device, count_visible_keys(self.record, self.rows))[:, None]
-        return (self.distance >= 0) & (self.distance < counts)
+        return self.cached("is_visible", lambda: (self.distance >= 0) & (self.distance < counts))
+
+    def in_blocks(self, block: int) -> Tensor:
+        """The weights by blocks of keys that are aligned to the document, [H, n, blocks, block]; 0 outside the tile."""
+
+        def pad() -> Tensor:
+            padding = self.first % block, -(self.first + self.weights.shape[-1]) % block
+            padded = nn.functional.pad(self.weights, padding)
+            return padded.view(*padded.shape[:2], -1, block)
+
+        return self.cached(("in blocks", block), pad)
+
+    def block_masses(self, block: int) -> Tensor:
+        """The sums of `in_blocks`, [H, n, blocks]."""
+        return self.cached(("block masses", block), lambda: self.in_blocks(block).sum(-1))
 
     @property
     def _own(self) -> Tensor:
@@ -218,8 +232,7 @@ class Blocks(Rule):
 
     def scores(self, tile: RowTile) -> Tensor:
         """Scores of the blocks from that of column 0 on, [H, n, blocks]."""
-        weights = nn.functional.pad(tile.weights, (tile.first % self.block, -self._end(tile) % self.block))
-        return weights.view(*weights.shape[:2], -1, self.block).sum(-1)
+        return tile.block_masses(self.block)
 
     @final
     def select(self, tile: RowTile) -> Tensor:
@@ -227,8 +240,13 @@ class Blocks(Rule):
 
     def chosen_blocks(self, tile: RowTile) -> Tensor:
         """The chosen blocks, bool [H, n, blocks], from that of column 0 on."""
-        first_block = tile.first // self.block
-        scores = tile.cached((self.name, self.block), lambda: self.scores(tile)).clone()
+        scores = tile.cached((self.name, self.block), lambda: self._competing_scores(tile))
+        chosen = torch.zeros_like(scores, dtype=torch.bool)
+        return chosen.scatter_(-1, scores.topk(min(self.blocks, scores.shape[-1])).indices, True)
+
+    def _competing_scores(self, tile: RowTile) -> Tensor:
+        """The scores: -inf for blocks without a visible key, inf for the query's own."""
+        scores, first_block = self.scores(tile).clone(), tile.first // self.block
         own = to_device(scores.device, tile.rows // self.block)[:, None]
         numbers = torch.arange(first_block, first_block + scores.shape[-1], device=scores.device)
         scores.masked_fill_(numbers > own, -torch.inf)
@@ -236,8 +254,7 @@ class Blocks(Rule):
         scores.masked_fill_((numbers + 1) * self.block <= low, -torch.inf)
         if self.block > 1:
             scores.masked_fill_(numbers == own, torch.inf)
-        chosen = torch.zeros_like(scores, dtype=torch.bool)
-        return chosen.scatter_(-1, scores.topk(min(self.blocks, scores.shape[-1])).indices, True)
+        return scores
 
     def keys_of(self, tile: RowTile, blocks: Tensor) -> Tensor:
         """The keys of the tile that belong to blocks [.., blocks], bool [.., keys]."""

@@ -97,12 +97,12 @@ def _choices_by_block(
     (heads, rows, keys), groups = tile.weights.shape, len(values)
     before = tile.first % block
     padding = before, -(before + keys) % block
-    weights = nn.functional.pad(tile.weights, padding).view(heads, rows, -1, block)
+    weights = tile.in_blocks(block)
     is_visible = nn.functional.pad(tile.is_visible, padding).view(rows, -1, block)
     values = nn.functional.pad(values, (0, 0, *padding)).view(groups, -1, block, values.shape[-1])
     output = (weights.view(groups, -1, *weights.shape[2:]).transpose(1, 2) @ values).transpose(1, 2)
     of_block = torch.cat(
-        [output.reshape(heads * rows, *output.shape[2:]), weights.sum(-1).view(heads * rows, -1, 1)], -1
+        [output.reshape(heads * rows, *output.shape[2:]), tile.block_masses(block).view(heads * rows, -1, 1)], -1
     )
     chosen = torch.stack([rule.chosen_blocks(tile) for rule in rules.values()])
     kept = chosen.view(torch.uint8).float()

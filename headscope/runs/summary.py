@@ -209,7 +209,9 @@ def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         for model in models
         if model.get("step") is not None and (training := _training_name(model)) is not None
     ]
-    table = pd.DataFrame(rows, columns=["label", "training", "step", "folder", "scheme"])
+    if not rows:  # most runs of a folder, which the app searches
+        return pd.DataFrame(columns=["label", "training", "step"])
+    table = pd.DataFrame(rows)
     folders = table.groupby("training")["folder"].unique()
     for name in folders.index[folders.map(len) > 1]:
         has_name = table["training"] == name
