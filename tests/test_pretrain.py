@@ -492,3 +492,13 @@ def test_claims_use_only_the_last_checkpoints() -> None:
     ]
     assert final_checkpoint_labels(run) == {TrainingKey("rope", 0): "later"}  # type: ignore[arg-type]
     assert not list(results(run))  # type: ignore[arg-type]
+
+
+def test_claims_leave_out_checkpoints_under_another_scheme_than_their_own() -> None:
+    run = FakeRun({"rope-s0": head_columns(True)}, {})
+    own = run.manifest["models"][0]
+    run.manifest["models"] = [
+        {**own, "spec": "rope-s0/step-1", "scheme": "base"},
+        {**own, "spec": "rope-s0/step-1@yarn:factor=8", "scheme": "yarn:factor=8", "label": "yarn"},
+    ]
+    assert final_checkpoint_labels(run) == {TrainingKey("rope", 0): own["label"]}  # type: ignore[arg-type]

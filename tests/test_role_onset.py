@@ -87,6 +87,11 @@ def test_checkpoints_under_several_schemes_are_one_training_under_each() -> None
     )
 
 
+def test_checkpoints_with_positions_that_no_scheme_names_are_a_training() -> None:
+    models = [{**model_entry(str(step), f"gpt2/step-{step}", "base", step), "scheme": "learned"} for step in (1, 2)]
+    assert training_checkpoints(models)["training"].tolist() == ["gpt2", "gpt2"]
+
+
 def test_adarope_that_is_trained_with_its_checkpoints_is_one_training() -> None:
     folders = [f"out/adarope-s0/step-{step}" for step in (1, 2)]
     specs = [(folder, f"adarope:adapter={folder}/adarope.safetensors", 1) for folder in folders]

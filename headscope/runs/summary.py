@@ -263,7 +263,8 @@ def default_models_with(run: RunTables, model: str) -> list[str]:
 
 def _training_keys(model: Mapping[str, Any], training: str) -> dict[str, str]:
     """The folder of the checkpoints of a training, and the position scheme of all of them."""
-    scheme = SchemeSpec.parse(str(model["scheme"]))
+    text, options = str(model["scheme"]), model["scheme_options"]
+    scheme = SchemeSpec(text, text.partition(":")[0], options)  # that of GPT-2, learned, is none that a user can name
     spec = ModelSpec(str(model["checkpoint"]), scheme=scheme)
     # AdaRoPE that is trained with the checkpoint, or is the checkpoint, has another adapter at every step.
     varies = spec.has_step_in_adapter or scheme.options.get("adapter", "").startswith(f"{spec.checkpoint}/")
