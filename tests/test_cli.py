@@ -125,12 +125,6 @@ def test_a_negative_length_is_refused(refused):
     assert "--lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
 
 
-@pytest.mark.parametrize("option", [["--device", "cpu", "--device", "cuda"], ["--template", "--no-template"]])
-def test_two_values_of_an_option_that_takes_one_are_refused(refused, option):
-    assert f"{option[0]}" in (message := refused(2, "run", "--prompt", "a b", *option))
-    assert "is given 2 times. Give it once" in message
-
-
 def test_non_numeric_rows_are_refused(refused):
     assert "--rows must be an integer" in refused(2, "run", "--rows", "some")
 

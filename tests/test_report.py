@@ -324,7 +324,10 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str)
 @pytest.mark.slow
 def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1, probes=("measure",))
-    models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
+    models = [
+        {**model, "step": 100 * n, "scheme": "base", "scheme_options": {}}
+        for n, model in enumerate(run.manifest["models"])
+    ]
     tables = {"attention": run.manifest["tables"]["attention"]}
     parsed = Page(rendering.render_report([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
     assert "During training" in parsed.text

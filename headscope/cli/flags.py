@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from headscope.compat.typer import DISPLAY_TYPE
-from headscope.errors import BadInput
 
 if TYPE_CHECKING:
     from headscope.compat.typer import Context
@@ -164,24 +163,9 @@ def example_maps() -> list[str]:
     return [path.name for path in EXAMPLES.glob("*-maps-*")]
 
 
-def _takes_one_value(param: Any) -> bool:
-    """Whether two occurrences of an option can contradict each other."""
-    return isinstance(param, TyperOption) and not param.multiple and (not param.is_flag or bool(param.secondary_opts))
-
-
 class GroupedCommand(TyperCommand):
     """A command whose help is plain text and cuts no value. It ends with the common options, and shows no type for
     flags that take no value."""
-
-    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Raise BadInput for two occurrences of an option that takes one value: only the last would count."""
-        if not ctx.resilient_parsing and not {"--help", "-h"} & {*args}:
-            _, _, occurrences = self.make_parser(ctx).parse_args(args=[*args])
-            for param in occurrences:
-                if occurrences.count(param) > 1 and _takes_one_value(param):
-                    names = " or ".join([*param.opts[:1], *param.secondary_opts])
-                    raise BadInput(f"{names} is given {occurrences.count(param)} times. Give it once")
-        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: "Context", formatter: Any) -> None:
         self.format_usage(ctx, formatter)
