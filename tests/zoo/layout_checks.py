@@ -34,8 +34,6 @@ from .yarn import yarn_by_hand
 
 MAX_ERROR = 3e-4
 """Largest relative error of values that accumulate over the layers of a float32 pass."""
-ROUNDING = 1e-5
-"""Difference of logits below which decoding with headscope is the family's own decoding."""
 KEYS = 4
 """Top keys per row."""
 TEXT_LENGTH = 20
@@ -161,16 +159,10 @@ def _decoding(model: Model, ids: Tensor, truth: Truth) -> Errors:
     if max(errors.values()) <= MAX_ERROR:
         return errors
     own = decoded_logits(model.module, ids)
-    with hs.attached(model), hs.capturing(model):
-        difference = relative(decoded_logits(model.module, ids), own)
-    differs_itself = relative(own, truth.logits[0]) > MAX_ERROR  # the recurrent layers of Nemotron-H
-    # Rows of attention amplify the rounding of recurrent states, which depends on the processor.
-    is_rounding = _has_recurrent_layers(model) and difference < ROUNDING and max(errors.values()) < 10 * MAX_ERROR
-    return {"decoded logits": difference} if differs_itself or is_rounding else errors
-
-
-def _has_recurrent_layers(model: Model) -> bool:
-    return len(model.geometry.layer_numbers) < model.module.config.get_text_config().num_hidden_layers
+    if relative(own, truth.logits[0]) <= MAX_ERROR:
+        return errors
+    with hs.attached(model), hs.capturing(model):  # the recurrent layers of Nemotron-H
+        return {"decoded logits": relative(decoded_logits(model.module, ids), own)}
 
 
 def _attribution(model: Model, ids: Tensor, truth: Truth) -> Errors:
