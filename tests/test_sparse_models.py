@@ -186,7 +186,9 @@ DECODED = [
 
 @pytest.mark.parametrize(("family", "rule"), DECODED)
 def test_decoding_under_a_rule_equals_masked_full_passes(family: str, rule: str) -> None:
-    model, steps = hs.load(BUILD[family](), device="cpu"), 6
+    module, steps = BUILD[family]().double(), 6  # float32 rounds one row in another way than many, by processor
+    module.set_experts_implementation("eager")  # the grouped one has no float64
+    model = hs.load(module, device="cpu")
     prompt, ids = IDS[:, :30], IDS[:, :30]
     decoded = []
     with attending_by(model, parse_rule(rule)):
