@@ -20,7 +20,8 @@ import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, Interrupted
 from headscope.forward.sparse_attention import attending_by
-from headscope.measures.sparse_rules import RowTile, Rule, parse_rule
+from headscope.measures.row_tile import RowTile
+from headscope.measures.sparse_rules import Rule, parse_rule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 from headscope.rendering import assembly

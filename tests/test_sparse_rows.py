@@ -20,9 +20,10 @@ import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.measures import sparse_rules
+from headscope.measures.row_tile import RowTile
 from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
-from headscope.measures.sparse_rules import RowTile, Rule, parse_rule
+from headscope.measures.sparse_rules import Rule, parse_rule
 
 LENGTH = 45
 TINY = torch.finfo(torch.float32).tiny

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import items_per_tile, query_range, to_device
+from headscope.measures.row_tile import RowTile
 from headscope.measures.span_mass import row_logits
 from headscope.measures.sparse_rows import LOGITS_PER_TILE
-from headscope.measures.sparse_rules import RowTile, Rule
+from headscope.measures.sparse_rules import Rule
 from headscope.measures.sparse_sums import TINY
 
 LOWEST = torch.finfo(torch.float32).min

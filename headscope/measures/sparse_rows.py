@@ -22,8 +22,9 @@ from headscope.measures.row_sampling import (
     rows_in_chunk,
     to_device,
 )
+from headscope.measures.row_tile import RowTile
 from headscope.measures.span_mass import row_weights
-from headscope.measures.sparse_rules import RowTile, Rule, with_all_keys
+from headscope.measures.sparse_rules import Rule, with_all_keys
 from headscope.measures.sparse_sums import STATISTICS, choices_of_rules
 
 MASSES = {"keys_90": 0.90, "keys_95": 0.95, "keys_99": 0.99}

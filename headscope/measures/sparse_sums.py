@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headscope.measures.sparse_rules import Blocks, RowTile, Rule
+from headscope.measures.row_tile import RowTile
+from headscope.measures.sparse_rules import Blocks, Rule
 
 STATISTICS = ("recall", "kl", "top1", "error", "kept")
 TINY = torch.finfo(torch.float32).tiny

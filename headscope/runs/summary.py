@@ -201,8 +201,8 @@ def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     Checkpoints in memory have no folder that names their training: they are named by what follows " \u00b7 " in the
     labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training. Checkpoints count as one
-    training for each position scheme; the name of a training ends with the scheme if there are several. Folders of one
-    name are told apart by their path.
+    training for each position scheme; the name of a training ends with the scheme if there are several. If two folders
+    have the same name, the names of their trainings have more of the path.
     """
     rows = [
         {"label": model["label"], "training": training, "step": int(model["step"]), **_training_keys(model, training)}

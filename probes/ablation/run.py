@@ -325,7 +325,7 @@ class _AnswerReplay:
         return [self._finite_metric(row_logits) for row_logits in logits]
 
     def values_of_sets(self, sets: Sequence[Mapping[int, OutputEdit]]) -> list[float]:
-        """The metric with each of these sets of edits, all of which edit the same attention layers."""
+        """The metric with each set of edits. All sets edit the same attention layers."""
         values: list[float] = []
         with self._replay.capturing():
             for batch in in_batches(sets, self._batch_size):
