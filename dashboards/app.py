@@ -216,7 +216,6 @@ def _register_browser_callbacks(app: Dash) -> None:
     in_browser("changeControls", Input({"control": ALL}, "value"), State("page-state", "data"))
     in_browser("openHead", Input({"chart": ALL, "heads": True}, "clickData"))
     in_browser("selectHeads", Input({"chart": ALL, "heads": True}, "selectedData"))
-    in_browser("selectRows", Input("head-table", "selectedRows"))
     in_browser("storeTableState", Input("head-table", "filterModel"), Input("head-table", "columnState"))
     in_browser("exportTable", Output("head-table", "exportDataAsCsv"), Input("head-table-csv", "n_clicks"))
 

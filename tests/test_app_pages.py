@@ -158,6 +158,44 @@ def test_table_and_matrix_of_heads_are_linked_by_hover_and_selection(app: str, r
     expect(page.locator("#head-table .ag-row-selected input")).to_have_count(3)
 
 
+TICK_WITH_PAUSES = """async ([names, pauses]) => {
+    for (const [index, name] of names.entries()) {
+        const box = () => document.querySelector(`#head-table .ag-row[row-id='${name}'] input[type=checkbox]`);
+        while (!box()) await new Promise((done) => setTimeout(done, 5));  // the table is being built anew
+        box().click();
+        await new Promise((done) => setTimeout(done, pauses[index]));
+    }
+}"""
+
+
+def test_heads_ticked_faster_than_their_pages_arrive_stay_selected(app: str, run: Run, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?run={run.name}&model=base&stat=ess2_{LENGTH}")
+    expect(page.locator("[data-head-matrix] .heatmaplayer image").first).to_be_attached()
+    names = [f"{layer}.{head}" for layer, head in head_table_rows(page)[:8]]
+    page.evaluate(TICK_WITH_PAUSES, [names, [0, 50, 100, 150, 200, 300, 400, 0]])
+    expect(page.locator("#head-table-count")).to_contain_text("30 heads, 8 selected")
+    page.evaluate(TICK_WITH_PAUSES, [names[:4], [0, 100, 200, 0]])
+    expect(page.locator("#head-table-count")).to_contain_text("30 heads, 4 selected")
+    assert page.url.split("heads=")[1].split("&")[0].split("_") == names[4:]
+    expect(page.locator("#head-table .ag-pinned-left-cols-container .ag-row-selected")).to_have_count(4)
+    page.locator("#head-table .ag-header-select-all input").check()
+    expect(page.locator("#head-table-count")).to_contain_text("30 heads, 30 selected")
+    page.locator("#head-table .ag-header-select-all input").uncheck()
+    expect(page.locator(".head-chip")).to_have_count(0)
+
+
+def test_the_box_above_all_heads_ticks_those_that_a_filter_leaves(app: str, run: Run, browse: Callable[..., Page]):
+    name = f"ess2_{LENGTH}"
+    values = run.heads[run.heads["model"] == "base"][name]
+    bound = float(values.median())
+    page = browse(f"{app}/heads?run={run.name}&model=base&stat={name}&min={bound!r}&heads=0.0")
+    expect(page.locator("#head-table .ag-row").first).to_be_visible()
+    page.locator("#head-table .ag-header-select-all input").check()
+    shown = run.heads[(run.heads["model"] == "base") & (run.heads[name] >= bound)]
+    expected = {(0, 0), *shown[["layer", "head"]].itertuples(index=False, name=None)}
+    expect(page.locator(".head-chip")).to_have_count(len(expected))
+
+
 def test_selected_heads_are_offered_on_every_page(app: str, run: Run, browse: Callable[..., Page]):
     for entry in all_pages():
         page = browse(f"{app}{entry.PATH}?run={run.name}&heads=1.2_3.4")

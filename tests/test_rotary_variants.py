@@ -13,6 +13,8 @@ from support import families
 from support.tokenizers import tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
+from transformers.models.qwen3_next import modeling_qwen3_next
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
@@ -122,7 +124,9 @@ def test_each_group_rotates_by_its_own_frequencies(family: str) -> None:
 
 
 @ROTATING
-def test_cached_decoding_equals_the_full_pass(family: str) -> None:
+def test_cached_decoding_equals_the_full_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent layers read token by token in both passes: the family's rule for many tokens rounds in another way."""
+    monkeypatch.setattr(modeling_qwen3_next, "torch_chunk_gated_delta_rule", torch_recurrent_gated_delta_rule)
     model = load_tiny(family)
     for scheme in ("yarn:factor=4", random_adapter(model)):
         expected = logits(model, scheme)
@@ -130,7 +134,7 @@ def test_cached_decoding_equals_the_full_pass(family: str) -> None:
         with attached(model, scheme), torch.no_grad():
             split = IDS.split([20, 13] + [1] * 7, dim=1)
             parts = [model.module(part, past_key_values=cache, use_cache=True).logits for part in split]
-        assert largest(torch.cat(parts, 1) - expected) <= 1e-3
+        assert largest(torch.cat(parts, 1) - expected) <= 1e-4
 
 
 @ROTATING

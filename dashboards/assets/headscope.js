@@ -6,8 +6,10 @@
   const PERSISTENT_PARAMETERS = ["run", "model", "models", "stat", "baseline", "heads", "sets"];  // parameters that links to other pages keep
   let page = { control_values: {}, title: "", nav_path: "", pathname: "", models: [], file_suffix: "" };
 
+  let requested = null;  // pathname and query that the URL is about to have
+  const newestQuery = () => new URLSearchParams((requested ?? location).search);
   const changedQuery = (changes, keep) => {
-    const query = new URLSearchParams(location.search);
+    const query = newestQuery();
     if (keep) [...query.keys()].filter((name) => !keep.includes(name)).forEach((name) => query.delete(name));
     for (const [name, value] of Object.entries(changes)) {
       query.delete(name);
@@ -17,11 +19,10 @@
     const text = query.toString();
     return text ? "?" + text : "";
   };
-  let requested = null;  // pathname and query that the URL is about to have
   const go = (pathname, search) => {
     leavePage();
-    requested = { pathname, search };
-    setTimeout(() => { requested = null; }, 100);  // by then the URL is that of the page
+    const request = requested = { pathname, search };
+    setTimeout(() => { if (requested === request) requested = null; }, 100);  // by then the URL is that of the page
     window.dash_clientside.set_props("url", { pathname, search });
   };
   // Replaces the URL by one for the same view: no new page, and no entry in the history.
@@ -34,7 +35,7 @@
   // a choice whose page has not arrived yet, and what only the browser keeps.
   const rebase = (pathname, search) => {
     if (!page.query_string) return search;
-    const [linked, shown, current, result] = [search, page.query_string, location.search, ""].map((text) => new URLSearchParams(text));
+    const [linked, shown, current, result] = [search, page.query_string, newestQuery(), ""].map((text) => new URLSearchParams(text));
     const isHere = pathname === location.pathname;
     for (const name of new Set([...linked.keys(), ...current.keys()])) {
       const values = linked.getAll(name), isKept = isEqual(values, shown.getAll(name)) || (BROWSER_PARAMETERS.includes(name) && !linked.has(name));
@@ -59,7 +60,7 @@
   // Selected heads: shift-click adds or removes one, a lasso with shift adds.
   let shiftPressed = false;
   addEventListener("mousedown", (event) => { shiftPressed = event.shiftKey; }, true);  // the key may be up when the click is handled
-  const selectedHeads = () => (new URLSearchParams(location.search).get("heads") ?? "").split("_").filter(Boolean);
+  const selectedHeads = () => (newestQuery().get("heads") ?? "").split("_").filter(Boolean);
   const select = (heads) => {
     tableScroll = tableViewport()?.scrollTop ?? 0;
     go(location.pathname, changedQuery({ heads: [...new Set(heads)].join("_") }));
@@ -122,7 +123,10 @@
         showNavigation(state);
         newest.name ? showNewestRun() : poll();
         if (state.query_string === null) return;
-        if (!isOfUrl(state)) return;  // the page of a later choice is on its way
+        if (!isOfUrl(state)) {  // the page of a later choice is on its way
+          if (document.getElementById("head-table")) window.dash_clientside.set_props("head-table", { selectedRows: { ids: selectedHeads() } });
+          return;
+        }
         const values = Object.fromEntries(window.dash_clientside.callback_context.states_list[0].map(({ id, value }) => [id.control, value]));
         for (const [control, value] of Object.entries(state.control_values)) {
           const isChosen = control in values && control in followedValues && !isEqual(values[control], followedValues[control]);
@@ -160,14 +164,6 @@
         const heads = triggeredChart()?.points.map((point) => point.customdata).filter(Boolean);
         if (heads) select([...(shiftPressed ? selectedHeads() : []), ...heads.map(([layer, head]) => `${layer}.${head}`)]);
       },
-      // Boxes of the table of heads; selected heads that a filter hides stay selected.
-      selectRows(rows) {
-        const api = window.dash_ag_grid?.getApi?.("head-table");
-        if (!Array.isArray(rows) || !api) return;
-        const ticked = rows.map(({ layer, head }) => `${layer}.${head}`), hidden = selectedHeads().filter((name) => !api.getRowNode(name));
-        const heads = [...hidden, ...ticked];
-        if (!isEqual([...heads].sort(), selectedHeads().sort())) select(heads);
-      },
       storeTableState(filters, columns) {
         if (!document.getElementById("head-table") || !columns) return;
         const sorted = columns.find((column) => column.sort);
@@ -202,6 +198,18 @@
       }
     },
   });
+
+  // Boxes of the table of heads. A click changes the selection of the URL, whatever the box shows: a page that was on its
+  // way builds the table anew, for a moment with the boxes of an older selection.
+  document.addEventListener("change", (event) => {
+    const box = event.target, row = box.closest("#head-table .ag-row");
+    if (row && box.closest(".ag-selection-checkbox")) toggle(row.getAttribute("row-id").split("."));
+    if (!box.closest("#head-table .ag-header-select-all")) return;
+    const rows = [];
+    window.dash_ag_grid.getApi("head-table").forEachNodeAfterFilter(({ id }) => rows.push(id));
+    const others = selectedHeads().filter((name) => !rows.includes(name));
+    select(box.checked ? [...others, ...rows] : others);
+  }, true);
 
   // Links inside the app change the URL without reloading the app.
   document.addEventListener("click", (event) => {
@@ -259,13 +267,13 @@
     if (event.target.id !== "head-set-form") return;
     event.preventDefault();
     const name = document.getElementById("head-set-name").value.trim().slice(0, 40);
-    const sets = new URLSearchParams(location.search).getAll("sets").filter((entry) => !entry.startsWith(`${name}:`));
+    const sets = newestQuery().getAll("sets").filter((entry) => !entry.startsWith(`${name}:`));
     if (name) go(location.pathname, changedQuery({ sets: [...sets, `${name}:${selectedHeads().join("_")}`] }));
   });
   // The sets as a study file of the influence probe: headscope run heads.yaml --model ...
   const studyYaml = () => {
     const line = ([name, heads]) => `    ${JSON.stringify(name)}: [${heads.map((head) => `L${head.replace(".", "H")}`).join(", ")}]`;
-    const sets = new URLSearchParams(location.search).getAll("sets")
+    const sets = newestQuery().getAll("sets")
       .map((entry) => [entry.slice(0, entry.lastIndexOf(":")), entry.slice(entry.lastIndexOf(":") + 1).split("_")]);
     const entries = selectedHeads().length ? [["selected", selectedHeads()], ...sets] : sets;
     return [`# ${location.href}`, "influence:", "  heads:", ...entries.map(line), ""].join("\n");
