@@ -60,8 +60,12 @@ def keys_needed(row: Tensor, share: float) -> int:
 EIGHT = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "gpt_neox", "gemma2", "gpt_oss")
 
 
+@pytest.mark.parametrize("logits_per_tile", [2**19, 1], ids=["all rows at once", "two rows at once"])
 @pytest.mark.parametrize("family", EIGHT)
-def test_every_rule_equals_sorted_rows_of_eager_attention(family: str) -> None:
+def test_every_rule_equals_sorted_rows_of_eager_attention(
+    family: str, logits_per_tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headscope.measures.sparse_rows.LOGITS_PER_TILE", logits_per_tile)
     module = (families.MEASURABLE | {name: other.build for name, other in families.OTHERS.items()})[family]()
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     _, layers = eager_reference.eager_qk(module, ids)

@@ -96,19 +96,19 @@ class RowTile:
         return self.cached(("ordered", units), lambda: _ascending(self.sums(units)))
 
     def heaviest(self, units: str, count: int) -> Tensor:
-        """The `count` heaviest keys of every unit's row, bool [H, n, keys]; of equal weights the later key.
+        """Whether a key is among the `count` heaviest of the unit's row, 0 or 1 in float32, [units, n, keys].
 
-        A key of weight 0 is in no set.
+        Of equal weights it is the later key; a key of weight 0 is in no set.
         """
         values, ordered = self.sums(units), self.ordered(units)
         smallest = ordered[..., max(0, ordered.shape[-1] - count), None].clamp(min=torch.finfo(values.dtype).tiny)
-        chosen = _at_least(values, smallest)
         if count < values.shape[-1] and _may_tie(ordered, count, smallest):
             is_larger, is_tied = values > smallest, values == smallest
             missing = count - is_larger.sum(-1, keepdim=True)
             from_end = is_tied.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
-            chosen = is_larger | (is_tied & (from_end <= missing))
-        return chosen.repeat_interleave(len(self.weights) // len(chosen), 0)
+            return (is_larger | (is_tied & (from_end <= missing))).float()
+        # On a CPU torch's comparison is vectorised only if its result has the type of the operands.
+        return torch.ge(values, smallest, out=torch.empty_like(values))
 
     def cached(self, name: object, compute: Callable[[], Tensor]) -> Tensor:
         """A tensor that the rules of a tile share."""
@@ -127,14 +127,6 @@ def _ascending(values: Tensor) -> Tensor:
     if values.device.type == "cpu":  # several times as fast as torch's sort there, which also returns indices
         return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(-1).values
-
-
-def _at_least(values: Tensor, limits: Tensor) -> Tensor:
-    """Whether values reach their limits, bool."""
-    if values.device.type != "cpu":
-        return values >= limits
-    # On a CPU torch's comparison is vectorised only if its result has the type of the operands.
-    return torch.ge(values, limits, out=torch.empty_like(values)).to(torch.uint8).view(torch.bool)
 
 
 def _may_tie(ordered: Tensor, count: int, smallest: Tensor) -> bool:

@@ -24,7 +24,7 @@ from headscope.measures.row_sampling import (
 )
 from headscope.measures.row_tile import RowTile
 from headscope.measures.span_mass import row_weights
-from headscope.measures.sparse_rules import Rule, with_all_keys
+from headscope.measures.sparse_rules import Rule, as_float, with_all_keys
 from headscope.measures.sparse_sums import STATISTICS, choices_of_rules
 
 MASSES = {"keys_90": 0.90, "keys_95": 0.95, "keys_99": 0.99}
@@ -101,14 +101,15 @@ class SparseRows:
     def _compare_sets(self, tile: RowTile, before: Tensor, after: Tensor, rows: IntArray) -> None:
         """Add the overlaps of sets [rules, H, rows, keys] with the query before and with the layer below."""
         layer = tile.record.layer
-        shared, either = ((before & after).sum(-1), (before | after).sum(-1))
+        shared, either = (as_float(both).sum(-1) for both in (before & after, before | after))
         self._overlaps["overlap", layer] += (shared / either.clamp(min=1)).unbind(-1)
         sets = self._sets.setdefault(layer, {})
         for row, of_row in zip(rows.tolist(), after.unbind(2), strict=True):
             sets[row] = nn.functional.pad(of_row, (tile.first, int(row) + 1 - tile.first - of_row.shape[-1]))
             if (below := self._sets.get(layer - 1, {}).get(row)) is not None:
-                shared = sets[row].float() @ below.float().mT.to(tile.weights.device)
-                either = sets[row].sum(-1)[:, :, None] + below.sum(-1).to(shared.device)[:, None] - shared
+                own, below = (as_float(of_layer.to(after.device)) for of_layer in (sets[row], below))
+                shared = own @ below.mT
+                either = own.sum(-1)[:, :, None] + below.sum(-1)[:, None] - shared
                 self._overlaps["layer_overlap", layer].append(shared / either.clamp(min=1))
 
     def compute(self) -> tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]:

@@ -53,6 +53,14 @@ class Rule(ABC):
     def select(self, tile: RowTile) -> Tensor:
         """The chosen keys, bool [H or 1, n, keys]. Keys that a row does not see may be among them."""
 
+    def kept(self, tile: RowTile) -> Tensor:
+        """Whether a row keeps each key that it sees, 0 or 1 in float32: [H, G or 1, n, keys]."""
+        return as_float(self.select(tile) & tile.is_visible)
+
+    def possible_columns(self, tile: RowTile) -> list[slice]:
+        """Ranges of the tile's columns, ascending and apart, outside of which the rule chooses no key."""
+        return [slice(0, tile.weights.shape[-1])]
+
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(getattr(self, size.name) for size in fields(self))  # type: ignore[arg-type]
@@ -69,6 +77,10 @@ class Top(Rule):
     units: ClassVar[str] = "head"
 
     def select(self, tile: RowTile) -> Tensor:
+        kept = self.kept(tile).bool()
+        return kept.repeat_interleave(len(tile.weights) // len(kept), 0)
+
+    def kept(self, tile: RowTile) -> Tensor:
         return tile.heaviest(self.units, self.keys)
 
 
@@ -194,6 +206,13 @@ class Streaming(Rule):
         is_sink = tile.distance > to_device(tile.weights.device, tile.rows - self.sink)[:, None]
         return (is_sink | (tile.distance < self.recent))[None]
 
+    def possible_columns(self, tile: RowTile) -> list[slice]:
+        keys = tile.weights.shape[-1]
+        sink, recent = (int(np.clip(key - tile.first, 0, keys)) for key in (self.sink, tile.rows[0] + 1 - self.recent))
+        if recent <= sink:
+            return [slice(0, keys)]
+        return [slice(0, sink), slice(recent, keys)] if sink else [slice(recent, keys)]
+
 
 @dataclass(frozen=True)
 class VerticalSlash(Rule):
@@ -230,6 +249,11 @@ class Indexer(Rule):
         return tile.indexer_choice.by_head(rows, tile.record.k.shape[1])[..., tile.columns]
 
 
+def as_float(is_kept: Tensor) -> Tensor:
+    """1 for True, in float32: torch converts bool several times as slowly on a CPU."""
+    return is_kept.view(torch.uint8).float()
+
+
 def with_all_keys(record: AttentionRecord) -> AttentionRecord:
     """The record of dense attention with the same q, k and v, if an indexer chose the record's keys."""
     if record.chosen is None:
@@ -244,8 +268,11 @@ def vertical_slash_sums(tile: RowTile) -> Tensor:
     """Weights of the last queries of the record summed by key and by distance, [2, H, Lk]."""
 
     def sums() -> Tensor:
-        weights = _last_weights(tile.record)
-        return torch.stack([weights.sum(1), _diagonal_sums(weights)])
+        record, queries = tile.record, tile.record.q.shape[1]
+        first, weights = row_weights(record, np.arange(max(0, queries - LAST_QUERIES), queries))
+        unseen = first - record.first_key
+        by_column = nn.functional.pad(weights.sum(1), (unseen, 0))
+        return torch.stack([by_column, nn.functional.pad(_diagonal_sums(weights), (0, unseen))])
 
     return tile.cached_in_layer("vertical and slash", sums)
 
@@ -255,21 +282,13 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return chosen.scatter_(-1, values.topk(min(count, values.shape[-1])).indices, True)
 
 
-def _last_weights(record: AttentionRecord) -> Tensor:
-    """Weights of the last queries on all keys of the record, [H, rows, Lk]."""
-    queries = record.q.shape[1]
-    first, weights = row_weights(record, np.arange(max(0, queries - LAST_QUERIES), queries))
-    return nn.functional.pad(weights, (first - record.first_key, 0))
-
-
 def _diagonal_sums(weights: Tensor) -> Tensor:
     """Sums of the weights [H, n, keys] of the last n rows by distance, [H, keys]."""
-    rows, keys = weights.shape[1:]
-    # Row r, whose own key is keys - rows + r, is shifted so that its own key is last.
-    shifts = torch.arange(rows - 1, -1, -1, device=weights.device)[:, None]
-    index = torch.arange(keys, device=weights.device) - shifts
-    aligned = weights.gather(-1, index.clamp(min=0).expand_as(weights)).masked_fill_(index < 0, 0)
-    return aligned.sum(1).flip(-1)
+    heads, rows, keys = weights.shape
+    # With rows - 1 zeros before it, row r seen from its place r on has its own key last.
+    padded = nn.functional.pad(weights, (rows - 1, 0))
+    step = padded.shape[-1]
+    return padded.as_strided((heads, rows, keys), (rows * step, step + 1, 1)).sum(1).flip(-1)
 
 
 BUILT_IN: tuple[type[Rule], ...] = (Top, GroupTop, LayerTop, Blocks, BlockMean, BlockBounds, Streaming, VerticalSlash)

@@ -7,12 +7,13 @@ row has blocks, not keys.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
 from headscope.measures.row_tile import RowTile
-from headscope.measures.sparse_rules import Blocks, Rule
+from headscope.measures.sparse_rules import Blocks, Rule, as_float
 
 STATISTICS = ("recall", "kl", "top1", "error", "kept")
 TINY = torch.finfo(torch.float32).tiny
@@ -70,19 +71,25 @@ def choices_of_rules(tile: RowTile, rules: Sequence[Rule], set_rows: Tensor) -> 
 
 
 def _choices_by_key(tile: RowTile, values: Tensor, rules: Mapping[int, Rule], set_rows: Tensor) -> Choices:
-    masked, is_visible = torch.empty_like(tile.weights), tile.is_visible
-    sums, heaviest, sizes, sets = [], [], [], []
+    masked = torch.empty_like(tile.weights)
+    mass, output, heaviest, sizes, sets = [], [], [], [], []
     for rule in rules.values():
-        chosen = (rule.select(tile) & is_visible).expand_as(tile.weights)
-        masked.copy_(chosen.view(torch.uint8))  # torch converts bool to float several times as slowly on a CPU
-        sizes.append(masked.sum(-1))
-        sums.append(_sums(masked.mul_(tile.weights), values))
-        heaviest.append(masked.amax(-1))
-        sets.append(chosen[:, set_rows])
-    sparse = Sums(
-        torch.stack([rule_sums.mass for rule_sums in sums]), torch.stack([rule_sums.output for rule_sums in sums])
-    )
+        kept = rule.kept(tile)
+        shape = len(kept), len(masked) // len(kept), *masked.shape[1:]
+        sets.append(kept.index_select(1, set_rows).bool().repeat_interleave(shape[1], 0))
+        sizes.append(kept.sum(-1).repeat_interleave(shape[1], 0))
+        sums, maxima = [], []
+        for columns in rule.possible_columns(tile):
+            of_range = masked[..., columns]
+            product = tile.weights.view(shape)[..., columns], kept[:, None, :, columns]
+            torch.mul(*product, out=masked.view(shape)[..., columns])
+            sums.append(_sums(of_range, values[:, columns]))
+            maxima.append(of_range.amax(-1))
+        mass.append(reduce(torch.add, [of_range.mass for of_range in sums]))
+        output.append(reduce(torch.add, [of_range.output for of_range in sums]))
+        heaviest.append(reduce(torch.maximum, maxima))
     is_hit = torch.stack(heaviest) >= tile.weights.amax(-1)
+    sparse = Sums(torch.stack(mass), torch.stack(output))
     return Choices([*rules], _sums(tile.weights, values), sparse, is_hit, torch.stack(sizes), torch.stack(sets))
 
 
@@ -106,7 +113,7 @@ def _choices_by_block(
         [output.reshape(heads * rows, *output.shape[2:]), tile.block_masses(block).view(heads * rows, -1, 1)], -1
     )
     chosen = torch.stack([rule.chosen_blocks(tile) for rule in rules.values()])
-    kept = chosen.view(torch.uint8).float()
+    kept = as_float(chosen)
     # All blocks are summed like the chosen ones, so that a rule that keeps everything has a recall of exactly 1.
     is_summed = torch.cat([torch.ones_like(kept[:1]), kept]).view(len(rules) + 1, heads * rows, -1).movedim(0, 1)
     sums = (is_summed @ of_block).movedim(1, 0).view(len(rules) + 1, heads, rows, -1)
