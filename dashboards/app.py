@@ -16,7 +16,6 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.serving import make_server
 
 from dashboards import export, layout, run_notes
-from dashboards.controls import build_controls
 from dashboards.lazy_loading import rendered_page
 from dashboards.pages.runs import describe_progress
 from dashboards.playground.callbacks import register_callbacks
@@ -133,14 +132,15 @@ def _register_page_callbacks(app: Dash) -> None:
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("content", "children"),
+        Output("run-control", "children"),
         Output("controls", "children"),
         Output("page-state", "data"),
         *url,
         State("page-state", "data"),
     )
-    def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, Any]:
+    def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, Any, Any]:
         if before and layout.is_same_page(path, parse_query(search), before):
-            return no_update, no_update, no_update
+            return no_update, no_update, no_update, no_update
         try:
             rendered = rendered_page(path, search)
             page, run, view = rendered.page, rendered.run, rendered.view
@@ -148,13 +148,11 @@ def _register_page_callbacks(app: Dash) -> None:
             components = rendered.all_components() if same_path else rendered.initial_components()
             state = layout.browser_state(path, search, page, run, view, rendered.content)
         except HeadscopeError as reason:
-            return layout.empty_page(str(reason)), [], layout.EMPTY_STATE
+            return layout.empty_page(str(reason)), [], [], layout.EMPTY_STATE
         except Exception as error:  # the previous page must not stay under these controls
             logging.getLogger("headscope").exception("the view %s%s fails", path, search)
-            return layout.error_page(error), [], layout.EMPTY_STATE
-        # Unchanged controls stay in place and keep the focus.
-        unchanged = before and layout.controls_signature(before) == layout.controls_signature(state)
-        return components, no_update if unchanged else build_controls(page, run, view), state
+            return layout.error_page(error), [], [], layout.EMPTY_STATE
+        return components, *layout.new_controls(before, state, page, run, view), state
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output({"deferred": MATCH, "part": "blocks"}, "children"),
@@ -240,7 +238,7 @@ def _add_security_headers(app: Dash) -> None:
         response.headers["Referrer-Policy"] = "no-referrer"
         response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        if not request.path.startswith(("/_dash-component-suites", "/assets")):
+        if not request.path.startswith(("/_dash-component-suites", "/assets", "/_favicon.ico")):
             response.headers["Cache-Control"] = "no-store"
         elif "max-age" not in response.headers.get("Cache-Control", ""):
             response.headers["Cache-Control"] = "max-age=3600"  # file names of lazily loaded parts hold no version

@@ -9,9 +9,9 @@ from dash import html
 
 from dashboards.pages import Page
 from dashboards.run_store import current_store, run_label
-from dashboards.view_state import ViewState
+from dashboards.view_state import ViewState, roles_of_run
 from headscope.rendering.assembly import run_statistics
-from headscope.runs.column_metadata import measured_roles, roles, statistic
+from headscope.runs.column_metadata import roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models
 
@@ -50,11 +50,27 @@ def bound_placeholders(run: Run, view: ViewState) -> dict[str, str]:
     return {"min": f"{values.min():.4g}", "max": f"{values.max():.4g}"} if len(values) else {"min": "any", "max": "any"}
 
 
+def run_options() -> list[dict[str, str]]:
+    """Values and labels of the control of runs: every run of the folder, newest first."""
+    return [
+        {"value": name, "label": run_label(name) if isinstance(run, Run) else f"{run_label(name)} (damaged)"}
+        for name, run in current_store().list_runs().items()
+    ]
+
+
+def build_run_control(run: Run) -> dmc.MultiSelect:
+    """The control that chooses and combines runs, which every page has."""
+    names = [part.name for part in run.parts]
+    settings = {"label": "Combined runs", "data": run_options(), "searchable": True}
+    return dmc.MultiSelect(id={"control": "run"}, value=names, **settings)
+
+
 def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
-    """The controls of the page, set to the state, and the buttons below them."""
-    specs = _control_specs(run, view)
+    """The other controls of the page, set to the state, and the buttons below them."""
+    specs, values = _control_specs(run, view), control_values(page, run, view)
+    del values["run"]
     parts: list[Any] = []
-    for name, value in control_values(page, run, view).items():
+    for name, value in values.items():
         component, settings = specs[name]
         control = component(id={"control": name}, value=value, **settings)
         parts.append(dmc.InputWrapper(control, label="Layers") if name == "layers" else control)
@@ -68,12 +84,8 @@ def build_controls(page: Page, run: Run, view: ViewState) -> list[Any]:
 
 def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
     """Component and settings, by control."""
-    runs = [
-        {"value": name, "label": run_label(name) if isinstance(run, Run) else f"{run_label(name)} (damaged)"}
-        for name, run in current_store().list_runs().items()
-    ]
     statistics = [{"value": name, "label": statistic(name).label} for name in run_statistics(run)]
-    role_options = [{"value": name, "label": f"{name}: {roles()[name].meaning}"} for name in measured_roles(run.heads)]
+    role_options = [{"value": name, "label": f"{name}: {roles()[name].meaning}"} for name in roles_of_run(run)]
     last_layer = int(run.heads["layer"].max()) if len(run.heads) else 0
     layers = {
         "min": 0,
@@ -87,7 +99,6 @@ def _control_specs(run: Run, view: ViewState) -> dict[str, Any]:
     baseline = {"clearable": True, "placeholder": "none: show values"}
     placeholders = bound_placeholders(run, view)
     return {
-        "run": (dmc.MultiSelect, {"label": "Combined runs", "data": runs, "searchable": True}),
         "model": (dmc.Select, {"label": "Model", "data": run.models, "allowDeselect": False}),
         "models": (dmc.MultiSelect, {"label": "Models shown", "data": run.models, "searchable": True}),
         "baseline": (dmc.Select, {"label": "Baseline", "data": run.models, **baseline}),

@@ -1,13 +1,14 @@
 """Layout around every page: navigation, header and notes of a page, and the pages for errors."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import html
+from dash import html, no_update
 
 from dashboards import export
-from dashboards.controls import bound_placeholders, control_values
+from dashboards.controls import bound_placeholders, build_controls, build_run_control, control_values, run_options
 from dashboards.empty_pages import missing_data_page
 from dashboards.navigation import all_pages, navigation, navigation_state
 from dashboards.pages import Page, head, playground
@@ -47,7 +48,11 @@ def page_shell() -> list[Any]:
         html.Div(id="banner", role="alert"),
         html.Div(
             [
-                html.Aside([html.Div(id="controls"), _newer_run_note()], id="sidebar", **{"aria-label": "Controls"}),
+                html.Aside(
+                    [html.Div(id="run-control"), html.Div(id="controls"), _newer_run_note()],
+                    id="sidebar",
+                    **{"aria-label": "Controls"},
+                ),
                 html.Main(html.P("Loading the run …", className="introduction"), id="content", tabIndex=-1),
             ],
             className="page-columns",
@@ -125,13 +130,15 @@ def browser_state(
 ) -> dict[str, Any]:
     """The state of the page at `path` + `search` for the browser.
 
-    `query_string` is its complete query, with the values of all controls but without `BROWSER_PARAMETERS`.
+    `query_string` is its complete query, with the values of all controls but without `BROWSER_PARAMETERS`;
+    `listed_runs` changes with the options of the control of runs.
     """
     query = {name: value for name, value in view.query.items() if name not in BROWSER_PARAMETERS}
     return {
         "title": content.title,
         "nav_path": page.PATH,
         "control_values": control_values(page, run, view),
+        "listed_runs": hashlib.sha256(repr(run_options()).encode()).hexdigest(),
         "placeholders": bound_placeholders(run, view),
         "query_string": build_url("", query),
         "pathname": path,
@@ -148,6 +155,7 @@ EMPTY_STATE: Mapping[str, Any] = {
     "title": "Nothing to show",
     "nav_path": "",
     "control_values": {},
+    "listed_runs": "",
     "placeholders": {},
     "query_string": None,
     "pathname": "",
@@ -167,7 +175,18 @@ def is_same_page(path: str, query: Query, state: Mapping[str, Any]) -> bool:
     return bool(state["query_string"]) and build_url(path, query) == f"{state['pathname']}{state['query_string']}"
 
 
-def controls_signature(state: Mapping[str, Any]) -> tuple[Any, ...]:
+def new_controls(
+    before: Mapping[str, Any] | None, state: Mapping[str, Any], page: Page, run: Run, view: ViewState
+) -> tuple[Any, Any]:
+    """The control of runs and the other controls of a state; those that the state `before` has stay in place, keep the
+    focus, and are not sent again: the list of runs may be long."""
+    has_runs = before and before["listed_runs"] == state["listed_runs"]
+    has_others = before and _controls_signature(before) == _controls_signature(state)
+    run_control = no_update if has_runs else build_run_control(run)
+    return run_control, no_update if has_others else build_controls(page, run, view)
+
+
+def _controls_signature(state: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the controls depend on, apart from their values: page, runs, names of the controls, and named sets."""
     return state["nav_path"], state["control_values"].get("run"), [*state["control_values"]], state["head_sets"]
 

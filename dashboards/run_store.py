@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from flask import current_app
@@ -37,11 +37,17 @@ class Scan:
     """What lies in the folder: the stamp of run.json of every run by name, newest first, the stamps of all notes, the
     unfinished runs, and when the folder was looked at."""
 
+    folder: Path
     runs: Mapping[str, FileStamp]
     notes: tuple[FileStamp, ...]
     unfinished: Sequence[RunProgress]
     folder_changed: int
     time: float
+
+    @cached_property
+    def manifests(self) -> Mapping[str, Run | BadRun]:
+        """Every run, or why its run.json cannot be read."""
+        return {name: _read_manifest(self.folder / name, stamp) for name, stamp in self.runs.items()}
 
 
 class RunStore:
@@ -73,10 +79,9 @@ class RunStore:
     def list_runs(self) -> dict[str, Run | BadRun]:
         """Every finished run by name, newest first; an error for a run.json that cannot be read, and for a run whose
         tables were damaged when it was last opened."""
-        return {
-            name: self._damaged.get(stamp) or _read_manifest(self.folder / name, stamp)
-            for name, stamp in self._current_scan().runs.items()
-        }
+        scan = self._current_scan()
+        damaged = {name: self._damaged[stamp] for name, stamp in scan.runs.items() if stamp in self._damaged}
+        return {**scan.manifests, **damaged}
 
     def newest_since_start(self) -> str | None:
         """The newest readable run that has finished since the app was started."""
@@ -154,7 +159,7 @@ class RunStore:
             stamps = {name: _file_stamp(self.folder / name / "run.json") for name in folders}
             runs = {name: stamp for name, stamp in stamps.items() if stamp[1]}
             notes = tuple(stamp for name in runs if (stamp := _file_stamp(self.folder / name / NOTES_FILE))[1])
-            scan = self._scan = Scan(runs, notes, run_progress(self.folder), changed, now)
+            scan = self._scan = Scan(self.folder, runs, notes, run_progress(self.folder), changed, now)
         return scan
 
 

@@ -90,7 +90,7 @@ class ViewState:
         measured = longest_ess_column_of(run, tuple(visible_models)) or longest_ess_column_of(run)
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
-        role = choice("role", run.derived(_measured_roles), None)
+        role = choice("role", roles_of_run(run), None)
         head_sets = dict(_parse_head_sets(query.get("sets", [])))
         set_name = choice("set", [*head_sets], None)
         rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
@@ -183,6 +183,11 @@ class ViewState:
     def head_link(self, layer: int, head: int) -> str:
         """The URL of a head's page."""
         return self.link(f"/head/{layer}.{head}")
+
+
+def roles_of_run(run: Run) -> list[str]:
+    """The roles that were measured in the run."""
+    return run.derived(_measured_roles)
 
 
 def _measured_roles(run: Run) -> list[str]:

@@ -191,7 +191,7 @@ def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client
         page, run, view, content = resolve_url(path, query)
         components = all_components(page, run, content, view)
         controls = control_names(build_controls(page, run, view))
-    assert controls == ["run", *page.controls(run)]
+    assert controls == [*page.controls(run)]
     notices = [item.children for item in components if "notice" in (getattr(item, "className", "") or "")]
     filters = {"layers", "role", "set", *(["min"] if matches == "none" else [])}
     if unused := filters - {*controls}:
@@ -350,7 +350,7 @@ def test_a_view_that_fails_shows_the_error_and_no_controls(client, run: Run, mon
         raise RuntimeError("out of order")
 
     monkeypatch.setattr("dashboards.pages.heads.content", broken)
-    output = "..content.children...controls.children...page-state.data.."
+    output = "..content.children...run-control.children...controls.children...page-state.data.."
     body = {
         "output": output,
         "outputs": [{"id": i, "property": p} for i, p in (item.split(".") for item in output[2:-2].split("..."))],
@@ -365,7 +365,7 @@ def test_a_view_that_fails_shows_the_error_and_no_controls(client, run: Run, mon
     assert reply.status_code == 200
     response = reply.get_json()["response"]
     assert "RuntimeError: out of order" in str(response["content"])
-    assert response["controls"]["children"] == []
+    assert response["run-control"]["children"] == response["controls"]["children"] == []
 
 
 def test_a_page_sends_the_blocks_of_a_window_first_and_the_rest_on_request(client, run: Run):
@@ -467,7 +467,7 @@ def test_a_page_without_its_tables_names_the_command_that_makes_them(client, pat
     with client.application.app_context():
         page, run, view, content = resolve_url(path, {})
         (text,) = all_blocks(content)
-        assert control_names(build_controls(page, run, view)) == ["run"]
+        assert control_names(build_controls(page, run, view)) == []
     assert isinstance(text, TextBlock)
     assert text.command == f"headscope {path[1:]}"
 
@@ -596,7 +596,7 @@ def test_a_run_without_models_is_shown_on_the_page_of_its_probe(tmp_path: Path):
         page, run, view, content = resolve_url("/scaling", {})
         assert content.title == "Scaling theorems"
         assert [type(block) for block in all_blocks(content)] == [TextBlock, Chart, TextBlock]  # headlines first
-        assert control_names(build_controls(page, run, view)) == ["run"]
+        assert control_names(build_controls(page, run, view)) == []
         overview = resolve_url("/", {})[3]
         assert overview.title == "Probes"
         filled = [name for name, blocks in overview.sections.items() if blocks]

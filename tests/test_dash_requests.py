@@ -14,7 +14,7 @@ from dashboards.app import create_app
 from dashboards.request_checks import CALLBACK_PATH
 from headscope.runs.run import Run
 
-SHOW = "..content.children...controls.children...page-state.data.."
+SHOW = "..content.children...run-control.children...controls.children...page-state.data.."
 BODY: dict[str, Any] = {
     "output": SHOW,
     "outputs": [{"id": i, "property": p} for i, p in (item.split(".") for item in SHOW.strip(".").split("..."))],

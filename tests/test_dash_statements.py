@@ -1,6 +1,7 @@
 """What the app states is true of the view: scales, units, names of files, damaged runs, and refused requests."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from support.synthetic_runs import synthetic_run
 
 from dashboards import export
 from dashboards.app import MAX_REQUEST_BYTES, create_app
-from dashboards.controls import build_controls
+from dashboards.controls import build_controls, build_run_control
 from dashboards.layout import resolve_url
 from dashboards.view_state import ViewState
 from headscope.errors import BadRun
@@ -75,11 +76,39 @@ def test_a_damaged_run_is_marked_in_the_selector(tmp_path: Path) -> None:
     with create_app(tmp_path).server.app_context():
         with pytest.raises(BadRun):  # tables are checked when their run is opened
             resolve_url("/heads", {"run": broken.path.name})
-        page, run, view, _ = resolve_url("/heads", {"run": whole.path.name})
-        selector = build_controls(page, run, view)[0]
+        selector = build_run_control(resolve_url("/heads", {"run": whole.path.name})[1])
     labels = {option["value"]: option["label"] for option in selector.data}
     assert labels[broken.path.name].endswith("(damaged)")
     assert not labels[whole.path.name].endswith("(damaged)")
+
+
+def test_the_selector_of_runs_is_sent_again_only_when_a_run_was_added(tmp_path: Path) -> None:
+    synthetic_run(tmp_path, **TINY, probes=["measure"])
+    client = create_app(tmp_path).server.test_client()
+
+    def response(path: str, state: dict[str, Any] | None) -> dict[str, Any]:
+        names = ("content.children", "run-control.children", "controls.children", "page-state.data")
+        body = {
+            "output": f"..{'...'.join(names)}..",
+            "outputs": [dict(zip(("id", "property"), name.split("."), strict=True)) for name in names],
+            "inputs": [
+                {"id": "url", "property": "pathname", "value": path},
+                {"id": "url", "property": "search", "value": ""},
+            ],
+            "state": [{"id": "page-state", "property": "data", "value": state}],
+            "changedPropIds": ["url.pathname"],
+        }
+        answer: dict[str, Any] = client.post("/_dash-update-component", json=body).get_json()["response"]
+        return answer
+
+    first = response("/heads", None)
+    assert len(first["run-control"]["children"]["props"]["data"]) == 1
+    second = response("/compare", first["page-state"]["data"])
+    assert "run-control" not in second
+    assert "controls" in second
+    synthetic_run(tmp_path, **TINY, seed=1, probes=["measure"])
+    third = response("/heads", second["page-state"]["data"])
+    assert len(third["run-control"]["children"]["props"]["data"]) == 2
 
 
 def test_the_browser_learns_of_a_run_that_finishes_later(tmp_path: Path) -> None:

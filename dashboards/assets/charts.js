@@ -8,10 +8,11 @@
 
   const VIEW_MARGIN = "300px";
   const pending = new Map();  // plot -> function that draws it
-  const observer = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => {
+  const draw = (plot) => { pending.get(plot)?.(); pending.delete(plot); };
+  const observer = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target, boundingClientRect }) => {
     observer.unobserve(target);
-    pending.get(target)?.();
-    pending.delete(target);
+    if (boundingClientRect.top < innerHeight) draw(target);
+    else setTimeout(draw, 0, target);  // after those that are on screen
   }), { rootMargin: VIEW_MARGIN });
   const inView = (plot) => new Promise((resolve) => { pending.set(plot, resolve); observer.observe(plot); });
   addEventListener("beforeprint", () => pending.forEach((draw) => draw()));

@@ -133,7 +133,8 @@
           if (isChosen && !isEqual(values[control], value)) continue;  // `changeControls` has yet to follow the choice
           const placeholder = control in state.placeholders ? { placeholder: state.placeholders[control] } : {};
           followedValues[control] = value;
-          window.dash_clientside.set_props({ control }, { value, ...placeholder });
+          const isSet = control in values && isEqual(values[control], value) && !("placeholder" in placeholder);
+          if (!isSet) window.dash_clientside.set_props({ control }, { value, ...placeholder });
         }
         const query = new URLSearchParams(location.search);
         const table = BROWSER_PARAMETERS.filter((name) => query.has(name)).map((name) => [name, query.get(name)]);

@@ -10,7 +10,7 @@ from dashboards.empty_pages import MAX_OFFERED_RUNS, command_for_run
 from dashboards.pages.heads import PATH as HEADS_PATH
 from dashboards.run_store import current_store, run_label
 from dashboards.tabs import tab_name
-from dashboards.view_state import ViewState, describe_statistic, parse_head
+from dashboards.view_state import ViewState, describe_statistic, parse_head, roles_of_run
 from headscope.plots import role_emergence
 from headscope.rendering import assembly, similar_heads
 from headscope.rendering.blocks import Block, Chart, LazySequence, Link, Links, PageContent, TextBlock, TextTable
@@ -18,7 +18,7 @@ from headscope.rendering.explorer_blocks import Badges, KeyLinks, query_link
 from headscope.rendering.text import column_heading, format_cell, head_mask
 from headscope.results.words import count_nouns
 from headscope.runs.aggregation import group_members
-from headscope.runs.column_metadata import capitalise, measured_roles, parse_column, roles, statistic
+from headscope.runs.column_metadata import capitalise, parse_column, roles, statistic
 from headscope.runs.head_profiles import head_roles
 from headscope.runs.run import Run
 from headscope.runs.summary import default_models_with, longest_ess_column_of, training_checkpoints
@@ -137,7 +137,7 @@ def _training_charts(run: Run, layer: int, head: int) -> Iterator[Chart]:
     """The scores of the head by training step, for a run over checkpoints."""
     training_steps = run.derived(_training_steps)
     if training_steps["step"].nunique() > 1:
-        scored = [roles()[name] for name in measured_roles(run.heads) if roles()[name].threshold is not None]
+        scored = [roles()[name] for name in roles_of_run(run) if roles()[name].threshold is not None]
         names = [*dict.fromkeys(role.order_by for role in scored)]
         yield Chart(
             role_emergence.plot_head_during_training(run.heads, (layer, head), names, training_steps),

@@ -40,7 +40,7 @@ class SingleRunStore(RunStore):
         self.run = run
 
     def _current_scan(self) -> Scan:
-        return Scan({}, (), [], 0, 0.0)
+        return Scan(Path(), {}, (), [], 0, 0.0)
 
     def open_combined(self, names: Sequence[str]) -> Run:
         return self.run
