@@ -182,6 +182,12 @@ def test_heads_ticked_faster_than_their_pages_arrive_stay_selected(app: str, run
     expect(page.locator("#head-table-count")).to_contain_text("30 heads, 30 selected")
     page.locator("#head-table .ag-header-select-all input").uncheck()
     expect(page.locator(".head-chip")).to_have_count(0)
+    for key_holder in ("input[type=checkbox]", "[col-id=head]"):  # the space bar, in a box and in a cell
+        for count in (1, 0):
+            page.locator("#head-table .ag-row[row-index='2']").locator(key_holder).first.focus()
+            page.keyboard.press("Space")
+            expect(page.locator(".head-chip")).to_have_count(count)
+            expect(page.locator("#head-table .ag-pinned-left-cols-container .ag-row-selected")).to_have_count(count)
 
 
 def test_the_box_above_all_heads_ticks_those_that_a_filter_leaves(app: str, run: Run, browse: Callable[..., Page]):

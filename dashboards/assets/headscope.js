@@ -27,7 +27,8 @@
   };
   // Replaces the URL by one for the same view: no new page, and no entry in the history.
   const replaceQuery = (search) => {
-    if (search === location.search) return;
+    const isLeaving = requested && requested.pathname !== location.pathname;
+    if (isLeaving || search === location.search) return;
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
@@ -179,7 +180,8 @@
     openHeadCell(event) {
       const isClicked = event.type === "cellClicked" && ["layer", "head"].includes(event.colDef.field);
       const head = [event.data.layer, event.data.head];
-      if ((isClicked && event.event?.shiftKey) || event.event?.key === " ") toggle(head);
+      const isSpace = event.event?.key === " " && event.event.target.type !== "checkbox";  // a box changes by itself
+      if ((isClicked && event.event?.shiftKey) || isSpace) toggle(head);
       else if (isClicked || event.event?.key === "Enter") goToHead(head);
     },
     // The cell of the head under the pointer is framed in every matrix.
