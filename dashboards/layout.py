@@ -178,12 +178,14 @@ def is_same_page(path: str, query: Query, state: Mapping[str, Any]) -> bool:
 def new_controls(
     before: Mapping[str, Any] | None, state: Mapping[str, Any], page: Page, run: Run, view: ViewState
 ) -> tuple[Any, Any]:
-    """The control of runs and the other controls of a state; those that the state `before` has stay in place, keep the
-    focus, and are not sent again: the list of runs may be long."""
-    has_runs = before and before["listed_runs"] == state["listed_runs"]
-    has_others = before and _controls_signature(before) == _controls_signature(state)
-    run_control = no_update if has_runs else build_run_control(run)
-    return run_control, no_update if has_others else build_controls(page, run, view)
+    """The control of runs and the other controls, or `no_update` for those that the browser already has.
+
+    They stay in place and keep the focus; the list of runs may be long.
+    """
+    has_run_control = before and before["listed_runs"] == state["listed_runs"]
+    has_page_controls = before and _controls_signature(before) == _controls_signature(state)
+    run_control = no_update if has_run_control else build_run_control(run)
+    return run_control, no_update if has_page_controls else build_controls(page, run, view)
 
 
 def _controls_signature(state: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -80,7 +80,7 @@ class RunStore:
         """Every finished run by name, newest first; an error for a run.json that cannot be read, and for a run whose
         tables were damaged when it was last opened."""
         scan = self._current_scan()
-        damaged = {name: self._damaged[stamp] for name, stamp in scan.runs.items() if stamp in self._damaged}
+        damaged = {name: reason for name, stamp in scan.runs.items() if (reason := self._damaged.get(stamp))}
         return {**scan.manifests, **damaged}
 
     def newest_since_start(self) -> str | None:

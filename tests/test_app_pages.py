@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 from support.app_pages import wait_until_drawn
 from support.synthetic_runs import synthetic_run
 
 from dashboards.layout import all_pages
+from dashboards.run_store import run_label
 from headscope.cli.flags import EXAMPLES
 from headscope.runs.run import Run
 
@@ -188,6 +189,53 @@ def test_heads_ticked_faster_than_their_pages_arrive_stay_selected(app: str, run
             page.keyboard.press("Space")
             expect(page.locator(".head-chip")).to_have_count(count)
             expect(page.locator("#head-table .ag-pinned-left-cols-container .ag-row-selected")).to_have_count(count)
+
+
+def test_ranges_and_all_heads_are_selected_by_keys_and_shift_clicks(app: str, run: Run, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?run={run.name}&model=base&stat=ess2_{LENGTH}", reload=True)
+    expect(page.locator("[data-head-matrix] .heatmaplayer image").first).to_be_attached()
+    chips, ticked = (
+        page.locator(".head-chip"),
+        page.locator("#head-table .ag-pinned-left-cols-container .ag-row-selected"),
+    )
+
+    def box(row: int) -> Locator:
+        return page.locator(f"#head-table .ag-row[row-index='{row}'] input[type=checkbox]").first
+
+    box(1).click()
+    expect(chips).to_have_count(1)
+    box(4).click(modifiers=["Shift"])
+    expect(chips).to_have_count(4)
+    expect(ticked).to_have_count(4)
+    states = ("30 heads, 30 selected.", "30 heads.")
+    for state in states:
+        page.locator("#head-table .ag-row[row-index='2'] [col-id=head]").focus()
+        page.keyboard.press("Control+a")
+        expect(page.locator("#head-table-count")).to_contain_text(state)
+    for state in states:
+        page.locator("#head-table .ag-header-cell:has(.ag-header-select-all)").focus()
+        page.keyboard.press("Space")
+        expect(page.locator("#head-table-count")).to_contain_text(state)
+    expect(ticked).to_have_count(0)
+
+
+def test_the_control_of_runs_has_the_runs_of_the_page_also_after_back(
+    run: Run, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    other = next(path.name for path in run.path.parent.iterdir() if path.name != run.name)
+    page = browse(f"{serve(run.path.parent)}/heads?run={run.name}")
+
+    def expect_chosen(name: str) -> None:
+        expect(page.locator("#run-control .mantine-MultiSelect-pill")).to_have_count(1)
+        expect(page.locator("#run-control .mantine-MultiSelect-pill")).to_have_text(run_label(name))
+
+    expect_chosen(run.name)
+    page.evaluate("(search) => window.headscopeFollow(`/heads?run=${search}`)", other)
+    page.wait_for_url(f"**run={other}*")
+    expect_chosen(other)
+    page.go_back()
+    page.wait_for_url(f"**run={run.name}*")
+    expect_chosen(run.name)
 
 
 def test_the_box_above_all_heads_ticks_those_that_a_filter_leaves(app: str, run: Run, browse: Callable[..., Page]):

@@ -23,7 +23,7 @@ from headscope.measures import sparse_rules
 from headscope.measures.row_tile import RowTile
 from headscope.measures.span_mass import row_weights
 from headscope.measures.sparse_rows import SparseRows
-from headscope.measures.sparse_rules import Rule, parse_rule
+from headscope.measures.sparse_rules import Rule, Top, parse_rule
 
 LENGTH = 45
 TINY = torch.finfo(torch.float32).tiny
@@ -108,6 +108,21 @@ def measured(records: list[AttentionRecord], rules: list[str], rows: np.ndarray 
         sparse.update(record)
     frame = pd.DataFrame(sparse.compute()[0])
     return frame.assign(rule=np.array(rules)[frame["rule"]]).set_index(["rule", "layer", "head"])
+
+
+def test_a_rule_that_extends_another_by_its_choice_is_measured_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class FirstAndTop(Top):
+        name: ClassVar[str] = "first-and-top"
+
+        def select(self, tile: RowTile) -> Tensor:
+            chosen = super().select(tile)
+            return chosen | (torch.arange(chosen.shape[-1]) < 4)
+
+    monkeypatch.setitem(sparse_rules.known_rules(), FirstAndTop.name, FirstAndTop)
+    stored = measured([random_record(0)], ["top:3", "first-and-top:3"], np.array([20]))
+    assert (stored.loc["top:3", "kept"] == 3).all()
+    assert (stored.loc["first-and-top:3", "kept"] >= 4).all()
 
 
 @settings(max_examples=12, deadline=None)

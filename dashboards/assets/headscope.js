@@ -29,6 +29,7 @@
   const replaceQuery = (search) => {
     const isLeaving = requested && requested.pathname !== location.pathname;
     if (isLeaving || search === location.search) return;
+    if (requested) requested.search = search;
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
@@ -93,6 +94,14 @@
     return pathname === url.pathname && queries[0].toString() === queries[1].toString();
   };
   const followedValues = {};  // by control: the last value that the URL followed, or that the page set
+  // What an older page built anew: the boxes of the table of heads. What it left: the control of runs.
+  const showNewestChoices = () => {
+    if (document.getElementById("head-table")) window.dash_clientside.set_props("head-table", { selectedRows: { ids: selectedHeads() } });
+    const runs = newestQuery().getAll("run");
+    if (!runs.length) return;
+    followedValues.run = runs;
+    window.dash_clientside.set_props({ control: "run" }, { value: runs });
+  };
 
   // Tabs lead to their first page with data; pages that the run has no data for are grey and name the command that stores it.
   const showNavigation = ({ nav_path, navigation: { group, first_paths, missing } }) => {
@@ -124,10 +133,7 @@
         showNavigation(state);
         newest.name ? showNewestRun() : poll();
         if (state.query_string === null) return;
-        if (!isOfUrl(state)) {  // the page of a later choice is on its way
-          if (document.getElementById("head-table")) window.dash_clientside.set_props("head-table", { selectedRows: { ids: selectedHeads() } });
-          return;
-        }
+        if (!isOfUrl(state)) return showNewestChoices();  // the page of a later choice is on its way
         const values = Object.fromEntries(window.dash_clientside.callback_context.states_list[0].map(({ id, value }) => [id.control, value]));
         for (const [control, value] of Object.entries(state.control_values)) {
           const isChosen = control in values && control in followedValues && !isEqual(values[control], followedValues[control]);
@@ -204,14 +210,33 @@
 
   // Boxes of the table of heads. A click changes the selection of the URL, whatever the box shows: a page that was on its
   // way builds the table anew, for a moment with the boxes of an older selection.
-  document.addEventListener("change", (event) => {
-    const box = event.target, row = box.closest("#head-table .ag-row");
-    if (row && box.closest(".ag-selection-checkbox")) toggle(row.getAttribute("row-id").split("."));
-    if (!box.closest("#head-table .ag-header-select-all")) return;
+  let lastTicked = null;
+  const shownRows = () => {
     const rows = [];
-    window.dash_ag_grid.getApi("head-table").forEachNodeAfterFilter(({ id }) => rows.push(id));
+    window.dash_ag_grid.getApi("head-table").forEachNodeAfterFilterAndSort(({ id }) => rows.push(id));
+    return rows;
+  };
+  const tick = (rows, isTicked) => {
     const others = selectedHeads().filter((name) => !rows.includes(name));
-    select(box.checked ? [...others, ...rows] : others);
+    select(isTicked ? [...others, ...rows] : others);
+  };
+  const tickAll = () => {
+    const rows = shownRows(), selected = selectedHeads();
+    tick(rows, !rows.every((name) => selected.includes(name)));
+  };
+  document.addEventListener("click", (event) => {
+    if (event.target.type !== "checkbox") return;
+    const box = event.target, name = box.closest(".ag-selection-checkbox")?.closest("#head-table .ag-row")?.getAttribute("row-id");
+    if (box.closest("#head-table .ag-header-select-all")) tickAll();
+    if (!name) return;
+    const rows = event.shiftKey ? shownRows() : [], ends = [lastTicked, name].map((end) => rows.indexOf(end)).sort((a, b) => a - b);
+    ends[0] >= 0 ? tick(rows.slice(ends[0], ends[1] + 1), true) : toggle(name.split("."));
+    lastTicked = name;
+  }, true);
+  document.addEventListener("keydown", (event) => {
+    const isAll = event.key.toLowerCase() === "a" && (event.ctrlKey || event.metaKey) && event.target.closest("#head-table .ag-row");
+    const isHeader = event.key === " " && event.target.matches("#head-table .ag-header-cell:has(.ag-header-select-all)");
+    if (isAll || isHeader) tickAll();
   }, true);
 
   // Links inside the app change the URL without reloading the app.

@@ -34,7 +34,7 @@ log = logging.getLogger("headscope")
 
 
 class Rule(ABC):
-    """Chooses keys; a subclass is a frozen dataclass whose fields are sizes, at least 1."""
+    """Chooses keys; a subclass is a frozen dataclass whose fields are sizes, at least 1. Only `select` is needed."""
 
     name: ClassVar[str]
     meaning: ClassVar[str]
@@ -45,6 +45,12 @@ class Rule(ABC):
     needs_dense_weights: ClassVar[bool] = True
     """Whether it needs the weights of all keys: it bounds other rules, but saves nothing."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "select" in vars(cls):  # what another rule says of its own choice does not hold for this one
+            for name in {"keep_mask", "possible_columns"} - {*vars(cls)}:
+                setattr(cls, name, getattr(Rule, name))
+
     @property
     def depends_on_later_queries(self) -> bool:
         return self.needs_whole_text and self.needs_later_queries
@@ -53,12 +59,15 @@ class Rule(ABC):
     def select(self, tile: RowTile) -> Tensor:
         """The chosen keys, bool [H or 1, n, keys]. Keys that a row does not see may be among them."""
 
-    def kept(self, tile: RowTile) -> Tensor:
-        """Whether a row keeps each key that it sees, 0 or 1 in float32: [H, G or 1, n, keys]."""
+    def keep_mask(self, tile: RowTile) -> Tensor:
+        """1 for the chosen keys that a row sees, 0 for others, float32 [H, G or 1, n, keys]."""
         return as_float(self.select(tile) & tile.is_visible)
 
     def possible_columns(self, tile: RowTile) -> list[slice]:
-        """Ranges of the tile's columns, ascending and apart, outside of which the rule chooses no key."""
+        """One or more ranges of the tile's columns outside of which the rule chooses no key.
+
+        No range is empty; they ascend and do not overlap.
+        """
         return [slice(0, tile.weights.shape[-1])]
 
     @property
@@ -77,10 +86,10 @@ class Top(Rule):
     units: ClassVar[str] = "head"
 
     def select(self, tile: RowTile) -> Tensor:
-        kept = self.kept(tile).bool()
-        return kept.repeat_interleave(len(tile.weights) // len(kept), 0)
+        chosen = tile.heaviest(self.units, self.keys).bool()
+        return chosen.repeat_interleave(len(tile.weights) // len(chosen), 0)
 
-    def kept(self, tile: RowTile) -> Tensor:
+    def keep_mask(self, tile: RowTile) -> Tensor:  # a key that a row does not see has the weight 0 and is never chosen
         return tile.heaviest(self.units, self.keys)
 
 
@@ -209,7 +218,7 @@ class Streaming(Rule):
     def possible_columns(self, tile: RowTile) -> list[slice]:
         keys = tile.weights.shape[-1]
         sink, recent = (int(np.clip(key - tile.first, 0, keys)) for key in (self.sink, tile.rows[0] + 1 - self.recent))
-        if recent <= sink:
+        if recent <= sink or tile.record.chunk_size is not None:  # a row of a chunk may see no key between the two
             return [slice(0, keys)]
         return [slice(0, sink), slice(recent, keys)] if sink else [slice(recent, keys)]
 
@@ -285,7 +294,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 def _diagonal_sums(weights: Tensor) -> Tensor:
     """Sums of the weights [H, n, keys] of the last n rows by distance, [H, keys]."""
     heads, rows, keys = weights.shape
-    # With rows - 1 zeros before it, row r seen from its place r on has its own key last.
+    # After rows - 1 zeros in front, the window of row r that starts at column r ends at the row's own key.
     padded = nn.functional.pad(weights, (rows - 1, 0))
     step = padded.shape[-1]
     return padded.as_strided((heads, rows, keys), (rows * step, step + 1, 1)).sum(1).flip(-1)

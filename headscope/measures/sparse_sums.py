@@ -74,19 +74,18 @@ def _choices_by_key(tile: RowTile, values: Tensor, rules: Mapping[int, Rule], se
     masked = torch.empty_like(tile.weights)
     mass, output, heaviest, sizes, sets = [], [], [], [], []
     for rule in rules.values():
-        kept = rule.kept(tile)
-        shape = len(kept), len(masked) // len(kept), *masked.shape[1:]
-        sets.append(kept.index_select(1, set_rows).bool().repeat_interleave(shape[1], 0))
-        sizes.append(kept.sum(-1).repeat_interleave(shape[1], 0))
+        keep_mask = rule.keep_mask(tile)
+        shape = len(keep_mask), len(masked) // len(keep_mask), *masked.shape[1:]
+        sets.append(keep_mask.index_select(1, set_rows).bool().repeat_interleave(shape[1], 0))
+        sizes.append(keep_mask.sum(-1).repeat_interleave(shape[1], 0))
         sums, maxima = [], []
         for columns in rule.possible_columns(tile):
-            of_range = masked[..., columns]
-            product = tile.weights.view(shape)[..., columns], kept[:, None, :, columns]
-            torch.mul(*product, out=masked.view(shape)[..., columns])
-            sums.append(_sums(of_range, values[:, columns]))
-            maxima.append(of_range.amax(-1))
-        mass.append(reduce(torch.add, [of_range.mass for of_range in sums]))
-        output.append(reduce(torch.add, [of_range.output for of_range in sums]))
+            weights, of_columns = tile.weights.view(shape)[..., columns], masked[..., columns]
+            torch.mul(weights, keep_mask[:, None, :, columns], out=masked.view(shape)[..., columns])
+            sums.append(_sums(of_columns, values[:, columns]))
+            maxima.append(of_columns.amax(-1))
+        mass.append(reduce(torch.add, [part.mass for part in sums]))
+        output.append(reduce(torch.add, [part.output for part in sums]))
         heaviest.append(reduce(torch.maximum, maxima))
     is_hit = torch.stack(heaviest) >= tile.weights.amax(-1)
     sparse = Sums(torch.stack(mass), torch.stack(output))
