@@ -245,8 +245,8 @@ def test_the_box_above_all_heads_ticks_those_that_a_filter_leaves(app: str, run:
     page = browse(f"{app}/heads?run={run.name}&model=base&stat={name}&min={bound!r}&heads=0.0")
     expect(page.locator("#head-table .ag-row").first).to_be_visible()
     page.locator("#head-table .ag-header-select-all input").check()
-    shown = run.heads[(run.heads["model"] == "base") & (run.heads[name] >= bound)]
-    expected = {(0, 0), *shown[["layer", "head"]].itertuples(index=False, name=None)}
+    heads_above_bound = run.heads[(run.heads["model"] == "base") & (run.heads[name] >= bound)]
+    expected = {(0, 0), *heads_above_bound[["layer", "head"]].itertuples(index=False, name=None)}
     expect(page.locator(".head-chip")).to_have_count(len(expected))
 
 

@@ -38,7 +38,7 @@
   const rebase = (pathname, search) => {
     if (!page.query_string) return search;
     const [linked, shown, current, result] = [search, page.query_string, newestQuery(), ""].map((text) => new URLSearchParams(text));
-    const isHere = pathname === location.pathname;
+    const isHere = pathname === (requested ?? location).pathname;
     for (const name of new Set([...linked.keys(), ...current.keys()])) {
       const values = linked.getAll(name), isKept = isEqual(values, shown.getAll(name)) || (BROWSER_PARAMETERS.includes(name) && !linked.has(name));
       const isCurrent = isKept && (isHere || PERSISTENT_PARAMETERS.includes(name));

@@ -64,9 +64,9 @@ class Rule(ABC):
         return as_float(self.select(tile) & tile.is_visible)
 
     def possible_columns(self, tile: RowTile) -> list[slice]:
-        """One or more ranges of the tile's columns outside of which the rule chooses no key.
+        """Ranges of the tile's columns that contain every key that the rule may choose.
 
-        No range is empty; they ascend and do not overlap.
+        There is at least one; none is empty; they ascend and do not overlap.
         """
         return [slice(0, tile.weights.shape[-1])]
 
