@@ -1,0 +1,122 @@
+r"""Writes 24 English works that no shipped adapter was trained or tuned on, for judging claims about these adapters.
+
+    apt-get download aptitude-doc-en bash-doc debian-handbook debian-policy dict-devil dict-wn exim4-doc-html \
+        fortunes-min git-doc harden-doc installation-guide-amd64 maint-guide mutt nethack-common postgresql-doc-15 \
+        python3.11-doc r-cran-janeaustenr r-doc-html valgrind
+    for package in *.deb; do dpkg -x $package packages; done
+    python -m headscope.prompts.unseen_texts packages texts
+
+The number at the start of a file's name is its place in the order of the works. Kinds take turns at the start, so that
+the first 8 works have novels, manuals, a dictionary and quotations.
+"""
+
+import argparse
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from headscope.prompts.packaged_texts import normalize_whitespace, read_gzipped, text_from_html
+
+NOVELS = ("emma", "mansfieldpark", "northangerabbey", "persuasion", "prideprejudice", "sensesensibility")
+MANUALS = {
+    "debian-handbook": ("debian-handbook/html/en-US/sect.[b-w]*.html", "Debian contains dozens of other backup"),
+    "postgresql": ("postgresql-doc-15/html/tutorial-[a-w]*.html", "Once you have created a database"),
+    "git": ("git-doc/user-manual.txt", "Git is a fast"),
+    "nethack": ("nethack-common/Guidebook.txt.gz", "whether  you have in fact been having those dreams"),
+    "python": ("python3.11/html/_sources/tutorial/[acdi]*.rst.txt", "If you do much work on computers"),
+    "debian-policy": ("debian-policy/policy.txt.gz", "This manual describes"),
+    "valgrind": ("valgrind/html/manual-core.html", "This chapter describes"),
+    "r": ("../R/doc/manual/R-intro.html", "R is an integrated suite"),
+    "bash": ("bash/bashref.html", "Bash is the shell"),
+    "exim": ("exim4-doc-html/spec_html/ch-how_exim_*.html", "Exim is designed to work"),
+    "mutt": ("mutt/manual.txt.gz", "Mutt is a small"),
+    "securing-debian": ("harden-doc/html/en-US/ch0*.html", "Now to the official part."),
+    "installation": ("installation-guide-amd64/en/ch0*.html", "This chapter provides an overview"),
+    "maintainers": ("maint-guide/html/[bdmu]*.en.html", "We should now be ready"),
+    "aptitude": ("aptitude/html/en/ch0*.html", "A journey of"),
+}
+"""The pages of each manual, relative to usr/share/doc, and the words with which its text starts."""
+
+
+def works(packages: Path) -> Iterator[tuple[str, str]]:
+    """The kind and name of each work and its text, in the order of the files."""
+    share = packages / "usr/share"
+    novels = [(f"novel-{name}", text) for name, text in zip(NOVELS, read_novels(packages), strict=True)]
+    manuals = [(f"manual-{name}", read_manual(share / "doc", *manual)) for name, manual in MANUALS.items()]
+    short = [
+        ("dictionary-devil", read_dictionary(share / "dictd/devil.dict.dz", "ABASEMENT")),
+        ("quotations-literature", (share / "games/fortunes/literature").read_text().replace("\n%\n", "\n\n")),
+        ("dictionary-wordnet", read_dictionary(share / "dictd/wn.dict.dz", "abandon")),
+    ]
+    for place in range(len(manuals)):
+        yield from (kind[place] for kind in (novels, manuals, short) if place < len(kind))
+
+
+def read_novels(packages: Path) -> list[str]:
+    """Jane Austen's novels without title and contents, in the order of `NOVELS`, from an R package's database.
+
+    Each value in the file is its length (4 bytes) and a zlib stream with R's serialization of a vector of strings.
+    """
+    data, novels = (packages / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb").read_bytes(), []
+    while data:
+        stream = zlib.decompressobj()
+        lines = strings_of_vector(stream.decompress(data[4:]))
+        data = stream.unused_data
+        start = next(place for place, line in enumerate(lines) if re.match(r"chapter (1|i)\b", line, re.IGNORECASE))
+        novels.append(normalize_whitespace("\n".join(lines[start + 1 :])))
+    return novels
+
+
+def strings_of_vector(serialized: bytes) -> list[str]:
+    """The strings of a character vector in R's binary format: each is a type (0x00 .. 0x09), a length and its bytes."""
+    place, strings = serialized.index(b"\0\0\0\x10") + 8, []
+    count = int.from_bytes(serialized[place - 4 : place], "big")
+    for _ in range(count):
+        length = int.from_bytes(serialized[place + 4 : place + 8], "big")
+        strings.append(serialized[place + 8 : place + 8 + length].decode())
+        place += 8 + length
+    return strings
+
+
+def read_dictionary(file: Path, first_entry: str) -> str:
+    """The entries of a dictionary for dictd from this one on; the entries before it describe the dictionary."""
+    text = normalize_whitespace(read_gzipped(file))
+    return text[text.index(f"\n{first_entry}") + 1 :]
+
+
+def read_manual(folder: Path, pages: str, first_words: str) -> str:
+    """The pages that match this pattern, in the order of their names, as one text that starts with these words."""
+    text = normalize_whitespace("\n\n".join(map(read_page, sorted(folder.glob(pages)))))
+    if first_words not in text:
+        sys.exit(f"'{first_words}' is not in {folder}/{pages}. Unpack all packages that this module names")
+    return text[text.index(first_words) :]
+
+
+def read_page(file: Path) -> str:
+    """The text of a page: HTML, gzipped or plain."""
+    if file.suffix == ".gz":
+        return read_gzipped(file)
+    text = file.read_text(errors="replace")
+    return text_from_html(text) if file.suffix == ".html" else text
+
+
+def write_texts(packages: Path, folder: Path) -> None:
+    """Write the works into the new `folder`."""
+    if folder.exists():
+        sys.exit(f"{folder} exists. Give a new folder")
+    numbered = [(f"{place:02}-{name}.txt", text) for place, (name, text) in enumerate(works(packages), 1)]
+    if short := [name for name, text in numbered if len(text) < 4096]:
+        sys.exit(f"{', '.join(short)}: fewer than 4,096 characters. Unpack all packages that this module names")
+    folder.mkdir(parents=True)
+    for name, text in numbered:
+        (folder / name).write_text(text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", type=Path, help="the folder with the unpacked packages")
+    parser.add_argument("folder", type=Path, help="a new folder for the texts")
+    arguments = parser.parse_args()
+    write_texts(arguments.packages, arguments.folder)
