@@ -35,6 +35,7 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
 from headscope.forward.logits import last_hidden_states
 from headscope.forward.replay import Replay
+from headscope.measures.attention_rows import ROW_STATISTICS
 from headscope.patching.activation_patching import PatchingReplay
 from headscope.patching.metrics import PairTokens
 from headscope.patching.path_patching import RECEIVER_INPUTS, Norms, Path, PathPatching, inspect_paths
@@ -134,7 +135,7 @@ def test_attention_statistics_equal_the_untouched_models(family: str) -> None:
         for edge, expected in eager_reference.binned(eager_reference.row_statistics(alpha), window).items():
             rows = (measured["layer"] == layer) & (measured["visible"] == edge)
             assert rows.sum() == len(alpha)
-            for name in ("ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"):
+            for name in ROW_STATISTICS:
                 torch.testing.assert_close(
                     torch.from_numpy(measured[name][rows]).double(), expected[name], rtol=MAX_ERROR, atol=MAX_ERROR
                 )

@@ -1,6 +1,7 @@
 """Names and runs of earlier versions: renamed options are answered, format 3 is read, formats before it are refused."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ from support.synthetic_runs import synthetic_run
 import headscope
 from headscope import plugins
 from headscope.errors import BadInput, BadRun
-from headscope.runs.columns import OLDEST_FORMAT_VERSION, all_tables
+from headscope.runs.arrow import add_absent_columns, to_arrow
+from headscope.runs.columns import LAYER, OLDEST_FORMAT_VERSION, Column, Table, all_tables
 from headscope.runs.io import sha256
 from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
+from headscope.runs.table_checks import table_problems
 from headscope.study.config import build_study
 
 RENAMED = [
@@ -79,6 +82,23 @@ def test_columns_that_a_stored_run_lacks_take_their_declared_values(run: Run) ->
         np.testing.assert_array_equal(rows[column], expected)
         assert run.arrow_table(name).schema.equals(all_tables()[name].arrow)
     assert validate(run) == []
+
+
+def test_a_column_that_older_runs_did_not_measure_is_nan_there_and_never_in_a_new_run() -> None:
+    rate = Column("rate", "value", "", "share of something", 0, 1, absent=math.nan)
+    table = Table("rates", "rates of layers", (LAYER, rate))
+    old = pa.table({"layer": [0, 1]}, schema=pa.schema([table.arrow.field("layer")]))
+    opened = add_absent_columns(table, old)
+    assert np.isnan(opened["rate"].to_numpy()).all()
+    assert table_problems(table, lambda: iter([opened])) == []
+    with pytest.raises(ValueError, match=r"rates\.rate"):
+        to_arrow(table, {"layer": [0, 1], "rate": [0.5, math.nan]})
+    joined = pa.concat_tables([opened, to_arrow(table, {"layer": [2, 3], "rate": [0.5, 1.0]})])
+    assert table_problems(table, lambda: iter([joined])) == []
+    wrong = joined.set_column(1, table.arrow.field("rate"), pa.array([math.nan, 0.5, 7.0, math.nan], pa.float32()))
+    (problem,) = table_problems(table, lambda: iter([wrong]))
+    assert "rates.rate" in problem
+    assert "7.0" in problem
 
 
 def test_a_table_that_lacks_another_column_is_refused(run: Run, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import headscope
 from headscope.attention.record import Geometry
+from headscope.measures.attention_rows import ROW_STATISTICS
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.runs.arrow import to_arrow
@@ -27,7 +28,6 @@ EAGER = 1e-4
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 LENGTH, SHORT = 600, 256
 """Lengths for SmolLM2; they cross the block sizes of rows, keys and losses, 64 and 512."""
-ROWS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
 
 
 @cache
@@ -52,7 +52,7 @@ def row_errors(
     for edge, values in expected.items():
         mask = rows["visible"] == edge
         assert (rows["rows"][mask] == values["rows"]).all()
-        for name in ROWS:
+        for name in ROW_STATISTICS:
             value = values[name].numpy()
             assert rows["head"][mask].tolist() == list(range(len(value)))
             floor = {"mean_distance": 1.0, "log_ess2": 1.0}.get(name, 1e-3)

@@ -245,7 +245,8 @@ def test_a_run_killed_before_its_first_cell_is_started_again_without_resume(tmp_
 def test_a_table_of_a_later_minor_format_is_named_by_validate(tmp_path):
     run = study(tmp_path)
     run.manifest["tables"]["novel"] = {"rows": 1, "sha256": ""}
-    assert validate(Run(run.path, run.manifest)) == [f"novel: no table of format {FORMAT_VERSION}"]
+    (problem,) = validate(Run(run.path, run.manifest))
+    assert problem.startswith("novel: ")
 
 
 def test_other_config_does_not_continue_an_unfinished_run(tmp_path):
@@ -341,7 +342,7 @@ def test_an_out_that_is_a_file_is_refused_in_one_line(tmp_path):
         ({"position": [1.5, 3.0]}, "nll.position"),
         ({"position": [2**40, 3]}, "nll.position"),
         ({"doc": [1, 2]}, "nll.doc"),
-        ({"loss": 1.0}, r"nll: missing or unknown columns \['loss'\]"),
+        ({"loss": 1.0}, "nll: column 'loss' is not declared"),
     ],
 )
 def test_rows_that_break_the_schema_are_refused_by_table_and_column(change, complaint):

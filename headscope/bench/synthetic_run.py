@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.bins import bin_center, position_bin_edges, visible_bin_edges
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 
@@ -131,7 +132,9 @@ def _attention(units: pd.DataFrame, length: int, rng: np.random.Generator) -> pd
     rows["sink_mass"] = 0.6 * (1 - rows["growth"]) * rows["max_weight"]
     rows["local_mass"] = np.minimum(1, 32 / rows["n"]) * 0.8
     rows["mean_distance"] = rows["n"] * (0.1 + 0.4 * rows["growth"])
-    return rows.drop(columns=["growth", "n"])
+    values = [column for column in all_tables()["attention"].columns if column.kind == "value"]
+    others = {column.name: column.low or 0.0 for column in values if column.name not in rows}
+    return rows.drop(columns=["growth", "n"]).assign(**others)
 
 
 def _pairs(sizes: Sizes, rng: np.random.Generator) -> pd.DataFrame:

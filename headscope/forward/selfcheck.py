@@ -17,13 +17,13 @@ from torch import Tensor
 
 from headscope.attention import backend, families
 from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
-from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, Geometry
+from headscope.attention.record import LOCAL_DISTANCE, AttentionRecord, Geometry, RowSums
 from headscope.attention.row_sums import attend_with_row_sums
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
 from headscope.kernels.runtime import runs_kernels
-from headscope.measures.attention_rows import row_statistics
+from headscope.measures.attention_rows import row_statistics, statistics_of_sums
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
 from headscope.measures.pooled_map import add_block_sums
 from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
@@ -337,14 +337,18 @@ def _warn_of_kernel(name: str, reason: str) -> None:
 
 
 def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:
-    """`row_statistics` from the weights [H, Lq, Lk], in the same order."""
+    """`row_statistics` of all rows from the weights [H, Lq, Lk] and distances i - j [Lq, Lk], in float64."""
     among_keys = alpha / alpha.sum(-1, keepdim=True)  # without the share of a sink
-    ess2 = 1 / among_keys.square().sum(-1)
-    entropy = -torch.special.xlogy(among_keys, among_keys).sum(-1)
-    local = ((distance >= 0) & (distance < LOCAL_DISTANCE)).double()
-    mean_distance = (among_keys * distance).sum(-1)
-    local_mass = (alpha * local).sum(-1)
-    return torch.stack([ess2, ess2.log(), entropy.exp(), alpha.amax(-1), alpha[..., 0], local_mass, mean_distance])
+    sums = RowSums(
+        max_logit=torch.full_like(alpha[..., 0], torch.nan),  # no statistic of rows uses it
+        max_weight=alpha.amax(-1),
+        first_weight=alpha[..., 0],
+        local_weight=(alpha * ((distance >= 0) & (distance < LOCAL_DISTANCE))).sum(-1),
+        squares=among_keys.square().sum(-1),
+        neg_entropy=torch.special.xlogy(among_keys, among_keys).sum(-1),
+        distance=(among_keys * distance).sum(-1),
+    )
+    return statistics_of_sums(sums, distance.amax(-1))  # key 0 is the farthest: its distance is the position
 
 
 def _head_planes(head: int, q_planes: Tensor, k_planes: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:

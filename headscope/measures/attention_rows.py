@@ -5,7 +5,9 @@ length). The sums over a row's keys come from the sweep that computed the output
 are visited in cache-sized tiles, with the log-sum-exp of the fused kernel.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -23,7 +25,19 @@ from headscope.measures.row_sampling import (
     to_numpy,
 )
 
-ROW_STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
+ROW_FORMULAS: Mapping[str, Callable[[RowSums, Tensor], Tensor]] = MappingProxyType(
+    {
+        "ess2": lambda sums, _: (-sums.squares.log()).clamp(min=0).exp(),
+        "log_ess2": lambda sums, _: (-sums.squares.log()).clamp(min=0),
+        "ess1": lambda sums, _: (-sums.neg_entropy).clamp(min=0).exp(),
+        "max_weight": lambda sums, _: sums.max_weight.clamp(max=1),
+        "sink_mass": lambda sums, _: sums.first_weight.clamp(max=1),
+        "local_mass": lambda sums, _: sums.local_weight.clamp(max=1),
+        "mean_distance": lambda sums, _: sums.distance.clamp(min=0),
+    }
+)
+"""Each statistic of rows [H, rows], from their sums and the positions of their queries in the sequence [rows]."""
+ROW_STATISTICS = tuple(ROW_FORMULAS)
 ROW_TILE, KEY_TILE = 16, 512
 """Rows and keys of a tile. Few rows: those of a log-spaced sample see very different numbers of keys."""
 
@@ -41,11 +55,10 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
     indices = to_numpy(rows)
     if record.row_sums is not None:
         is_every_row = len(indices) == record.q.shape[1] and (np.diff(indices) == 1).all()
-        return _statistics(record.row_sums if is_every_row else record.row_sums.at_rows(_on_device(record, indices)))
-    sums = _kernel_sums(record, indices)
-    if sums is not None:
-        return _statistics(sums)
-    return torch.cat([_statistics(tile) for tile in _tiles(record, indices)], -1)
+        sums = record.row_sums if is_every_row else record.row_sums.at_rows(_on_device(record, indices))
+    else:
+        sums = _kernel_sums(record, indices) or _joined(_tiles(record, indices))
+    return statistics_of_sums(sums, _on_device(record, indices + query_range(record).start))
 
 
 def with_row_sums(record: AttentionRecord) -> AttentionRecord:
@@ -53,10 +66,12 @@ def with_row_sums(record: AttentionRecord) -> AttentionRecord:
     if record.row_sums is not None:
         return record
     sums = _kernel_sums(record)
-    if sums is None:
-        tiles = [vars(tile).values() for tile in _tiles(record, np.arange(record.q.shape[1]))]
-        sums = RowSums(*(torch.cat(parts, -1) for parts in zip(*tiles, strict=True)))
-    return replace(record, row_sums=sums)
+    return replace(record, row_sums=sums or _joined(_tiles(record, np.arange(record.q.shape[1]))))
+
+
+def statistics_of_sums(sums: RowSums, positions: Tensor) -> Tensor:
+    """Statistics [len(ROW_STATISTICS), H, rows] of rows whose queries have these positions [rows]."""
+    return torch.stack([formula(sums, positions) for formula in ROW_FORMULAS.values()])
 
 
 def _kernel_sums(record: AttentionRecord, indices: IntArray | None = None) -> RowSums | None:
@@ -78,19 +93,9 @@ def _tiles(record: AttentionRecord, indices: IntArray) -> list[RowSums]:
     return [_tile_sums(record, indices[start : start + size]) for start in range(0, len(indices), size)]
 
 
-def _statistics(sums: RowSums) -> Tensor:
-    log_ess2 = (-sums.squares.log()).clamp(min=0)
-    return torch.stack(
-        [
-            log_ess2.exp(),
-            log_ess2,
-            (-sums.neg_entropy).clamp(min=0).exp(),
-            sums.max_weight.clamp(max=1),
-            sums.first_weight.clamp(max=1),
-            sums.local_weight.clamp(max=1),
-            sums.distance.clamp(min=0),
-        ]
-    )
+def _joined(tiles: Sequence[RowSums]) -> RowSums:
+    """The sums of the rows of all tiles."""
+    return RowSums(*(torch.cat(parts, -1) for parts in zip(*(vars(tile).values() for tile in tiles), strict=True)))
 
 
 def _tile_sums(record: AttentionRecord, row_indices: IntArray) -> RowSums:

@@ -33,10 +33,12 @@ COLUMN_WIDTH = 19
 def print_summary(run: Run, show_all: bool = False) -> None:
     """Print the path of the run, the models in one table, headlines, and the number of claims with each verdict.
 
-    With `show_all`, print all models and statistics, and every result by topic instead of the headlines.
+    With `show_all`, print all models and statistics, and every result by topic instead of the headlines. A run whose
+    results include none to read first prints them all.
     """
     print_line("Run: ", run.path)
     _print_models(run, show_all)
+    show_all = show_all or not (run_results.row_lines(run) or run_results.headline_lines(run))
     if show_all:
         for topic, results in assembly.results_by_topic(run).items():
             print_line(bold(topic))

@@ -58,11 +58,22 @@ _SENTENCES = {
     "models.texts": "Measured on different texts from {baseline}, or on another sample of them: {others:words}. "
     "Differences between these models mix the effect of the model with that of the texts",
 }
-QUESTIONS = tuple(Question(name=name, sentence=sentence, topic=TOPIC) for name, sentence in _SENTENCES.items())
+QUESTIONS = (
+    *(Question(name=name, sentence=sentence, topic=TOPIC) for name, sentence in _SENTENCES.items()),
+    Question(
+        name="models.unread_tables",
+        sentence="No installed probe reads the tables {tables:words}, so nothing here is about them. Install the package "
+        "that wrote them",
+        topic=TOPIC,
+        level="warning",
+    ),
+)
 
 
 def model_notes(run: Run) -> Iterator[Result]:
     """The notes on all models of a run."""
+    if unread := sorted({*run.tables} - {*all_tables()}):
+        yield Result(question="models.unread_tables", details={"tables": unread})
     if omitted := _omitted(run):
         yield omitted
     if versions := _several_versions(run):

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headscope.errors import BadRun
+from headscope.errors import BadRun, did_you_mean
 from headscope.runs.columns import ARROW_TYPES, Column, Table
 from headscope.runs.io import REPAIR_ADVICE, read_bytes
 from headscope.runs.table_checks import ColumnRange
@@ -29,8 +29,11 @@ MIN_LEVEL = 96
 
 def to_arrow(table: Table, rows: Rows) -> pa.Table:
     """`rows` as an arrow table of exactly the schema of `table`. Raises ValueError naming table and column."""
-    if wrong := {column.name for column in table.columns} ^ {*rows}:
-        raise ValueError(f"{table.name}: missing or unknown columns {sorted(wrong)}")
+    declared = {column.name for column in table.columns}
+    faults = [f"column '{name}' is missing" for name in sorted(declared - {*rows})]
+    faults += [f"column '{name}' is not declared{did_you_mean(name, declared)}" for name in sorted({*rows} - declared)]
+    if faults:
+        raise ValueError(f"{table.name}: {', '.join(faults)}")
     columns = {name: _as_array(values) for name, values in rows.items()}
     lengths = {len(values) for values in columns.values() if isinstance(values, np.ndarray)}
     if len(lengths) != 1:

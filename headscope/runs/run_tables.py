@@ -15,7 +15,7 @@ import pyarrow as pa
 from headscope import user_input
 from headscope.errors import BadRun
 from headscope.runs import arrow
-from headscope.runs.columns import FORMAT_VERSION, LAYER, all_tables
+from headscope.runs.columns import LAYER, all_tables
 from headscope.runs.io import printable_name, sha256
 from headscope.runs.manifest import read_manifest
 from headscope.runs.memory_cache import CACHE, CachedValues
@@ -202,7 +202,11 @@ def validate(run: RunTables) -> list[str]:
 
     A table is read in parts, so memory does not grow with it.
     """
-    problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in all_tables()]
+    problems = [
+        f"{name}: no installed probe has this table. Install the package that wrote it"
+        for name in run.tables
+        if name not in all_tables()
+    ]
     for name, facts in run.manifest["tables"].items():
         if name in all_tables():
             problems += _problems_of_table(run, name, facts)

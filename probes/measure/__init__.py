@@ -50,7 +50,7 @@ class Measure(Probe):
         return TABLES
 
     def statistics(self) -> Mapping[str, Statistic]:
-        from probes.measure.analysis import STATISTICS
+        from probes.measure.schema import STATISTICS
 
         return STATISTICS
 

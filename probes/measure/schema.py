@@ -1,9 +1,12 @@
-"""Options and stored tables of the measure probe."""
+"""Options, stored tables and statistics of the measure probe."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import (
     DISTANCE,
     DOC,
@@ -168,3 +171,109 @@ NLL = Table(
 )
 
 TABLES = (ATTENTION, LEARNED_SINK, MAX_LOGIT, PAIRS, DISTANCE_PROFILES, NLL)
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "ess2": Statistic(
+            "effective length",
+            "tokens",
+            "exp of the mean ln ESS2 over query rows in the last octave of visible keys",
+            True,
+            "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
+            by_length=True,
+        ),
+        "growth": Statistic(
+            "growth exponent",
+            "",
+            "slope of ln ESS2 on ln n, the visible keys, over bins with n >= 64 at the longest length [ours]; "
+            "about 0 for a retrieval head, 1 for an aggregation head",
+            formula="ln ESS₂(n) ≈ growth · ln n + const",
+            explanation="0 if the effective length is constant, 1 if in proportion",
+        ),
+        "ess1": Statistic(
+            "ESS1",
+            "tokens",
+            "mean exp(entropy) of the rows, last octave of visible keys",
+            True,
+            "ESS₁(i) = exp(−Σⱼ αᵢⱼ ln αᵢⱼ)",
+        ),
+        "max_weight": Statistic("largest weight", "", "mean of a row's largest weight, last octave of visible keys"),
+        "max_logit": Statistic(
+            "largest logit",
+            "logits",
+            "largest scaled logit over all causal pairs and documents at the longest length, exact; of a model: of all "
+            "its heads",
+            formula="max over i ≥ j of sᵢⱼ",
+        ),
+        "sink_mass": Statistic(
+            "sink mass",
+            "",
+            "mean weight on key 0 over the rows that see it, last octave of visible keys",
+            formula="αᵢ₀",
+        ),
+        "learned_sink": Statistic(
+            "learned sink",
+            "",
+            "mean weight on the learned attention sink, last octave of visible keys",
+            formula="exp(sink − lse)",
+        ),
+        "local_mass": Statistic(
+            "local mass",
+            "",
+            "mean weight on the last 32 keys, last octave of visible keys",
+            formula="Σ αᵢⱼ over i − j < 32",
+        ),
+        "mean_distance": Statistic(
+            "mean distance",
+            "tokens",
+            "mean distance of the attended tokens, last octave of visible keys",
+            True,
+            "Σⱼ αᵢⱼ (i − j)",
+        ),
+        "cov": Statistic(
+            "CoV of pairs",
+            "",
+            "spread of usage E|c_f| over rotary pairs; lower is more even",
+            formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
+            explanation="coefficient of variation of their use; 0 if a head uses all alike",
+        ),
+        "cov_rms": Statistic(
+            "CoV of pairs (rms)",
+            "",
+            "spread of root mean squares over rotary pairs; lower is more even",
+            formula="std_f / mean_f of √E c_f²",
+        ),
+        "cov_norm": Statistic(
+            "CoV of pairs (norms)",
+            "",
+            "spread of norm products over rotary pairs; lower is more even",
+            formula="std_f / mean_f of E|q_f||k_f|",
+        ),
+        "weighted_log_theta": Statistic(
+            "weighted mean log-frequency",
+            "ln rad/token",
+            "mean of ln theta_f weighted by usage E|c_f|, over the pairs that rotate [ours]",
+            formula="Σ_f E|c_f| ln θ_f / Σ_f E|c_f|",
+        ),
+        "mean_log_theta": Statistic("mean log-frequency", "ln rad/token", "mean of ln theta over rotary pairs"),
+        "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
+        "tau": Statistic(
+            "temperature tau",
+            "",
+            "temperature in the logit factor lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma",
+        ),
+        "gamma": Statistic("logit growth gamma", "", "exponent of ln(1 + n/L_ref) in the logit factor lambda(n)"),
+        "logit_scale": Statistic(
+            "logit multiplier", "", "factor on all logits up to L_ref, relative to the checkpoint's own"
+        ),
+        "nll": Statistic(
+            "loss",
+            "nats/token",
+            "mean over documents of the mean next-token loss",
+            number_format=".3f",
+            by_length=True,
+            against_first=True,
+        ),
+    }
+)
+"""Columns of the per-head and the per-model table, with what they are."""

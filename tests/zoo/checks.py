@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 import headscope as hs
 from headscope.errors import HeadscopeError, UnsupportedModel
+from headscope.measures.attention_rows import ROW_STATISTICS
 from headscope.positions.model import Model
 from probes.measure.run import measure_tokens
 
@@ -27,7 +28,6 @@ from .yarn import FACTOR, yarn_by_hand
 
 MAX_EAGER_ERROR = 1e-4
 """What float32 may differ from the family's own eager attention, relative."""
-STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
 MAX_UNIFORMITY = 0.9
 """Mean effective length over all rows, as a share of the visible keys, above which attention tells nothing."""
 SHIFT = 5
@@ -142,7 +142,7 @@ def attention_errors(measured: dict[str, np.ndarray], model: Model, truth: Truth
                 or (measured["rows"][rows] != values["rows"]).any()
             ):
                 return {"visible keys": math.inf}
-            for name in STATISTICS:
+            for name in ROW_STATISTICS:
                 error = statistic_error(name, measured[name][rows], values[name].numpy())
                 worst[name] = max(worst.get(name, 0.0), error)
         if sorted(set(measured["visible"][of_layer].tolist())) != sorted(expected):

@@ -30,6 +30,7 @@ from headscope.plugin_api import (
     Term,
     describe_extremes,
     heads_by_model,
+    mean_with_interval,
     plain_types,
     plot_matrix,
     rows_at_longest_length,
@@ -79,11 +80,12 @@ class Norms(Probe):
     def head_columns(self, tables: RunTables) -> pd.DataFrame | None:
         if "norms" not in tables.tables:
             return None
-        norms = rows_at_longest_length(plain_types(tables.table("norms")))
-        return norms.groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
+        norms = rows_at_longest_length(plain_types(tables.table("norms"))).set_index([*HEAD_KEYS, "doc"])["norm"]
+        return mean_with_interval(norms, "query_norm", low=0)
 
     def questions(self) -> Sequence[Question]:
-        return [Question(name="norms.median", sentence="the median query norm of {model} is {value}", number=".3f")]
+        sentence = "the median query norm of {model} is {value}"
+        return [Question(name="norms.median", sentence=sentence, number=".3f", level="headline")]
 
     def results(self, run: Run) -> Iterator[Result]:
         for label, heads in heads_by_model(run.heads, "query_norm"):

@@ -21,37 +21,37 @@ from query_norms import NormOptions
 
 
 class NormRunner(ObservingRunner):
-    """Cells: each (model, context length), over the first document of the study."""
+    """Cells: each document of each model at each context length."""
 
     def __init__(self, options: NormOptions, context: StudyContext) -> None:
         self.options, self.context = options, context
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{label}: {length} tokens", label, pass_cost(length), length, self._text_pass(label, length))
+            self._cell(label, length, number, document)
             for label in self.context.labels
             for length in self.options.lengths
+            for number, document in enumerate(self.context.documents(label, max(self.options.lengths)))
         ]
 
     def token_ids(self, cell: Cell) -> Sequence[int]:
-        return self._document(cell.model).ids[: cell.work]
+        ids: Sequence[int] = cell.work[1]
+        return ids
 
     def observer(self, cell: Cell, model: Model, ids: Tensor) -> "NormObserver":
-        keys = {"model": cell.model, "context_length": cell.work, "doc": self._document(cell.model).name}
-        return NormObserver(self.options.power, keys)
+        name, _ = cell.work
+        return NormObserver(self.options.power, {"model": cell.model, "context_length": ids.numel(), "doc": name})
 
-    def _text_pass(self, label: str, length: int) -> TextPass:
-        return TextPass.over(self._document(label).ids[:length], document=0)
-
-    def _document(self, label: str | None) -> TokenDocument:
-        assert label is not None
-        return self.context.documents(label, max(self.options.lengths))[0]
+    def _cell(self, label: str, length: int, number: int, document: TokenDocument) -> Cell:
+        ids = document.ids[:length]
+        name = f"{label}: {length} tokens, {document.name}"
+        return Cell(name, label, pass_cost(length), (document.name, ids), TextPass.over(ids, number))
 
 
 class NormObserver:
     """Collects the mean query norm of every head during one pass."""
 
-    needs_whole_text = True
+    needs_whole_text = True  # else long texts come in parts, and _collect would have to add them up
 
     def __init__(self, power: float, keys: dict[str, Any]) -> None:
         self.power, self.keys = power, keys
