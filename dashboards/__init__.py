@@ -2,3 +2,7 @@
 
 The URL is the state: a page is a function of the run and the URL, so a copied link shows the same view.
 """
+
+from headscope.compat.dash import import_components_when_used
+
+import_components_when_used()

@@ -249,3 +249,20 @@ def test_a_run_without_the_kernel_has_the_same_numbers_and_says_so(tmp_path: Pat
     )
     assert run.manifest["hardware"]["fused_cpu_attention"] is False
     assert expected.manifest["hardware"]["fused_cpu_attention"] is (private_torch.cpu_flash_attention() is not None)
+
+
+def test_the_app_imports_the_dash_components_that_it_uses_and_has_the_others() -> None:
+    code = """
+import sys
+import dashboards.app
+import dash_mantine_components as dmc
+from dash import html
+names = [name for name in sys.modules if name.startswith(("dash_mantine_components.", "dash.html."))]
+assert len(names) < 60, len(names)
+from dash_mantine_components import Accordion
+assert dmc.Accordion is Accordion and Accordion._js_dist is dmc._js_dist
+assert html.Blink().to_plotly_json()["type"] == "Blink"
+assert not hasattr(dmc, "Nothing")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
