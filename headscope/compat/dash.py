@@ -14,6 +14,10 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
+from headscope.compat.library_name import Library, LibraryName
+
+MANTINE = Library("dash-mantine-components", ("2.8.0", "2.8.1"))
+IMPORTED_COMPONENT = LibraryName(MANTINE, "dash_mantine_components._imports_:Select", "a fast start of the app")
 PACKAGES = ("dash_mantine_components", "dash.html")
 IMPORTS = "_imports_"
 
