@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.refusals import assert_names
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 
 import headscope as hs
 from headscope.prompts.answers import ask_about_exchange, describe_unanswered, gives_answer
+from headscope.results.collection import all_results
+from headscope.results.words import sentence
+from headscope.runs.run import Run
 
 
 @pytest.mark.parametrize(
@@ -34,14 +38,13 @@ def test_an_answer_is_given_if_its_metric_says_so(metric: str, value: float, ans
 def test_the_question_is_asked_if_most_corrupted_prompts_favour_the_answer() -> None:
     clean, corrupted = np.array([-7.9, -8.1, 1.0]), np.array([7.4, 7.2, 0.8])
     question = ask_about_exchange("logit_diff", clean, corrupted)
-    assert question.startswith("Are clean and corrupted prompts exchanged? In 2 of 3 pairs")
-    assert "-5.00 logits for clean and 5.13 for corrupted" in question
+    assert_names(question, "2 of 3", "-5.00", "5.13")
+    assert question.index("-5.00") < question.index("5.13"), "clean comes first"
     assert ask_about_exchange("logit_diff", corrupted, clean) == ""
-    assert ask_about_exchange("nll", corrupted, clean).startswith("Are clean")
+    assert_names(ask_about_exchange("nll", corrupted, clean), "2 of 3")
     assert ask_about_exchange("kl", clean, corrupted) == ""
-    assert ask_about_exchange("prob_diff", np.array([-0.1, -0.1, 0.1]), np.array([0.1, 0.0, 0.08])).startswith(
-        "Are clean"
-    )
+    question = ask_about_exchange("prob_diff", np.array([-0.1, -0.1, 0.1]), np.array([0.1, 0.0, 0.08]))
+    assert_names(question, "2 of 3")
 
 
 @pytest.mark.parametrize("command", ["patch", "paths"])
@@ -68,6 +71,8 @@ def test_a_warning_asks_about_exchanged_prompts(
         *("--out", tmp_path / "runs", "--keep-failing", *flags),
     )
     assert code == 0, err
-    question = "are clean and corrupted prompts exchanged?"
-    assert question in err
+    (run,) = (Run.open(path) for path in (tmp_path / "runs").iterdir())
+    (exchanged,) = (result for result in all_results(run) if result.question.endswith(".exchanged"))
+    assert (exchanged.value, exchanged.n) == (len(PAIRS), len(PAIRS))
+    assert f"headscope: {sentence(exchanged)}" in err.splitlines()
     assert "Headlines" in out

@@ -15,6 +15,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 
 from headscope.cli import bundle
@@ -276,7 +277,9 @@ def test_only_a_bundle_is_replaced_and_failures_leave_no_files(
     monkeypatch.setattr(SitePages, "page", lambda self, address: None)
     monkeypatch.setattr(pages, "render_page", lambda *_: "first")
     bundle.bundle([run.path], out, quiet=True)
-    assert capsys.readouterr().out.startswith(f"Bundle: {out / 'index.html'} (2 pages, 4.")
+    printed = capsys.readouterr().out
+    assert_names(printed, out / "index.html", "2 pages")
+    assert re.search(r"\b4\.\d+ MB\b", printed)
     (out / "old.html").write_text("old")
     monkeypatch.setattr(pages, "render_page", lambda *_: "second")
     bundle.bundle([run.path], out, quiet=True)
@@ -286,7 +289,7 @@ def test_only_a_bundle_is_replaced_and_failures_leave_no_files(
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for existing_path in ("mine", "file", "file/site"):
-        with pytest.raises(CannotWrite, match="Choose another --out"):
+        with refuses(CannotWrite, tmp_path / existing_path, "--out"):
             bundle.bundle([run.path], tmp_path / existing_path, quiet=True)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "mine"
 
@@ -294,7 +297,7 @@ def test_only_a_bundle_is_replaced_and_failures_leave_no_files(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pages, "render_page", full)
-    with pytest.raises(CannotWrite, match="No space left on device"):
+    with refuses(CannotWrite, out, "No space left on device"):
         bundle.bundle([run.path], out, quiet=True)
     with pytest.raises(BadRun):
         bundle.bundle([tmp_path / "mine"], tmp_path / "new", quiet=True)

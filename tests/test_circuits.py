@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import families
 from support.dense_circuits import FAMILIES, dense_composition, dense_copying_score, dense_heads
+from support.refusals import refuses
 
 import headscope as hs
 from headscope.decomposition.head_circuits import LayerCircuits, TokenEmbeddings, effective_embeddings, ov_logits
@@ -178,12 +179,12 @@ def test_ov_logits_equal_the_logits_of_what_the_head_writes() -> None:
     ("name", "reason"),
     [
         ("olmo", "clip_qkv"),
-        ("deepseek_v3", "latent attention"),
-        ("qwen3_next", "multiplied by a gate"),
-        ("hunyuan", "after the rotation"),
+        ("deepseek_v3", "latent"),
+        ("qwen3_next", "gate"),
+        ("hunyuan", "rotation"),
     ],
 )
 def test_families_whose_heads_are_not_linear_maps_are_refused_by_name(name: str, reason: str) -> None:
     model = hs.load((families.SPECS | families.OTHERS)[name].build())
-    with pytest.raises(UnsupportedModel, match=reason):
+    with refuses(UnsupportedModel, model.name, reason):
         inspect_head_weights(model)

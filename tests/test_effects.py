@@ -27,6 +27,7 @@ from headscope.effects.sweep import (
 )
 from headscope.effects.units import estimate_marks, unit_name, unit_nouns, unit_result, units_of_head
 from headscope.results import words
+from headscope.results.result import Result
 from headscope.runs.aggregation import confidence_interval
 
 SWEEP = Sweep(keys=("model", "prompts"), sample="pair", value="effect", methods=("exact", "damped", "estimate"))
@@ -298,44 +299,47 @@ QUESTIONS = {
 LABELS = {"damped": "damped estimates", "estimate": "estimates"}
 
 
-def texts_of(monkeypatch: pytest.MonkeyPatch, *rows: pd.DataFrame) -> dict[str, list[str]]:
-    """Sentences of the results of a sweep, by question; their keys differ."""
+def results_of(monkeypatch: pytest.MonkeyPatch, *rows: pd.DataFrame) -> dict[str, list[Result]]:
+    """Results of a sweep, by question; their keys differ, and each has a sentence."""
     monkeypatch.setattr("headscope.results.words.questions", lambda: QUESTIONS)
     effects = effects_of(*rows)
     results = [*sweep_results(effects, "x", unit_nouns(effects.units), {}, estimate_labels=LABELS)]
     assert len({result.key for result in results}) == len(results)
-    texts: dict[str, list[str]] = {}
+    by_question: dict[str, list[Result]] = {}
     for result in results:
-        texts.setdefault(result.question.removeprefix("x."), []).append(words.sentence(result))
-    return texts
+        assert words.sentence(result)
+        by_question.setdefault(result.question.removeprefix("x."), []).append(result)
+    return by_question
 
 
 def test_results_of_a_sweep_name_the_choice_the_tests_and_the_units_of_the_agreement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exact, estimates = table(VALUES[:4] + 5), table(VALUES, "estimate")
-    texts = texts_of(monkeypatch, exact, estimates)
-    assert [*texts] == ["top", "lowest", "significant", "unmeasured"], "an agreement needs ten heads"
-    assert "corrected for the choice among 4, 6 pairs" in texts["top"][0]
-    assert (
-        "of 4 exact effects differ from zero (false discovery rate 5 % over 8 heads, of which 4 were only"
-        in (texts["significant"][0])
-    )
+    results = results_of(monkeypatch, exact, estimates)
+    assert [*results] == ["top", "lowest", "significant", "unmeasured"], "an agreement needs ten heads"
+    top, significant = results["top"][0], results["significant"][0]
+    assert (top.selected_from, top.n, top.is_exact) == (4, 6, True)
+    numbers = {"exact": 4, "rate": 0.05, "units": 8, "nouns": "heads", "estimated": 4}
+    assert numbers.items() <= significant.details.items()
     many = np.vstack([VALUES] * 3)
     exact, estimates = table(many[:12] + 5), table(many, "estimate")
-    assert "over 12 heads, of which" in texts_of(monkeypatch, exact, estimates)["agreement"][0]
-    assert len(texts_of(monkeypatch, exact, table(many, "damped"), estimates)["agreement"]) == 2
+    (agreement,) = results_of(monkeypatch, exact, estimates)["agreement"]
+    assert (agreement.details["compared"], agreement.details["nouns"]) == (12, "heads")
+    assert agreement.details["selected"]
+    assert len(results_of(monkeypatch, exact, table(many, "damped"), estimates)["agreement"]) == 2
 
 
 def test_results_of_estimates_and_of_two_samples_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    estimated = texts_of(monkeypatch, table(VALUES, "estimate"))
+    estimated = results_of(monkeypatch, table(VALUES, "estimate"))
     assert [*estimated] == ["top", "lowest", "estimated"]
-    assert all("(an estimate, 6 pairs)" in estimated[name][0] for name in ("top", "lowest"))
-    two = texts_of(monkeypatch, table(VALUES[:, :2]))
+    assert all((estimated[name][0].is_exact, estimated[name][0].n) == (False, 6) for name in ("top", "lowest"))
+    two = results_of(monkeypatch, table(VALUES[:, :2]))
     assert [*two] == ["top", "lowest"]
-    assert "2 pairs give no interval" in two["top"][0]
-    every_unit = texts_of(monkeypatch, table(VALUES).assign(head=-1).drop_duplicates(["kv_group", "layer", "pair"]))
-    assert "over 4 KV groups)" in every_unit["significant"][0]
+    assert (two["top"][0].n, two["top"][0].has_interval) == (2, False)
+    every_unit = results_of(monkeypatch, table(VALUES).assign(head=-1).drop_duplicates(["kv_group", "layer", "pair"]))
+    (significant,) = every_unit["significant"]
+    assert {"units": 4, "nouns": "KV groups", "estimated": None}.items() <= significant.details.items()
 
 
 # Laws --------------------------------------------------------------------------------------------------------------

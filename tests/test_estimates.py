@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusals import assert_names
 
 from headscope.estimates import ESTIMATE_MARK, EXACT, estimate_mask
 from headscope.heads import HeadSet
@@ -111,10 +112,10 @@ def test_top_heads_prefer_exact_effects_and_say_what_estimates_mean(patched: pd.
     """All estimates of layer 1 are larger than the one exact effect."""
     first = HeadSet.top(patched, "patching_z", 1)
     assert first.heads == ((0, 0),)
-    assert first.source.endswith("; 3 other heads have larger estimates")
+    assert_names(first.source, "top 1", "patching_z", 3, "estimates")
     three = HeadSet.top(patched, "patching_z", 3)
     assert three.heads == ((0, 0), (1, 0), (1, 1))
-    assert three.source.endswith("; 2 of 3 are estimates")
+    assert_names(three.source, "top 3", "patching_z", "2 of 3", "estimates")
     assert HeadSet.top(patched.assign(patching_z_method=EXACT), "patching_z", 3).source == "top 3 by patching_z"
 
 
@@ -126,17 +127,16 @@ def test_a_run_warns_when_estimates_enter_its_top_heads(
     with caplog.at_level(logging.WARNING):
         run.top_heads("patching_z", 3)
         HeadScores.from_run(run, "patching_z")
-    assert [record.getMessage().split(". ")[0] for record in caplog.records] == [
-        "top 3 by patching_z of base; 2 of 3 are estimates",
-        "score 'patching_z' is estimated for 5 of 6 heads of 'base'",
-    ]
+    heads, scores = (record.getMessage() for record in caplog.records)
+    assert_names(heads, "top 3", "patching_z", "base", "2 of 3")
+    assert_names(scores, "'patching_z'", "5 of 6", "'base'")
 
 
 def test_tables_charts_and_sentences_mark_estimates(patched: pd.DataFrame, tmp_path: Path) -> None:
     (caption_row, *_) = statistics_table("", patched[patched["layer"] == 1]).rows
     assert any(cell.startswith(ESTIMATE_MARK) for cell in caption_row)
     assert "patching z method" not in statistics_table("", patched).column_names
-    assert f"{ESTIMATE_MARK}: 5 of 6 heads are estimated" in describe_extremes(patched, "patching_z", "base")
+    assert_names(describe_extremes(patched, "patching_z", "base"), f"{ESTIMATE_MARK}: 5 of 6")
     marks = np.array(plot_matrix(patched, "patching_z", "base").data[0].text)
     assert ((marks == ESTIMATE_MARK).ravel() == estimate_mask(patched, "patching_z")).all()
     run = Run(tmp_path, {"models": MODELS, "tables": {}})

@@ -16,14 +16,14 @@ from lm_eval.tasks import manager
 from scipy import stats
 from support.adapters import noisy
 from support.harness_tasks import QUESTIONS, write_colours, write_task
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint
 
-from headscope.errors import BadInput, Interrupted, ResourceMissing
+from headscope.errors import BadInput, InputChanged, Interrupted, ResourceMissing
 from headscope.models import loading
 from headscope.positions.model import Model, load
 from headscope.rendering.blocks import RenderContext
-from headscope.results import words
 from headscope.runs.aggregation import wilson_interval
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -164,7 +164,7 @@ def test_an_interrupted_study_resumes_at_the_next_cell(
         return score_tasks(*arguments)
 
     monkeypatch.setattr(harness, "score_tasks", interrupted_scores)
-    with pytest.raises(Interrupted, match="finished work items are kept"):
+    with refuses(Interrupted, tmp_path, "--resume"):
         study.run_study(build_study(study_content(folder)), tmp_path)
     resumed = study.run_study(build_study(study_content(folder)), tmp_path, resume=True)
     assert len(calls) == 3 + 2
@@ -196,7 +196,7 @@ def test_a_run_with_a_changed_task_file_is_not_resumed(
             file.write(json.dumps({"question": "Tar is", "choices": ["white", "black", "red"], "answer": 1}) + "\n")
     else:
         (tmp_path / "own.yaml").write_text(yaml.safe_dump(config | {"doc_to_text": "Say: {{question}}"}))
-    with pytest.raises(BadInput, match="task own"):
+    with refuses(InputChanged, "task own"):
         study.run_study(build_study(content), tmp_path / "runs", resume=True)
 
 
@@ -207,15 +207,17 @@ def test_truncated_prompts_give_a_warning(folder: Path, tmp_path: Path, caplog: 
     config["dataset_kwargs"] = {"data_files": f"{folder}/long.jsonl"}
     (folder / "long.yaml").write_text(yaml.safe_dump(config))
     study.run_study(build_study(study_content(folder, tasks=[f"{folder}/long.yaml"])), tmp_path)
-    warning = "prompts of task long were too long; their beginning was cut off. Use a larger --length"
-    assert len([message for message in caplog.messages if warning in message]) == 2  # one per model
+    warnings = [message for message in caplog.messages if "--length" in message]
+    assert len(warnings) == 2  # one per model
+    for warning in warnings:
+        assert_names(warning, "task long")
 
 
 def test_models_with_length_sequence_are_refused(folder: Path, tmp_path: Path) -> None:
     noisy(load(f"{folder}/tiny")).save(tmp_path / "adapter.safetensors")
     content = study_content(folder)
     content["models"] = {"whole": f"{folder}/tiny@adarope:adapter={tmp_path}/adapter.safetensors,length=sequence"}
-    with pytest.raises(BadInput, match="'whole' cannot generate answers with length=sequence"):
+    with refuses(BadInput, "'whole'", "length=sequence", "length=visible"):
         study.run_study(build_study(content), tmp_path / "runs")
 
 
@@ -241,37 +243,25 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "arguments"),
+    ("code", "named", "arguments"),
     [
-        (2, "length 64 is too short for a task", ("--length", 64)),
-        (
-            2,
-            "length 512 is too short for task ruler_vt, which is generated to a context length. Use at",
-            ("--tasks", "ruler_vt", "--length", 512),
-        ),
-        (2, "--lengths", ("--length", "long")),
-        (2, "--documents must be at least 2", ("--limit", 1)),
-        (2, "no task. Give the name of a task", ("--tasks", "")),
-        (
-            2,
-            "unknown task 'niah_singel_1' (did you mean 'niah_single_1'?). Use a task of the harness",
-            ("--tasks", "niah_singel_1"),
-        ),
-        (3, "no task file at '{folder}/none.yaml'. Check the path", ("--tasks", "{folder}/none.yaml")),
-        (2, "empty.yaml' is invalid: Unknown config shape", ("--tasks", "{folder}/empty.yaml")),
-        (3, "task own needs data that is not available", ("--tasks", "{folder}/hub.yaml")),
-        (3, "task own needs data that is not available", ("--tasks", "{folder}/gone.yaml")),
-        (2, "task own cannot be used", ("--tasks", "{folder}/broken.yaml")),
-        (
-            2,
-            "task own has too few documents for a standard error (1).",
-            ("--tasks", "{folder}/one.yaml"),
-        ),
+        (2, ["length 64"], ("--length", 64)),
+        (2, ["length 512", "task ruler_vt", "1,024"], ("--tasks", "ruler_vt", "--length", 512)),
+        (2, ["--lengths", "long"], ("--length", "long")),
+        (2, ["--documents", "2"], ("--limit", 1)),
+        (2, ["task", "--tasks", "niah_single_1"], ("--tasks", "")),
+        (2, ["'niah_singel_1'", "'niah_single_1'"], ("--tasks", "niah_singel_1")),
+        (3, ["'{folder}/none.yaml'"], ("--tasks", "{folder}/none.yaml")),
+        (2, ["'{folder}/empty.yaml'", "Unknown config shape"], ("--tasks", "{folder}/empty.yaml")),
+        (3, ["task own", "data", "nobody/nothing"], ("--tasks", "{folder}/hub.yaml")),
+        (3, ["task own", "data", "{folder}/gone.jsonl"], ("--tasks", "{folder}/gone.yaml")),
+        (2, ["task own", "guess"], ("--tasks", "{folder}/broken.yaml")),
+        (2, ["task own", "documents", "1"], ("--tasks", "{folder}/one.yaml")),
     ],
 )
 def test_bad_input_is_refused_in_one_line(
     code: int,
-    message: str,
+    named: list[str],
     arguments: Any,
     refused: Any,
     folder: Path,
@@ -294,18 +284,21 @@ def test_bad_input_is_refused_in_one_line(
     flags = [str(argument).replace("{folder}", str(folder)) for argument in arguments]
     if "--tasks" not in flags:
         flags += ["--tasks", f"{folder}/colours.yaml"]
-    message = message.replace("{folder}", str(folder))
-    assert message in refused(code, "evaluate", "--model", f"x={folder}/tiny", "--device", "cpu", "--quiet", *flags)
+    line = refused(code, "evaluate", "--model", f"x={folder}/tiny", "--device", "cpu", "--quiet", *flags)
+    assert_names(line, *(name.replace("{folder}", str(folder)) for name in named))
 
 
 SANDBOX_ESCAPE = "{{ ''.__class__.__mro__[1].__subclasses__() | length }}{{question}}"
 UNTRUSTED = {
-    "function": ({"doc_to_text": "!function mark.mark"}, "loads Python code with '!function mark.mark'"),
-    "included": ({"include": "function.yaml"}, "loads Python code with '!function mark.mark'"),
-    "class": ({"class": "!function mark.Task"}, "loads Python code with '!function mark.Task'"),
-    "metric": ({"metric_list": [{"metric": "./mark.py"}]}, "loads the metric './mark.py'"),
-    "evaluate": ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "loads the metric 'acc'"),
-    "escape": ({"doc_to_text": SANDBOX_ESCAPE}, "task own cannot be used (SecurityError"),
+    "function": ({"doc_to_text": "!function mark.mark"}, ["'!function mark.mark'", "--trust-task-code"]),
+    "included": ({"include": "function.yaml"}, ["'!function mark.mark'", "--trust-task-code"]),
+    "class": ({"class": "!function mark.Task"}, ["'!function mark.Task'", "--trust-task-code"]),
+    "metric": ({"metric_list": [{"metric": "./mark.py"}]}, ["metric", "'./mark.py'", "--trust-task-code"]),
+    "evaluate": (
+        {"metric_list": [{"metric": "acc", "hf_evaluate": True}]},
+        ["metric", "'acc'", "--trust-task-code"],
+    ),
+    "escape": ({"doc_to_text": SANDBOX_ESCAPE}, ["task own", "SecurityError"]),
 }
 
 
@@ -324,9 +317,7 @@ def write_untrusted(folder: Path, tmp_path: Path) -> None:
 def test_a_task_file_that_runs_code_is_refused(name: str, refused: Any, folder: Path, tmp_path: Path) -> None:
     write_untrusted(folder, tmp_path)
     flags = ("--model", f"x={folder}/tiny", "--device", "cpu", "--length", 128, "--quiet")
-    line = refused(2, "evaluate", *flags, "--tasks", f"{tmp_path}/{name}.yaml")
-    assert UNTRUSTED[name][1] in line
-    assert name == "escape" or "--trust-task-code" in line
+    assert_names(refused(2, "evaluate", *flags, "--tasks", f"{tmp_path}/{name}.yaml"), *UNTRUSTED[name][1])
     assert not (tmp_path / "ran").exists()
 
 
@@ -340,50 +331,52 @@ def test_a_trusted_task_file_runs_its_code(name: str, headscope: Any, folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "Expected YAML dict"),
-        ("- a", "Expected YAML dict"),
-        ("just text", "Expected YAML dict"),
-        ("dataset_path: json", "Unknown config shape"),
-        ("task:", "names no task"),
-        ("task: 5", "its name is 5, not a string"),
-        ("task: [colours]", "its name is ['colours'], not a string"),
-        ("task: {a: 1}", "its name is {'a': 1}, not a string"),
-        ("task: a\nmetric_list: 5", "its metric_list is 5"),
-        ("task: a\nmetric_list: [acc]", "its metric_list is ['acc']"),
-        ("task: a\nmetric_list: acc", "its metric_list is 'acc'"),
-        ("task: a\nmetric_list: [{metric: [acc]}]", "loads the metric ['acc']"),
-        ("task: a\ninclude: 5", "is invalid"),
-        ("task: a\ninclude: none.yaml", "is invalid"),
-        ("task: a\ninclude: odd.yaml", "Include cycle"),
-        ("task: a\ndataset_path: 5", "task a cannot be used"),
-        ("task: a\ndataset_path: json\ndataset_kwargs: 5", "task a cannot be used"),
-        ("task: a\ntag: 5", "task a cannot be used"),
-        ("task: a\nnever: 5", "task a cannot be used"),
-        ("task: {", "is invalid"),
-        ("task: !!python/name:os.system x", "is invalid"),
-        ("group: a\ntask: 5", "the key 'task' of a group is 5"),
-        ("group: 5\ntask: [a]", "its name is 5, not a string"),
-        ("group: a\ntask: [{x: 1}]", "cannot be used"),
-        ("group: a\ntask: [5]", "cannot be used"),
-        ("group: a\ntask: [nowhere]", "cannot be used"),
-        ("class: a\ntask: b", "task b cannot be used"),
-        ("class: a", "names no task"),
+    ("content", "named"),
+    [  # {file} for the file; texts of the harness are its own
+        ("", ["{file}", "Expected YAML dict"]),
+        ("- a", ["{file}", "Expected YAML dict"]),
+        ("just text", ["{file}", "Expected YAML dict"]),
+        ("dataset_path: json", ["{file}", "Unknown config shape"]),
+        ("task:", ["{file}", "'task'"]),
+        ("task: 5", ["{file}", "5", "task: NAME"]),
+        ("task: [colours]", ["{file}", "['colours']", "task: NAME"]),
+        ("task: {a: 1}", ["{file}", "{'a': 1}", "task: NAME"]),
+        ("task: a\nmetric_list: 5", ["{file}", "metric_list", "5"]),
+        ("task: a\nmetric_list: [acc]", ["{file}", "metric_list", "['acc']"]),
+        ("task: a\nmetric_list: acc", ["{file}", "metric_list", "'acc'"]),
+        ("task: a\nmetric_list: [{metric: [acc]}]", ["{file}", "metric ['acc']", "--trust-task-code"]),
+        ("task: a\ninclude: 5", ["{file}"]),
+        ("task: a\ninclude: none.yaml", ["{file}", "none.yaml"]),
+        ("task: a\ninclude: odd.yaml", ["{file}", "Include cycle"]),
+        ("task: a\ndataset_path: 5", ["task a"]),
+        ("task: a\ndataset_path: json\ndataset_kwargs: 5", ["task a"]),
+        ("task: a\ntag: 5", ["task a"]),
+        ("task: a\nnever: 5", ["task a", "never"]),
+        ("task: {", ["{file}", "task: {"]),
+        ("task: !!python/name:os.system x", ["{file}", "os.system"]),
+        ("group: a\ntask: 5", ["{file}", "'task'", "5"]),
+        ("group: 5\ntask: [a]", ["{file}", "5", "task: NAME"]),
+        ("group: a\ntask: [{x: 1}]", ["task a"]),
+        ("group: a\ntask: [5]", ["task a"]),
+        ("group: a\ntask: [nowhere]", ["task a"]),
+        ("class: a\ntask: b", ["task b"]),
+        ("class: a", ["{file}", "'task'"]),
     ],
 )
 def test_malformed_task_file_gives_one_line(
-    content: str, message: str, refused: Any, folder: Path, tmp_path: Path
+    content: str, named: list[str], refused: Any, folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "odd.yaml").write_text(content)
+    file = tmp_path / "odd.yaml"
+    file.write_text(content)
     flags = ("--model", f"x={folder}/tiny", "--device", "cpu", "--length", 128, "--quiet")
-    assert message in refused(2, "evaluate", *flags, "--tasks", f"{tmp_path}/odd.yaml")
+    line = refused(2, "evaluate", *flags, "--tasks", file)
+    assert_names(line, *(name.replace("{file}", f"'{file}'") for name in named))
 
 
 def test_a_missing_package_is_named() -> None:
     error = harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'", name="bs4"))
-    message = "task niah_single_2 needs the package bs4, which is not installed. Install it, or remove the task"
-    assert str(error) == message
+    assert type(error) is ResourceMissing
+    assert_names(str(error), "task niah_single_2", "package bs4")
     assert isinstance(harness._task_error("x", ConnectionError("offline")), ResourceMissing)
 
 
@@ -440,7 +433,7 @@ def test_the_score_table_has_every_model_and_task_with_its_standard_error() -> N
     assert plots.plot_scores_by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
     lines = plots.plot_scores_by_length(TASKS).data
     assert [list(line.x) for line in lines] == [[2048, 4096], []]
-    assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text == "no data to plot"
+    assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text.startswith("no data")
 
 
 def test_results_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
@@ -453,7 +446,7 @@ def test_results_overview_and_charts_have_the_scores(tmp_path: Path) -> None:
     assert {result.model for result in scores} == {*run.models}
     assert all(result.low < result.value < result.high and result.n == 100 for result in scores)
     means = [result for result in all_results if result.question == "tasks.mean_score"]
-    assert words.sentence(means[0]).startswith("Mean match of 2 tasks at ")
+    assert (means[0].where["kind"], means[0].details["tasks"]) == ("match", 2)
     length = means[0].where["context_length"]
     row = model_table(run).set_index("model").loc[means[0].model]
     columns = [f"task_match_{length}{ending}" for ending in ("", "_low", "_high")]

@@ -9,12 +9,15 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from support.refusals import assert_names, refuses
 from support.tiny_studies import PAIRS, save_checkpoint, save_texts, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.model_identity import ModelIdentity, WeightDigests
+from headscope.results.model_notes import model_notes
+from headscope.results.result import Result
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.summary import equal_models
 from probes.influence.run import head_influence
@@ -56,27 +59,30 @@ def retempered() -> LlamaForCausalLM:
     return model
 
 
-OTHER_MODELS: dict[str, tuple[Callable[[], LlamaForCausalLM], str]] = {
-    "theta": (lambda: tiny(rope_parameters={"rope_type": "default", "rope_theta": 5e5}), "rope_theta"),
+OTHER_MODELS: dict[str, tuple[Callable[[], LlamaForCausalLM], list[str]]] = {
+    "theta": (
+        lambda: tiny(rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+        ["rope_theta", "10000.0", "500000.0"],
+    ),
     "linear scaling": (
         lambda: tiny(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}),
-        "rope_type default against linear",
+        ["rope_type", "default", "linear"],
     ),
-    "eps": (lambda: tiny(rms_norm_eps=1e-3), "rms_norm_eps 1e-06 against 0.001"),
-    "rounding": (lambda: scaled(1.0009), "weights"),
-    "hook": (hooked, "hooks"),
-    "replaced forward": (replaced, "hooks"),
-    "temperature": (retempered, "constants of modules (scaling"),
-    "dtype": (lambda: tiny().double(), "dtype (float32 against float64)"),
+    "eps": (lambda: tiny(rms_norm_eps=1e-3), ["rms_norm_eps", "1e-06", "0.001"]),
+    "rounding": (lambda: scaled(1.0009), ["weights"]),
+    "hook": (hooked, ["hooks"]),
+    "replaced forward": (replaced, ["hooks"]),
+    "temperature": (retempered, ["modules", "scaling"]),
+    "dtype": (lambda: tiny().double(), ["dtype", "float32", "float64"]),
 }
 
 
 @pytest.mark.parametrize("name", OTHER_MODELS)
 def test_comparison_names_what_differs(name: str) -> None:
-    build, phrase = OTHER_MODELS[name]
+    build, named = OTHER_MODELS[name]
     comparison = hs.load(tiny()).identity.compare(hs.load(build()).identity)
     assert comparison.has_equal_weights or name == "rounding"
-    assert any(phrase in difference for difference in comparison.differences), comparison
+    assert_names("; ".join(comparison.differences), *named)
     assert not comparison.unknown
     assert not hs.load(build()).identity.compare(hs.load(build()).identity).differences
 
@@ -88,6 +94,12 @@ def text(tmp_path: Path) -> str:
 
 def measure(model: Any, text: str, tmp_path: Path, **options: Any) -> Run:
     return hs.measure(model, text=text, docs=1, lengths=[40], rows=8, out=tmp_path / "runs", quiet=True, **options)
+
+
+def note(run: Run, question: str, model: str = "") -> Result:
+    """The one note of a run on its models that answers the question, about this model if it is given."""
+    (result,) = [one for one in model_notes(run) if one.question == question and model in ("", one.model)]
+    return result
 
 
 @pytest.mark.parametrize("scheme", ["yarn:factor=8", "logn", "base"])
@@ -110,22 +122,20 @@ def test_run_inside_an_attached_context_is_stored_as_that_scheme(scheme: str, te
 
 
 def test_run_with_ablated_heads_says_so(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = hs.load(tiny(), tokenizer=tokenizer())
+    model, context = hs.load(tiny(), tokenizer=tokenizer()), "hs.ablated(L0H1: zero)"
     plain = measure(model, text, tmp_path)
     with hs.ablated(model, "L0H1"):
         run = measure(model, text, tmp_path, resume=True)
-        with pytest.raises(BadInput, match=r"is inside hs.ablated\(L0H1: zero\)"):
+        with refuses(BadInput, context):
             hs.load(model.module)
-        measure(str(save_checkpoint(tmp_path / "tiny")), text, tmp_path)
-    assert "hs.ablated(L0H1: zero) does not act on model 'base', which is loaded again" in caplog.text
+        checkpoint = str(save_checkpoint(tmp_path / "tiny"))
+        measure(checkpoint, text, tmp_path)
+    assert_names(caplog.text, context, "'base'", f"'{checkpoint}'")
     (entry,) = run.manifest["models"]
-    assert (entry["label"], entry["identity"]["contexts"]) == (
-        "base in hs.ablated(L0H1: zero)",
-        ["hs.ablated(L0H1: zero)"],
-    )
-    assert "inside hs.ablated(L0H1: zero)" in " ".join(run.findings()["text"])
-    texts = " ".join(combine_runs([plain, run]).findings()["text"])
-    assert "have the same weights, but differ in headscope contexts (none against hs.ablated(L0H1: zero))" in texts
+    assert (entry["label"], entry["identity"]["contexts"]) == (f"base in {context}", [context])
+    assert note(run, "models.contexts").details["contexts"] == [context]
+    (difference,) = note(combine_runs([plain, run]), "models.equal_weights").details["differences"]
+    assert_names(difference, "contexts", context)
     with hs.capturing(model) as layers:
         layers.edit_output(0, lambda z, call: z)
         assert model.identity.contexts == ("hs.capturing(...) with edits",)
@@ -183,7 +193,7 @@ def test_changed_weights_are_noticed(name: str) -> None:
 def test_changed_frequencies_are_refused() -> None:
     model = hs.load(tiny())
     model.module.model.rotary_emb.inv_freq /= 4
-    with pytest.raises(BadInput, match=r"rotary frequencies .* were changed after it was loaded. Load the model again"):
+    with refuses(BadInput, "rotary", f"'{model.name}'"):
         _ = model.identity
 
 
@@ -218,8 +228,10 @@ def test_autocast_is_refused_everywhere_in_the_same_words(call: str, text: str, 
         "load": lambda: hs.load(model.module),
         "influence": lambda: head_influence(model, text, docs=1, length=24, components=["zero"], method="exact"),
     }
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(BadInput, match=r"^torch.autocast is active \(cpu"):
+    with torch.autocast("cpu", torch.bfloat16), refuses(BadInput, "torch.autocast", "cpu", "bfloat16") as refusal:
         calls[call]()
+    with torch.autocast("cpu", torch.bfloat16), refuses(BadInput, str(refusal.value)):
+        hs.load(tiny())
     assert not [*(tmp_path / "runs").glob("*")]
 
 
@@ -257,9 +269,9 @@ def test_finding_of_equal_weights_names_what_else_differs(text: str, tmp_path: P
         tiny(rope_parameters={"rope_type": "default", "rope_theta": theta}).save_pretrained(tmp_path / name)
         tokenizer().save_pretrained(tmp_path / name)
     run = measure({name: str(tmp_path / name) for name in ("a", "copy", "b")}, text, tmp_path)
-    texts = " ".join(run.findings()["text"])
-    assert "a and copy are the same weights under the same position scheme. All that differs" in texts
-    assert "a and b have the same weights, but differ in configuration (rope_parameters.rope_theta 10000.0" in texts
+    equal, different = note(run, "models.equal", "a"), note(run, "models.equal_weights", "a")
+    assert (equal.baseline, different.baseline) == ("copy", "b")
+    assert_names("; ".join(different.details["differences"]), "rope_parameters.rope_theta", "10000.0", "500000.0")
     one, other = (measure({"m": str(tmp_path / name)}, text, tmp_path) for name in "ab")
     assert len(combine_runs([one, other]).models) == 2
     for entry in run.manifest["models"]:  # as earlier versions wrote it

@@ -1,11 +1,13 @@
 """Tables, figures and sentences of the needle probe contain the numbers of the stored trials."""
 
+import html
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import spearmanr
+from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
 from headscope.plots import head_matrices
@@ -82,7 +84,7 @@ def test_model_without_success_has_control_scores_but_no_retrieval_score(
     assert np.isnan(summary.loc["yarn", "above"])
     assert np.isnan(summary.loc["yarn", "top"])
     (warning,) = results(failed_run, "no_success")
-    assert "yarn answers none of 32 trials, so its heads have no retrieval score." in sentence(warning)
+    assert (warning.model, warning.n) == ("yarn", 32)
     assert {result.model for result in results(failed_run, "top_head")} == {"base"}
     titles = chart_titles(failed_run)
     assert "Retrieval score: base" in titles
@@ -165,8 +167,8 @@ def test_head_results_have_score_rank_and_attribution_and_chart_shows_cells(run:
     assert (score.value, score.low, score.high) == (row["retrieval"], row["retrieval_low"], row["retrieval_high"])
     assert score.value == pytest.approx(scores.iloc[0])
     assert score.details["control"] == 0
-    assert sentence(score).startswith(f"In yarn, it copies {100 * score.value:.0f} % (95 % confidence interval ")
-    assert sentence(score).endswith("of the needle; its score without the needle is 0.000.")
+    assert (score.question, score.model) == ("retrieval.head_score", "yarn")
+    assert_names(sentence(score), f"{100 * score.value:.0f} %", "0.000")
     assert (attribution.value, attribution.details["rest"]) == (row["needle_write"], row["needle_rest"])
     (chart,) = report.head_charts(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
@@ -183,7 +185,7 @@ def test_a_head_of_a_model_without_success_has_no_score_rather_than_a_zero(run: 
         is_failed = run.needles["model"].isin(failed_models)
         failed_run._frames["needles"] = run.needles.assign(success=run.needles["success"] & ~is_failed)
         no_score, *ranks = needle_results.head_results(failed_run, "yarn", *lowest)
-        assert sentence(no_score) == "yarn answers no trial, so its heads have no retrieval score."
+        assert (no_score.question, no_score.model) == ("retrieval.no_score", "yarn")
         assert [(result.question, len(result.parts)) for result in ranks] == [("heads.ranks", 1)] * ranked
     assert next(needle_results.head_results(run, "base", *lowest)).value == 0
     questions = [result.question for result in needle_results.head_results(run, "yarn", *lowest)]
@@ -207,7 +209,7 @@ def test_model_agreement_compares_the_mean_scores_of_two_models(run: Run) -> Non
     assert row["overlap"] == len(top[0] & top[1]) / 10
     (result,) = results(run, "model_agreement")
     assert (result.value, result.details["overlap"], result.n) == (row["spearman"], row["overlap"], 24)
-    assert sentence(result).startswith("The retrieval scores of base and yarn have a rank correlation of")
+    assert result.where == {"first": "base", "second": "yarn"}
 
 
 def test_model_agreement_of_a_single_model_or_without_scores_is_empty(run: Run) -> None:
@@ -264,14 +266,14 @@ def test_grid_accepts_strings_of_flags_and_lists_of_a_study_file() -> None:
 
 def test_figures_without_data_state_the_reason(run: Run) -> None:
     for figure, reason in (
-        (plots.plot_success_map(run.needles.iloc[:0], "base"), "no data to plot"),
-        (plots.plot_success_map(pd.DataFrame(), "base"), "not measured: model, mode, "),
-        (plots.plot_ranked_scores(run.heads.drop(columns="retrieval")), "not measured: retrieval"),
-        (plots.plot_against_growth(run.heads.drop(columns="growth"), "base"), "not measured: growth"),
-        (plots.plot_seed_agreement(scores_by_seed(run).drop(columns=[1]), "base"), "a comparison needs two seeds"),
-        (plots.plot_seed_agreement(pd.DataFrame(), "base"), "not measured: model"),
+        (plots.plot_success_map(run.needles.iloc[:0], "base"), "no data"),
+        (plots.plot_success_map(pd.DataFrame(), "base"), "model, mode"),
+        (plots.plot_ranked_scores(run.heads.drop(columns="retrieval")), "retrieval"),
+        (plots.plot_against_growth(run.heads.drop(columns="growth"), "base"), "growth"),
+        (plots.plot_seed_agreement(scores_by_seed(run).drop(columns=[1]), "base"), "two seeds"),
+        (plots.plot_seed_agreement(pd.DataFrame(), "base"), "model"),
     ):
-        assert figure.layout.annotations[0].text.startswith(reason)
+        assert_names(figure.layout.annotations[0].text, reason)
 
 
 def test_report_contains_every_needle_chart_and_finding(run: Run, tmp_path: Path) -> None:
@@ -285,7 +287,9 @@ def test_report_contains_every_needle_chart_and_finding(run: Run, tmp_path: Path
     assert {"Attribution through the needle of every head", "Needle retrieved under zero ablation of heads"} < titles
     page = html_page.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle in a haystack" in page
-    assert "The retrieval scores of base in haystacks 0 and 1 have a rank" in page
+    (agreement,) = (result for result in results(run, "haystack_agreement") if result.model == "base")
+    assert {"haystack": 0, "other_haystack": 1}.items() <= {**agreement.where, **agreement.details}.items()
+    assert sentence(agreement) in html.unescape(page)
 
 
 def test_success_by_length_counts_trials_over_all_depths(run: Run) -> None:

@@ -16,20 +16,22 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 from support.example_probes import Broken, Foreign, Late
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 
 from headscope import plugins, rendering
 from headscope.errors import BadInput, CannotWrite
 from headscope.probe import Probe
-from headscope.rendering import assembly, html_page, run_results, terminal
+from headscope.rendering import assembly, html_page, run_description, run_results, terminal
 from headscope.rendering.blocks import Chart
 from headscope.rendering.text import column_heading, format_cell
 from headscope.results import ranking, words
+from headscope.results.collection import all_results
 from headscope.results.questions import Question, questions
 from headscope.results.result import Result
 from headscope.results.words import sentence
 from headscope.runs import summary
-from headscope.runs.column_metadata import format_number
+from headscope.runs.column_metadata import format_number, statistic
 from headscope.runs.run import Run, combine_runs
 from probes.measure import results as measuring
 
@@ -76,6 +78,15 @@ def sentences(run: Run) -> dict[str, list[str]]:
     }
 
 
+def results_of(run: Run, question: str, model: str = "", layers: str = "") -> list[Result]:
+    """The results to a question; of one model, and of its "global" or "sliding-window" layers, if these are given."""
+    return [
+        result
+        for result in all_results(run)
+        if result.question == question and model in ("", result.model) and layers in ("", result.where.get("layers"))
+    ]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn", HOSTILE))
@@ -92,8 +103,12 @@ def parsed(source: str) -> Page:
     return Page(source)
 
 
-def test_the_first_sentence_lists_context_lengths_and_counts_the_documents_of_all_tables(parsed: Page) -> None:
-    assert " at context lengths of 256 and 1,024 tokens on up to 6 documents." in parsed.text
+def test_the_first_sentence_lists_context_lengths_and_counts_the_documents_of_all_tables(
+    run: Run, parsed: Page
+) -> None:
+    introduction = run_description.describe_run(run)
+    assert introduction in parsed.text
+    assert_names(introduction, 256, "1,024", "up to 6")
 
 
 @pytest.mark.slow
@@ -159,15 +174,15 @@ def test_report_contains_no_nan(parsed: Page) -> None:
 
 
 def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
-    findings = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
-    local = f"{(heads['ess2_1024'] < 8).sum()} of 24 heads have an effective length below 8 tokens"
-    assert local in findings["Effective length"][1]
-    loss_findings = " ".join(findings["Loss"])
-    assert re.search(
-        r"\+0\.050 nats/token \(95 % confidence interval \+0\.050 to \+0\.050, \d documents\)", loss_findings
-    )
-    assert "gamma is positive" in " ".join(findings["Position parameters"])
+    (local,) = results_of(run, "length.local", "base")
+    assert (local.value, local.n) == ((heads["ess2_1024"] < 8).sum(), 24)
+    for loss in results_of(run, "loss.difference", "yarn"):
+        assert (loss.low, loss.value, loss.high) == pytest.approx((0.05,) * 3, abs=5e-4)
+        assert loss.n == run.nll[run.nll["context_length"] == loss.where["context_length"]]["doc"].nunique()
+    gammas = run.heads["gamma"].gt(0).groupby(run.heads["model"].astype(str)).sum()
+    positive = {result.model: result.details["positive"] for result in results_of(run, "positions.gamma")}
+    assert positive == gammas[gammas > 0].to_dict() != {}
 
 
 def windowed_rows(run: Run) -> pd.Series:
@@ -188,54 +203,43 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     windowed = run.positions["layer"] % 2 == 1
     kept = run.positions["log_theta"].mask(windowed, run.positions["log_theta_base"])
     run._frames["positions"] = run.positions.assign(log_theta=kept)
-    every_row = sentences(run)["Effective length"]  # as a run of an earlier version has it
-    assert (
-        sum(text.endswith("on the first token, over all rows, also those that cannot see it.") for text in every_row)
-        == 2
-    )
+    every_row = results_of(run, "length.sinks", layers="sliding-window")  # as a run of an earlier version has it
+    assert [result.model for result in every_row if "all rows" in result.details["sink_rows"]] == ["base", "yarn"]
     run._frames["attention"] = run.attention.assign(population=run.attention["population"] + windowed_rows(run))
     run._derived.clear()
-    finding_texts = sentences(run)
-    unchanged = [text for text in finding_texts["Position parameters"] if "sliding-window layers unchanged" in text]
-    assert len(unchanged) == 1
-    assert f"scheme of yarn leaves the frequencies of its {layers // 2} sliding-window" in unchanged[0]
-    medians = [text for text in finding_texts["Effective length"] if "median" in text]
-    assert sum(text.endswith("heads of the global layers.") for text in medians) == 2
+    (unchanged,) = results_of(run, "positions.windowed_layers")
+    assert (unchanged.model, unchanged.n) == ("yarn", layers // 2)
+    assert [result.model for result in results_of(run, "length.median", layers="global")] == ["base", "yarn"]
     base = run.heads[run.heads["model"] == "base"]
     for window_label, rows in (
         ("global", base[base["layer"] % 2 == 0]),
         ("sliding-window", base[base["layer"] % 2 == 1]),
     ):
-        count = f"{(rows['sink_mass'] > 0.5).sum()} of {len(rows)} heads of the {window_label} layers of base ("
-        (text,) = [text for text in finding_texts["Effective length"] if count in text and "first token" in text]
-        assert text.endswith("in the rows that see it.") == (window_label == "sliding-window")
-        median = f"{rows['growth'].median():.2f} over {len(rows)} heads of the {window_label} layers"
-        (text,) = [
-            text
-            for text in finding_texts["Growth with context"]
-            if "In base" in text and "median" in text and window_label in text
-        ]
-        assert f"exponent of the effective length is {median}" in text
-        assert text.endswith("up to the length of their windows.") == (window_label == "sliding-window")
-    windowed_head, global_head = (sentence(next(measuring.head_results(run, "base", layer, 0))) for layer in (1, 0))
-    assert "on the first token in the rows that see it (window 64)" in windowed_head
-    assert "rows that see it" not in global_head
+        (sinks,) = results_of(run, "length.sinks", "base", window_label)
+        assert (sinks.details["count"], sinks.n) == ((rows["sink_mass"] > 0.5).sum(), len(rows))
+        assert bool(sinks.details["sink_rows"]) == (window_label == "sliding-window")
+        assert "all rows" not in sinks.details["sink_rows"]
+        (growth,) = results_of(run, "growth.median", "base", window_label)
+        assert (growth.value, growth.n) == (pytest.approx(rows["growth"].median()), len(rows))
+        assert bool(growth.details["growth_limit"]) == (window_label == "sliding-window")
+    windowed_head, global_head = (next(measuring.head_results(run, "base", layer, 0)) for layer in (1, 0))
+    assert windowed_head.details["layer_window"] == 64
+    assert "all rows" not in windowed_head.details["sink_rows"]
+    assert not {"layer_window", "sink_rows"} & {*global_head.details}
     for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
-        (text,) = [
-            text
-            for text in finding_texts["Change against the first model"]
-            if f"heads of the {window_label} layers" in text
-        ]
-        assert f"is {part.median():.2f} over {len(part)} heads" in text
-        assert f"longer in {(part > 1.01).sum()}, shorter" in text
+        (change,) = results_of(run, "length.ratio", "yarn", window_label)
+        assert (change.value, change.n) == (pytest.approx(part.median(), rel=1e-3), len(part))
+        assert change.details["longer"] == (part > 1.01).sum()
 
 
 @pytest.mark.slow
 def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     labels = [f"step-{10 * n}" for n in range(7)]
     run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3, probes=("measure",))
-    (text,) = sentences(run)["Models"]
-    assert "show 6 of 7 models; step-30 is omitted." in text
+    (note,) = assembly.results_by_topic(run)["Models"]
+    assert note.question == "models.omitted"
+    assert (note.details["shown"], note.details["models"]) == (6, 7)
+    assert_names(note.details["omitted"], "step-30")
     assert "Models" not in sentences(
         synthetic_run(tmp_path / "few", models=labels[:6], lengths=(512,), docs=3, probes=("measure",))
     )
@@ -246,9 +250,11 @@ def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> N
     run = synthetic_run(tmp_path, models=("base", "other", "unknown"), probes=("measure",))
     for model, digest in zip(run.manifest["models"], ("a", "b", None), strict=True):
         model["tokenizer_sha256"] = digest
-    losses = sentences(run)["Loss"]
-    assert "The loss of other is not compared with that of base: their tokenizers differ." in losses
-    assert any("the loss of unknown minus that of base is" in text for text in losses)
+    (refusal,) = results_of(run, "loss.not_compared")
+    assert (refusal.model, refusal.baseline) == ("other", "base")
+    assert_names(refusal.details["reason"], "tokenizers")
+    compared = {(result.model, result.baseline) for result in results_of(run, "loss.difference")}
+    assert compared == {("unknown", "base")}
     table = summary.model_table(run).set_index("model")
     assert np.isnan(table.loc["other", "nll_1024_diff"])
     assert np.isfinite(table.loc["unknown", "nll_1024_diff"])
@@ -259,8 +265,8 @@ def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"), probes=("measure",))
     for model, digest in zip(run.manifest["models"], "aab", strict=True):
         model["texts_sha256"] = {"texts of 512 tokens": digest}
-    (text,) = sentences(run)["Models"]
-    assert text.startswith("Measured on different texts from base, or on another sample of them: ntk.")
+    (note,) = assembly.results_by_topic(run)["Models"]
+    assert (note.question, note.baseline, note.details["others"]) == ("models.texts", "base", ["ntk"])
 
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:
@@ -269,7 +275,7 @@ def test_loss_findings_name_the_baseline(run: Run) -> None:
     results = [result for result in measuring.results(run) if result.question.startswith("loss.")]
     losses = [result for result in results if result.question == "loss.mean" and result.model == first]
     differences = [result for result in results if result.question == "loss.difference"]
-    assert sentence(losses[0]).startswith(f"The loss of {first} in contexts of 256 tokens is ")
+    assert losses[0].where == {"context_length": 256}
     assert {result.baseline for result in differences} == {first}
     assert [result.model for result in differences] == [label for label in others for _ in losses]
 
@@ -300,9 +306,9 @@ def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
     single = Page(rendering.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
     for text in (
         "Change against the first model",
-        ", compared with base,",
+        "compared with base",
         "under yarn",
-        "95 % confidence interval +0.050",
+        "+0.050 to",
     ):
         assert text in parsed.text
         assert text not in single.text
@@ -318,7 +324,9 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str)
     figures = sum(tag == "figure" for tag, _ in page.tags)
     assert (figures > 0) == (table != "positions")  # these frequencies change equally in every layer
     assert re.findall(r"Table (\w+):", page.text) == [table]
-    assert (" tokens on 3 documents." in page.text) == (table in {"attention", "pairs", "nll"})
+    introduction = run_description.describe_run(part)
+    assert introduction in page.text
+    assert ("3 documents" in introduction) == (table in {"attention", "pairs", "nll"})
 
 
 @pytest.mark.slow
@@ -329,9 +337,12 @@ def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
         for n, model in enumerate(run.manifest["models"])
     ]
     tables = {"attention": run.manifest["tables"]["attention"]}
-    parsed = Page(rendering.render_report([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
+    trained = Run(run.path, {**run.manifest, "models": models, "tables": tables})
+    parsed = Page(rendering.render_report([trained]))
     assert "During training" in parsed.text
-    assert "show 6 of the" in parsed.text
+    assert "6 of the" in parsed.text
+    (note,) = results_of(trained, "models.omitted")
+    assert (note.details["shown"], note.details["models"]) == (6, 8)
 
 
 def test_a_hostile_label_stays_text(source: str, parsed: Page) -> None:
@@ -353,12 +364,13 @@ def test_numbers_are_short_and_infinity_is_not_a_number() -> None:
 
 
 def test_errors_name_the_cause(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="at least one run"):
-        rendering.write_report([], tmp_path / "report.html")
-    (tmp_path / "file").write_text("")
+    with refuses(BadInput, "report"):
+        rendering.write_report([], tmp_path / "page.html")
+    out = tmp_path / "file" / "report.html"
+    out.parent.write_text("")
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
-    with pytest.raises(CannotWrite, match="Choose another file with --out"):
-        rendering.write_report([loss], tmp_path / "file" / "report.html")
+    with refuses(CannotWrite, out, "--out"):
+        rendering.write_report([loss], out)
 
 
 def test_a_report_can_be_written_to_a_file_name_without_folder(
@@ -377,11 +389,11 @@ def test_a_file_that_is_no_report_is_never_overwritten(
     monkeypatch.chdir(tmp_path)
     own = Path("report.html")
     own.write_text("<html>my own page</html>")
-    with pytest.raises(CannotWrite, match="is not a report of headscope"):
+    with refuses(CannotWrite, own, "--out"):
         rendering.write_report([run], own)
     code, out, err = headscope("demo")
     assert code == CannotWrite.exit_code
-    assert "Choose another file with --report" in err
+    assert_names(err, own, "--report")
     assert out == ""
     assert own.read_text() == "<html>my own page</html>"
     assert not Path("runs").exists()
@@ -495,8 +507,8 @@ def test_the_terminal_shows_models_headlines_and_verdicts_and_all_results_on_req
     output = " ".join(printed(capsys).split())
     assert "growth exponent" in output
     assert "loss against the first model at 1,024 (nats/token)" in output
-    assert "Headlines base: Median effective length" in output
-    assert "CoV of pairs: coefficient of variation of their use; 0 if" in output, "abbreviations are explained"
+    assert " ".join(["Headlines", *run_results.headline_lines(fresh)[0].split()]) in output
+    assert f"CoV of pairs: {statistic('cov').explanation}" in output, "abbreviations are explained"
     assert "There are 3 models." not in output
     terminal.print_summary(fresh, show_all=True)
     output = " ".join(printed(capsys).split())
@@ -514,8 +526,8 @@ def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pyt
     )
     terminal.print_run_entry(run)
     first, rows = printed(capsys).splitlines()
-    assert first.startswith(f"{run.name}  12 models, including model-00, ")
-    assert first.endswith(", model-11")
+    assert_names(first, run.name, 12, "model-00", "model-11")
+    assert first.count("model-") == 6
     assert f"attention {len(run.attention):,}" in rows
 
 
@@ -525,9 +537,9 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
         synthetic_run(tmp_path / label, models=(label,), layers=layers, probes=("measure", "needle"))
         for label, layers in (("small", 2), ("large", 4))
     )
-    findings = sentences(combine_runs([small, large]))
-    assert "Change against the first model" not in findings
-    assert not any("ranks its heads as" in text for text in findings["Needle in a haystack"])
+    combined = combine_runs([small, large])
+    assert "Change against the first model" not in sentences(combined)
+    assert not results_of(combined, "retrieval.model_agreement")
 
 
 @pytest.mark.slow
@@ -575,7 +587,7 @@ def test_forty_lines_hold_the_summary_of_four_models(
     assert len(lines) <= 38, "headscope demo adds two lines"
     assert max(map(len, lines)) <= 120 or "/tmp" in max(lines, key=len)
     first, last = lines.index("Headlines"), next(i for i, line in enumerate(lines) if line.startswith("Claims of the"))
-    verdicts = r"Claims of the paper: (\d+ [a-z ]+, )*\d+ [a-z ]+ \(headscope report shows why\)"
+    verdicts = r"Claims of the paper: (\d+ [a-z ]+, )*\d+ [a-z ]+ \(headscope report .*\)"
     assert re.fullmatch(verdicts, lines[last])
     assert last - first == 9, "eight headlines of one line each"
 

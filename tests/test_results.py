@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.refusals import assert_names
 
 from headscope import plugins
 from headscope.probe import Probe
@@ -130,11 +131,9 @@ def test_inconclusive_says_how_many_documents_would_decide() -> None:
     claim = Result(question="x.claim", model="base", value=0.1, low=-0.1, high=0.3, n=8, details={"limit": 0})
     undecided = judge(claim, Bound("above"))
     assert samples_needed(undecided) == 32, "half width 0.2 at distance 0.1: four times as many"
-    assert words.evidence(undecided) == (
-        "It rises by +0.10 (95 % confidence interval -0.10 to +0.30, 8 documents); about 32 documents would decide at "
-        "the spread seen"
-    )
-    assert words.sentence(undecided).endswith("at the spread seen. Our criterion: by more than 0.")
+    assert_names(words.evidence(undecided), "-0.10 to +0.30", "8 documents", "32 documents")
+    assert words.criterion(undecided) == "by more than 0"
+    assert_names(words.sentence(undecided), words.evidence(undecided), "by more than 0")
     assert samples_needed(judge(_loss(is_exact=False, low=math.nan, high=math.nan), Bound("above"))) is None
 
 
@@ -153,7 +152,7 @@ def test_trials_needed_are_those_at_which_the_interval_of_wilson_leaves_the_thre
         return not low <= threshold <= high
 
     assert (is_decided(needed), is_decided(needed - 1)) == (True, False)
-    assert words.evidence(claim).endswith(f"; about {needed} trials would decide at the spread seen")
+    assert_names(words.what_decides(claim), f"{needed} trials")
 
 
 def test_asymmetric_interval_counts_the_half_that_faces_the_threshold() -> None:
@@ -186,44 +185,39 @@ def _part(value: float, half_width: float, side: str = "above", **changes: objec
 def test_all_undecided_parts_must_be_decided_unless_one_would_refute_the_claim() -> None:
     claim = Result(question="x.parts")
     agreeing = [_part(0.1, 0.2), _part(0.1, 0.3), _part(0.1, 0.05)]
-    text = words.evidence(judge_by_parts(claim, agreeing))
-    assert text.endswith("; about 90 documents would decide at the spread seen"), "the part that needs most"
-    refuting = [*agreeing, _part(-0.1, 0.11)]
-    text = words.evidence(judge_by_parts(claim, refuting))
+    undecided = judge_by_parts(claim, agreeing)
+    assert words.evidence(undecided).endswith(words.what_decides(undecided))
+    assert_names(words.what_decides(undecided), "90 documents")  # the part that needs most
+    undecided = judge_by_parts(claim, [*agreeing, _part(-0.1, 0.11)])
     correction = stats.t.ppf(1 - 0.025 / 4, 9) / stats.t.ppf(0.975, 9)
     needed = math.ceil(10 * (0.11 * correction / 0.1) ** 2)
-    assert text.endswith(f"; about {needed} documents would decide at the spread seen"), "one part that fails is enough"
-    assert "corrected for the choice among 4" in text
-    assert "would decide" not in words.evidence(judge_by_parts(claim, [_part(-0.1, 0.05), *agreeing]))
+    assert_names(words.what_decides(undecided), f"{needed} documents")  # one part that fails is enough
+    assert [part.selected_from for part in undecided.parts] == [1, 1, 1, 4]
+    assert not words.what_decides(judge_by_parts(claim, [_part(-0.1, 0.05), *agreeing]))
 
 
 def test_more_documents_do_not_decide_a_claim_over_the_heads_of_one_model() -> None:
     claim = _part(0.1, 0.2, question="x.heads")
-    expected = (
-        "; more documents do not narrow this interval over the heads of one model, but another trained model or seed "
-        "may decide (about 40 heads would decide at the spread seen)"
-    )
-    assert words.evidence(claim).endswith(expected)
-    assert words.evidence(judge_by_parts(Result(question="x.parts"), [claim])).endswith(expected)
+    text = words.what_decides(claim)
+    assert_names(text, "documents", "seed", "40 heads")
+    assert words.evidence(claim).endswith(text)
+    assert words.evidence(judge_by_parts(Result(question="x.parts"), [claim])).endswith(text)
 
 
 def test_other_reasons_say_what_would_decide() -> None:
     few = judge(_loss(low=math.nan, high=math.nan, n=2), Bound("above"))
-    assert words.sentence(few).endswith("; at least 3 documents are needed.")
-    assert words.evidence(judge_by_parts(Result(question="x.parts"), [few, few])).count("at least 3") == 1
+    assert_names(words.what_decides(few), "3 documents")
+    assert words.sentence(few).endswith(f"{words.what_decides(few)}.")
+    assert words.what_decides(judge_by_parts(Result(question="x.parts"), [few, few])) == words.what_decides(few)
     lengths = {"context_length": 1024, "native_context": 8192, "half_context": 4096}
     short = judge(_loss(details=lengths), Bound("above"), "short")
     assert short.verdict == "inconclusive"
-    assert words.sentence(short).endswith(
-        "; 1,024 tokens are not beyond half of the native context of 8,192. A context of more than 4,096 tokens would "
-        "decide."
-    )
+    assert_names(words.what_decides(short), "1,024", "8,192", "4,096")
     estimate = judge(_loss(is_exact=False), Bound("above"))
     assert estimate.verdict == "inconclusive", "an estimate decides nothing, whatever its interval"
-    assert words.sentence(estimate).endswith("; an estimate decides no claim: an exact value is needed.")
-    assert words.sentence(_part(0.0, 0.2)).endswith(
-        "; the value is on the threshold, where no number of samples decides."
-    )
+    assert estimate.reason == "estimate"
+    assert_names(words.what_decides(estimate), "exact")
+    assert_names(words.what_decides(_part(0.0, 0.2)), "threshold")
 
 
 def test_one_of_many_parts_refutes_a_claim_only_beyond_chance() -> None:
@@ -259,9 +253,9 @@ def test_the_corrected_interval_of_a_correlation_ends_at_its_limits() -> None:
 def test_a_claim_without_a_value_is_not_on_its_threshold() -> None:
     details = {"estimated": 1, "units": 5, "unit_nouns": "heads"}
     claim = Result(question="x.optional", model="base", n=8, details=details)
-    text = words.sentence(judge(claim, Bound("above"), "estimated"))
-    assert "1 of 5 heads were only estimated" in text
-    assert "on the threshold" not in text
+    text = words.what_decides(judge(claim, Bound("above"), "estimated"))
+    assert_names(text, "1 of 5 heads")
+    assert "threshold" not in text
 
 
 def test_claim_of_parts_is_refuted_by_one_part() -> None:
@@ -321,10 +315,8 @@ def test_results_without_question_value_or_key_of_their_own_are_reported_and_lef
     monkeypatch.setattr(plugins, "call_parts", lambda part, run: [(probe, results)])
     monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
     assert collection._compute_results(None) == {"x": [good]}  # type: ignore[arg-type]
-    assert [line.partition(" ")[0] for line in reported] == ["probe"] * 3
-    assert "x.unknown" in reported[0]
-    assert "limit" in reported[1]
-    assert "two results with the key x.loss, base" in reported[2]
+    for line, named in zip(reported, ("x.unknown", "limit", "x.loss, base"), strict=True):
+        assert_names(line, "'x'", named)
 
 
 @pytest.mark.parametrize(
@@ -345,4 +337,4 @@ def test_details_and_conditions_named_like_another_place_are_refused(
     monkeypatch.setattr(plugins, "call_parts", lambda part, run: [(probe, wrong)])
     monkeypatch.setattr(plugins, "report_broken", lambda error: reported.append(str(error)))
     assert collection._compute_results(None) == {"x": []}  # type: ignore[arg-type]
-    assert f"{named} of result 'x.loss' is already the name of a placeholder. Rename it" in reported[0]
+    assert_names(reported[0], named, "'x.loss'")

@@ -17,6 +17,7 @@ from headscope.probe import Probe
 from headscope.rendering import assembly, run_results
 from headscope.rendering.blocks import Chart
 from headscope.results.collection import all_results
+from headscope.results.words import sentence
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -102,8 +103,11 @@ def test_the_docs_give_the_verdicts_of_the_patching_runs(path: Path) -> None:
 def test_verdicts_by_our_criteria_are_not_counted_as_claims_of_the_paper(path: Path) -> None:
     run = Run.open(path)
     assert not [claim for claim in run_results.claims(all_results(run)) if claim.question.startswith("patching")]
+    judged = [result for result in all_results(run) if result.question in ("patching.kept", "patching.changed")]
+    assert len(judged) == 4 * run.table("patching")["prompts"].nunique()
+    assert all(result.verdict for result in judged)
     texts = run_results.sentences_by_topic(all_results(run))["Activation patching"]
-    assert sum("Our criterion" in text for text in texts) == 4 * run.table("patching")["prompts"].nunique()
+    assert {sentence(result) for result in judged} <= {*texts}
 
 
 @pytest.mark.parametrize("path", PATCHING_RUNS, ids=study_name)

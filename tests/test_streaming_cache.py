@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support import families
+from support.refusals import refuses
 
 import headscope as hs
 from headscope.errors import BadInput
@@ -79,7 +80,7 @@ def test_a_left_padded_batch_generates_what_each_text_alone_does() -> None:
         )  # fmt: skip
     assert torch.stack(generated.logits).isfinite().all()
     assert torch.equal(generated.sequences[:, 40:], torch.stack(expected))
-    with streaming_cache(model, GROUPS, WINDOW) as cache, pytest.raises(BadInput, match="Pad the texts on the left"):
+    with streaming_cache(model, GROUPS, WINDOW) as cache, refuses(BadInput, "streaming_cache", "padding"):
         model.module(torch.stack(padded), attention_mask=mask.flip(1), past_key_values=cache, use_cache=True)
 
 
@@ -136,7 +137,7 @@ def test_listeners_are_refused_while_groups_stream() -> None:
     with capturing(model) as layers, torch.no_grad():
         layers.listen(lambda record: None)
         layers.stream(0, (0,), WINDOW)
-        with pytest.raises(BadInput, match="cannot be listened to"):
+        with refuses(BadInput, "streaming"):
             model.module(IDS, use_cache=False)
 
 

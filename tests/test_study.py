@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 from support import families
+from support.refusals import refuses
 from support.tiny_studies import (
     LENGTHS,
     StopsAfter,
@@ -30,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 import headscope
 from headscope import plugins
-from headscope.errors import BadInput, Interrupted, ResourceMissing
+from headscope.errors import BadInput, BadOption, Interrupted, ResourceMissing
 from headscope.model_spec import ModelSpec
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, list_runs
@@ -157,8 +158,8 @@ def test_another_seed_gives_other_numbers(study_run: Run, folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("probes", "unused"),
     [
-        ("patterns: {prompt: a b}", "has a prompt (patterns)"),
-        ("measure: {prompt: a b}\nattribution: {prompt: c d}", "has a prompt (measure, attribution)"),
+        ("patterns: {prompt: a b}", "(patterns)"),
+        ("measure: {prompt: a b}\nattribution: {prompt: c d}", "(measure, attribution)"),
         ("measure: {lengths: [64]}\npatterns: {prompt: a b}", ""),
     ],
 )
@@ -167,7 +168,7 @@ def test_texts_that_no_probe_of_a_study_file_reads_are_warned_about(
 ) -> None:
     (tmp_path / "study.yaml").write_text(f"texts: {{docs: 2}}\n{probes}")
     read_study(tmp_path / "study.yaml", {})
-    assert ("'texts' has no effect" in caplog.text) == bool(unused)
+    assert ("'texts'" in caplog.text) == bool(unused)
     assert unused in caplog.text
     caplog.clear()
     (tmp_path / "study.yaml").write_text(probes)
@@ -206,7 +207,7 @@ def test_models_in_memory_are_measured_like_those_in_folders(study_run: Run, fol
 
 def test_a_model_in_memory_without_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
     bare = families.SPECS["llama-gqa"].build()
-    with pytest.raises(BadInput, match="tokenizer"):
+    with refuses(BadInput, "tokenizer"):
         headscope.measure(bare, text=f"file:{folder}/texts/*.txt", docs=2, lengths=[24], out=tmp_path, quiet=True)
     assert_clean(tmp_path)
 
@@ -297,7 +298,7 @@ def test_a_run_resumed_after_ctrl_c_ends_byte_identical(
     folder: Path, study_run: Run, tmp_path: Path, cells: int
 ) -> None:
     plan = build_study(content(folder))
-    with pytest.raises(Interrupted, match="--resume") as stop:
+    with refuses(Interrupted, "--resume") as stop:
         run_study(plan, tmp_path, progress=StopsAfter(cells))
     assert stop.value.exit_code == 4
     (partial,) = tmp_path.iterdir()
@@ -377,31 +378,31 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bytes(
 
 def test_a_length_beyond_every_document_is_refused(folder: Path, tmp_path: Path) -> None:
     plan = content(folder, measure={"lengths": [24, 500]})
-    with pytest.raises(BadInput, match="500 tokens"):
+    with refuses(BadInput, plan["texts"]["source"], 500):
         run_study(build_study(plan), tmp_path / "out")
     assert_clean(tmp_path / "out")
 
 
 def test_a_study_without_a_probe_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="requests no probe"):
+    with refuses(BadInput, "probe", *plugins.requestable_probes()):
         run_study(build_study(content(folder, measure=None)), tmp_path / "out")
     assert_clean(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("scheme", "message"),
+    ("scheme", "named"),
     [
-        ("yarm:factor=4", "did you mean 'yarn'"),
-        ("yarn:factr=4", "did you mean 'factor'"),
-        ("yarn:factor=x", "'x' is not a number"),
+        ("yarm:factor=4", ("'yarm'", "'yarn'")),
+        ("yarn:factr=4", ("'factr'", "'factor'")),
+        ("yarn:factor=x", ("'x'", "factor")),
     ],
 )
 def test_a_bad_scheme_is_refused_before_any_work(
-    folder: Path, tmp_path: Path, loads: LoadRecorder, scheme: str, message: str
+    folder: Path, tmp_path: Path, loads: LoadRecorder, scheme: str, named: tuple[str, ...]
 ) -> None:
     plan = content(folder)
     plan["models"] |= {"last": f"{folder / 'tiny'}@{scheme}"}
-    with pytest.raises(BadInput, match=message):
+    with refuses(BadInput, *named):
         run_study(build_study(plan), tmp_path / "out")
     assert loads.names == []
     assert_clean(tmp_path / "out")
@@ -409,50 +410,52 @@ def test_a_bad_scheme_is_refused_before_any_work(
 
 def test_a_missing_checkpoint_is_refused_before_any_work(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
     plan = content(folder)
-    plan["models"] |= {"last": str(tmp_path / "nowhere" / "else")}
-    with pytest.raises(ResourceMissing, match=r"no checkpoint at '.*nowhere/else'"):
+    missing = tmp_path / "nowhere" / "else"
+    plan["models"] |= {"last": str(missing)}
+    with refuses(ResourceMissing, f"'{missing}'"):
         run_study(build_study(plan), tmp_path / "out")
     assert loads.names == []
     assert_clean(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key", "named"),
     [
-        ({"modles": {}}, r"unknown key 'modles' \(did you mean 'models'\?\)"),
-        ({"measure": {"lenghts": [8]}}, r"unknown key 'measure.lenghts' \(did you mean 'lengths'\?\)"),
-        ({"texts": {"sorce": "x"}}, r"unknown key 'texts.sorce' \(did you mean 'source'\?\)"),
-        ({"measure": {"lengths": [1]}}, "measure.lengths: context length 1 is too short"),
-        ({"measure": {"lengths": []}}, "measure.lengths: no context length. Give at least one"),
-        ({"measure": {"rows": 1}}, "measure.rows: 1 rows are too few"),
-        ({"measure": {"tables": ["atention"]}}, "measure.tables"),
-        ({"models": {}, "measure": {}}, "no model. Give at least one"),
-        ({"name": "a/b"}, "name may only have letters"),
+        ({"modles": {}}, "", ("'modles'", "'models'")),
+        ({"measure": {"lenghts": [8]}}, "", ("'measure.lenghts'", "'lengths'")),
+        ({"texts": {"sorce": "x"}}, "", ("'texts.sorce'", "'source'")),
+        ({"measure": {"lengths": [1]}}, "measure.lengths", (1, 2)),
+        ({"measure": {"lengths": []}}, "measure.lengths", ()),
+        ({"measure": {"rows": 1}}, "measure.rows", (1, 2, "exact")),
+        ({"measure": {"tables": ["atention"]}}, "measure.tables", ("'atention'", "'attention'")),
+        ({"models": {}, "measure": {}}, "", ("--model base=smollm2-135m",)),
+        ({"name": "a/b"}, "name", ("'a/b'",)),
     ],
 )
 def test_the_error_for_an_invalid_study_file_gives_file_and_key(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, changes: dict[str, Any], key: str, named: tuple[object, ...]
 ) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(json.dumps(changes))
-    with pytest.raises(BadInput, match=message) as error:
+    with refuses(BadOption, file, key, *named) as error:
         read_study(file, {})
-    assert str(file) in str(error.value)
+    assert error.value.key == key
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("- a\n- b\n", r"study\.yaml' has no keys"),
-        ("measure: [", r"cannot read study file .*study\.yaml'.* measure: \["),
-        ("\x00", r"cannot read study file .*study\.yaml'.* position 0"),
+        ("- a\n- b\n", "measure: {lengths: [2048]}"),
+        ("measure: [", "measure: ["),
+        ("\x00", "position 0"),
     ],
 )
-def test_a_file_that_is_not_a_study_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(BadInput, match=message):
-        read_study(tmp_path / "study.yaml", {})
+def test_a_file_that_is_not_a_study_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(text)
+    with refuses(BadInput, file, named):
+        read_study(file, {})
 
 
 def test_overrides_are_merged_into_the_file_key_by_key(tmp_path: Path) -> None:
@@ -485,7 +488,7 @@ def test_checkpoints_are_ordered_by_training_step(tmp_path: Path) -> None:
     assert list(specs) == ["step-9", "step-10", "last", "step-100"]
     assert specs["last"] == f"{tmp_path}/last@yarn:factor=4"
     assert list(expand_checkpoints(f"{tmp_path}/step-*")) == ["step-9", "step-10", "step-100"]
-    with pytest.raises(BadInput, match="no checkpoint folder"):
+    with refuses(BadInput, f"'{tmp_path}/epoch-*'", "config.json"):
         expand_checkpoints(f"{tmp_path}/epoch-*")
 
 
@@ -500,7 +503,7 @@ def test_patterns_of_several_schemes_make_a_model_of_each_with_the_scheme_in_its
         "step-1 yarn:factor=4": f"{tmp_path}/step-1@yarn:factor=4",
         "step-2 yarn:factor=4": f"{tmp_path}/step-2@yarn:factor=4",
     }
-    with pytest.raises(BadInput, match="two patterns of --checkpoints match 'step-2'"):
+    with refuses(BadInput, "--checkpoints", "'step-2'"):
         checkpoint_models([glob, f"{tmp_path}/step-2"])
 
 

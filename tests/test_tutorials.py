@@ -175,7 +175,7 @@ def test_a_bridge_of_the_page_has_the_patterns_and_effects_of_the_model(tmp_path
     torch.testing.assert_close(pattern[0], weights, atol=1e-5, rtol=0)
     run = names["compatible"]
     assert run.patching["effect"].to_numpy() == pytest.approx(expected.patching["effect"].to_numpy(), abs=1e-4)
-    assert any("compatibility mode" in text for text in run.findings()["text"])
+    assert "models.compatibility_mode" in {*run.findings()["question"]}
 
 
 def test_every_tutorial_is_tested():
