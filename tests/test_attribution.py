@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import families
 from support.naive_attribution import head_contributions
+from support.refusals import refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, save_texts
 from torch import Tensor, nn
@@ -19,17 +20,19 @@ import headscope
 from headscope.decomposition.head_circuits import TokenEmbeddings
 from headscope.decomposition.head_weights import inspect_head_weights
 from headscope.decomposition.logit_attribution import attribute_logits
-from headscope.decomposition.residual_decomposition import Norm
-from headscope.errors import BadInput, UnsupportedModel
+from headscope.decomposition.residual_decomposition import DecompositionError, Norm
+from headscope.errors import BadOption, UnsupportedModel
 from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.rendering import assembly
-from headscope.results.words import sentence
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from probes.attribution import report, results
+from probes.attribution.answers.schema import ANSWER_STATISTIC
+from probes.attribution.schema import STATISTIC_NAME
 from probes.circuits.run import circuit_rows
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -142,9 +145,7 @@ class Squared(nn.Module):
 def test_logits_that_are_not_linear_in_the_residual_stream_are_refused() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     handle = model.module.lm_head.register_forward_hook(lambda _, args, out: out + 0.1 * out.square())
-    with pytest.raises(
-        UnsupportedModel, match=r"direct logit attribution is not possible for .*: its logits are not linear"
-    ):
+    with refuses(UnsupportedModel, "attribution", model.name, "logits", "linear"):
         attribute_logits(model, IDS)
     handle.remove()
 
@@ -171,7 +172,7 @@ def test_a_layer_that_adds_more_than_its_parts_is_refused() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     layer = model.module.model.layers[2]
     handle = layer.register_forward_hook(lambda _, args, out: out + 0.1 * args[0].square())
-    with pytest.raises(UnsupportedModel, match="LlamaDecoderLayer returns more than its input"):
+    with refuses(UnsupportedModel, "LlamaDecoderLayer", "more"):
         attribute_logits(model, IDS)
     handle.remove()
 
@@ -180,7 +181,7 @@ def test_head_outputs_changed_before_the_projection_are_refused() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     attention = model.module.model.layers[1].self_attn
     handle = attention.o_proj.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
-    with pytest.raises(UnsupportedModel, match=r"changes the heads. outputs before"):
+    with refuses(UnsupportedModel, "attention", "projection", "gate"):
         attribute_logits(model, IDS)
     handle.remove()
 
@@ -188,7 +189,7 @@ def test_head_outputs_changed_before_the_projection_are_refused() -> None:
 def test_a_module_that_is_not_a_norm_is_refused() -> None:
     x = torch.randn(5, 16)
     norm = Norm.from_module(Squared(), x)
-    with pytest.raises(Exception, match="Squared is neither RMSNorm nor LayerNorm"):
+    with refuses(DecompositionError, "Squared", "RMSNorm", "LayerNorm"):
         norm.scales(x, Squared()(x))
 
 
@@ -249,8 +250,9 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 2, 3)}
     assert "Direct logit attribution of layer 2, head 3" in titles
     ranks, ranks_of_answer = results.head_results(run, "base", 2, 3)
-    assert sentence(ranks).startswith("Rank by direct logit attribution (next token)")
-    assert sentence(ranks_of_answer).startswith("Rank by direct logit attribution (answer)")
+    labels = [statistic(name).label for name in (STATISTIC_NAME, ANSWER_STATISTIC)]
+    assert [result.where["statistic"] for result in (ranks, ranks_of_answer)] == labels
+    assert {ranks.question, ranks_of_answer.question} == {"heads.ranks"}
     counts = {group.heading: len([*group.charts]) for group in report.charts(assembly.render_context(run))}
     assert counts == {
         "Contribution of each head to the next token's logit": 2,
@@ -261,7 +263,7 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
 
 
 def test_bad_options_give_one_line() -> None:
-    with pytest.raises(BadInput, match="context length 1 is too short"):
+    with refuses(BadOption, "attribution.lengths", 1):
         build_study({"attribution": {"lengths": [1]}})
 
 
@@ -276,5 +278,5 @@ def test_attribution_counts_modules_that_return_states_without_a_batch_axis(mode
 
 @pytest.mark.slow
 def test_attribution_of_layers_that_end_in_a_norm_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedModel, match="BartDecoderLayer returns the output of its LayerNorm, not the sum"):
+    with refuses(UnsupportedModel, "BartDecoderLayer", "LayerNorm"):
         attribute_logits(headscope.load(tiny("bart")), torch.arange(3, 20))

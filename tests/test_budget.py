@@ -18,6 +18,7 @@ from scipy import stats
 from support import families
 from support.harness_tasks import write_colours
 from support.measure_laws import geometry_of, random_record
+from support.refusals import assert_names
 from support.tiny_studies import StopsAfter, contents, save_checkpoint, save_texts
 
 import headscope as hs
@@ -26,6 +27,7 @@ from headscope.errors import Interrupted
 from headscope.forward.capture import capturing
 from headscope.measures.far_mass import far_mass
 from headscope.results import words
+from headscope.results.result import Bound
 from headscope.runs.aggregation import verdict_below
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -231,7 +233,8 @@ def test_orders_from_a_run_and_a_file_judge_all_documents(run: Run, place: Path,
     expected = rank_groups(heads, "max").sort_values("rank")
     stored = fixed.budget_orders[fixed.budget_orders["order"] == "-local_mass"].sort_values("rank")
     assert stored["layer"].tolist() == expected["layer"].tolist()
-    assert "measured 2 of the 4 documents that judge it" in caplog.text
+    (warning,) = (message for message in caplog.messages if "'-local_mass'" in message)
+    assert_names(warning, 2, 4, "--text")
 
 
 # Rows that order the KV groups --------------------------------------------------------------------------------------
@@ -292,7 +295,8 @@ def test_findings_state_the_stability_of_a_set_from_sampled_rows(place: Path) ->
     kept = sampled.budget_stability["kept"].mean()
     (stability,) = (result for result in results(sampled) if result.question == "budget.stability")
     assert stability.value == pytest.approx(kept)
-    assert words.sentence(stability).endswith("are not stable: use more --rows, or --rows exact.")
+    assert stability.details["unstable"] == pytest.approx(1 - kept)
+    assert_names(words.sentence(stability), "--rows exact")
 
 
 def test_cache_sizes_of_unequal_layers() -> None:
@@ -330,9 +334,8 @@ def test_results_have_the_values_of_the_tables_and_stable_keys(run: Run) -> None
         assert (area.value, area.low, area.high, area.n) == (row["area"], row["area_low"], row["area_high"], row["n"])
         assert np.mean([*area.by_sample.values()]) == pytest.approx(area.value)
     share = by_key["budget.largest_share", "base", "", "context_length=64"]
-    text = words.sentence(share)
-    assert "can keep only the first 2 and last 6 tokens while the loss rises by at most 0.01 nats/token" in text
-    assert "4 documents" in text
+    assert [share.details[name] for name in ("sink", "recent", "max_rise")] == pytest.approx([2, 6, 0.01])
+    assert share.n == 4
     assert model_table(run)["streaming_share_64"].tolist() == [share.value]
     assert any(result.question == "budget.cache_size" for result in all_results)
     assert json.loads((run.path / "run.json").read_text())["seed"] == 0
@@ -349,11 +352,11 @@ def test_a_selected_order_is_compared_with_an_interval_that_allows_for_the_choic
     assert gain.selected_from == 3
     assert (gain.low, gain.high) == pytest.approx((values.mean() - half_width, values.mean() + half_width))
     assert gain.verdict == verdict_below(gain.low, gain.high)
-    assert "costs base less than in random orders: " in words.sentence(gain)
+    assert (gain.model, gain.bound) == ("base", Bound("below"))
 
 
-@pytest.mark.parametrize(("prompts", "note"), [(4, "95 % confidence interval -142 to +42, 4 prompts"), (1, "1 prompt")])
-def test_changes_of_answers_are_in_percentage_points(prompts: int, note: str) -> None:
+@pytest.mark.parametrize(("prompts", "noted"), [(4, ("-142 to +42", "4 prompts")), (1, ("1 prompt",))])
+def test_changes_of_answers_are_in_percentage_points(prompts: int, noted: tuple[str, ...]) -> None:
     index = pd.MultiIndex.from_product(
         [["base"], ["ioi"], ["random"], range(prompts)], names=["model", "prompts", "order", "pair"]
     )
@@ -361,11 +364,8 @@ def test_changes_of_answers_are_in_percentage_points(prompts: int, note: str) ->
     (result,) = changes_at_half("budget.right_answers", "base", {"prompts": "ioi"}, scores)
     share = scores[0.5].mean()
     assert (result.value, result.n, result.where["share"]) == (share - 1, prompts, 0.5)
-    text = words.sentence(result)
-    assert (
-        f"{100 * share:.0f} % of the answers are right instead of 100 %, a change of {100 * share - 100:+.0f}" in text
-    )
-    assert f"{100 * share - 100:+.0f} percentage points ({note}" in text
+    change = f"{100 * share - 100:+.0f} percentage points"
+    assert_names(words.sentence(result), f"{100 * share:.0f} %", "100 %", change, *noted)
 
 
 # Tasks of the lm-evaluation-harness --------------------------------------------------------------------------------
@@ -408,14 +408,16 @@ def test_task_scores_equal_the_harness_on_the_model_whose_heads_stream(task_run:
 
 
 def test_a_metric_without_a_value_per_document_is_left_out_with_a_warning(task_run: tuple[Run, str]) -> None:
-    assert "metric brier_score of task colours is not a mean over documents, so it is left out" in task_run[1]
+    (warning,) = (line for line in task_run[1].splitlines() if "brier_score" in line)
+    assert_names(warning, "colours")
 
 
 def test_results_give_the_change_of_a_task_with_its_interval_over_documents(task_run: tuple[Run, str]) -> None:
     (change,) = (result for result in results(task_run[0]) if result.where.get("task") == "colours acc")
     assert (change.question, change.model, change.n) == ("budget.task_score", "base", 5)
     assert change.where == {"task": "colours acc", "order": "random", "share": 0.5}
-    assert f"; that streaming makes it worse is {change.verdict}" in words.sentence(change)
+    assert change.verdict == verdict_below(change.low, change.high)
+    assert_names(words.sentence(change), change.verdict)
     assert validate(task_run[0]) == []
 
 
@@ -455,7 +457,8 @@ def test_a_task_whose_prompts_are_shorter_than_the_window_is_named(place: Path) 
         log = logging.getLogger("headscope")
         monkeypatch.setattr(log, "warning", lambda message, *values: warnings.append(message % values))
         run_study(build_study(content), place / "runs")
-    assert "streaming changes nothing in task colours: its longest prompt has" in "\n".join(warnings)
+    (warning,) = (line for line in warnings if "colours" in line and "--recent" in line)
+    assert_names(warning, 2, 60, "--sink")
 
 
 def test_a_file_that_is_named_like_an_order_is_an_order_of_its_own(place: Path) -> None:
@@ -506,39 +509,39 @@ def score_files(place: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("message", "flags"),
+    ("named", "flags"),
     [
-        ("sink 0 and recent 0 leave a streaming KV group no token", "--sink 0 --recent 0"),
-        ("streaming:4+0 hides a head's own token", "--sink 4 --recent 0"),
-        ("--sink must be at least 0: '-1'", "--sink -1"),
-        ("--shares must be at most 1.0: '1.5'", "--shares 1.5"),
-        ("--shares must be at least 0.0: '-0.1'", "--shares 0.5,-0.1"),
-        ("--shares must be a finite number: 'nan'", "--shares nan"),
-        ("no share between 0 and 1", "--shares 0,1"),
-        ("--max-loss-increase must be above 0.0: '0'", "--max-loss-increase 0"),
-        ("unknown order 'far'", "--orders far"),
-        ("has scores of 5 layers of 3 KV groups, but model 'base' has 4 layers of 2 KV groups", "--orders file:other"),
-        ("has scores of 5 layers of 4 heads, but model 'base' has 4 layers of 4 heads", "--orders file:heads.json"),
-        ("no finite value in 4 of 8 KV groups, the first 0.g1", "--orders file:nan"),
-        ("must hold tab-separated numbers", "--orders file:text"),
-        ("two values for L0H0", "--orders file:twice.json"),
-        ("two orders are named 'other'", "--orders file:other,file:other.csv"),
-        ("--task-limit is for tasks. Remove --task-limit, or add tasks", "--task-limit 5"),
-        ("--trust-task-code is for tasks", "--trust-task-code"),
-        ("1 document. Use at least --docs 2", "--docs 1 --orders far-mass"),
+        (("sink 0", "recent 0", 1), "--sink 0 --recent 0"),
+        (("streaming:4+0", "recent"), "--sink 4 --recent 0"),
+        (("--sink", 0, "'-1'"), "--sink -1"),
+        (("--shares", 1.0, "'1.5'"), "--shares 1.5"),
+        (("--shares", 0.0, "'-0.1'"), "--shares 0.5,-0.1"),
+        (("--shares", "'nan'"), "--shares nan"),
+        (("share", 0, 1, 0.5), "--shares 0,1"),
+        (("--max-loss-increase", 0.0, "'0'"), "--max-loss-increase 0"),
+        (("order", "'far'", "far-mass"), "--orders far"),
+        (("other", "5 layers", "3 KV groups", "'base'", "4 layers", "2 KV groups"), "--orders file:other"),
+        (("heads.json", "5 layers", "'base'", "4 layers", "4 heads"), "--orders file:heads.json"),
+        (("full_attention_heads", 4, 8, "0.g1"), "--orders file:nan"),
+        (("text", "tab-separated"), "--orders file:text"),
+        (("twice", "L0H0"), "--orders file:twice.json"),
+        (("orders", "'other'"), "--orders file:other,file:other.csv"),
+        (("--task-limit", "tasks"), "--task-limit 5"),
+        (("--trust-task-code", "tasks"), "--trust-task-code"),
+        (("1 document", "--docs 2"), "--docs 1 --orders far-mass"),
     ],
 )
 def test_a_budget_that_cannot_be_measured_is_refused_in_one_line(
-    refused: Any, place: Path, score_files: Path, message: str, flags: str
+    refused: Any, place: Path, score_files: Path, named: tuple[object, ...], flags: str
 ) -> None:
     options = flags.replace("file:", f"file:{score_files}/").split()
     text = ("--text", f"file:{place}/texts/*.txt", "--length", "64", "--device", "cpu", "--quiet")
-    assert message in refused(2, "budget", "--model", f"base={place}/tiny", *text, *options)
+    assert_names(refused(2, "budget", "--model", f"base={place}/tiny", *text, *options), *named)
 
 
 def test_a_missing_file_of_scores_and_an_unwritable_folder_are_refused(refused: Any, place: Path) -> None:
     command = ("budget", "--model", f"base={place}/tiny", "--text", f"file:{place}/texts/*.txt", "--length", "64")
-    assert "no scores at" in refused(3, *command, "--orders", f"file:{place}/none.json")
+    assert_names(refused(3, *command, "--orders", f"file:{place}/none.json"), f"'{place}/none.json'")
     file = place / "file"
     file.write_text("mine")
     refused(2, *command, "--orders", "random", out=file / "runs")

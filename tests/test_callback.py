@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.refusals import refuses
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from headscope.callback import HeadscopeCallback
-from headscope.errors import BadInput, Interrupted
+from headscope.errors import BadInput, BadOption, Interrupted
 from headscope.positions.model import Model, load
 from headscope.runs.run import Run, list_runs
 from headscope.runs.run_tables import validate
@@ -191,32 +192,34 @@ def named(path: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "error", "named"),
     [
-        ({"probe_options": {"mesure": {}}}, "unknown key 'mesure'"),
-        ({"probe_options": 5}, r"probes must be a mapping \(key: value\): 5"),
-        ({"probe_options": {"adapt": {}}}, "probe 'adapt' does not measure a model in training"),
-        ({"probe_options": {"measure": {}, "pretrain": {}}}, "probe 'pretrain' does not measure a model in training"),
-        ({"probe_options": {"window": {}}}, "probe 'window' does not measure a model in training"),
-        ({"docs": 0}, "texts.docs"),
-        ({"name": "a b"}, "name may only have letters"),
-        ({"out": None}, "out is None, not a path"),
-        ({"out": 5}, "out is 5, not a path"),
+        ({"probe_options": {"mesure": {}}}, BadOption, ("'mesure'", "'measure'")),
+        ({"probe_options": 5}, BadInput, ("probes", 5)),
+        ({"probe_options": {"adapt": {}}}, BadInput, ("'adapt'", "measure")),
+        ({"probe_options": {"measure": {}, "pretrain": {}}}, BadInput, ("'pretrain'", "measure")),
+        ({"probe_options": {"window": {}}}, BadInput, ("'window'", "measure")),
+        ({"docs": 0}, BadOption, ("texts.docs", 0, 1)),
+        ({"name": "a b"}, BadOption, ("name", "'a b'")),
+        ({"out": None}, BadInput, ("out", None)),
+        ({"out": 5}, BadInput, ("out", 5)),
     ],
 )
-def test_invalid_settings_are_refused(settings: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_invalid_settings_are_refused(
+    settings: Any, error: type[BadInput], named: tuple[object, ...], tmp_path: Path
+) -> None:
+    with refuses(error, *named):
         TrainingMonitor(**{"out": tmp_path, **settings})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("every", [0, -1, "1", 1.5, True, None])
 def test_an_invalid_number_of_steps_is_refused(every: Any) -> None:
-    with pytest.raises(BadInput, match="the number of steps must be a whole number of at least 1"):
+    with refuses(BadInput, f"every={every!r}", 1):
         HeadscopeCallback(every=every)
 
 
 def test_a_callback_that_would_train_is_refused_before_the_first_step(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="probe 'adapt' does not measure a model in training"):
+    with refuses(BadInput, "'adapt'", "measure"):
         train(tokenizer, tmp_path / "a", every=1, probes={"adapt": {}}, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()

@@ -11,6 +11,7 @@ import torch
 from support import families
 from support.dense_circuits import DenseHead, dense_heads
 from support.measure_laws import geometry_of, random_record
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import contents, save_checkpoint, save_texts
 
@@ -18,14 +19,14 @@ import headscope as hs
 from dashboards.app import create_app
 from headscope import rendering
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, UnsupportedModel
+from headscope.errors import BadInput, BadOption, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.forward.observe import observe
 from headscope.heads import format_head
 from headscope.measures.value_attention import ValueWeightedRows
 from headscope.rendering import assembly
+from headscope.rendering.blocks import TextTable
 from headscope.results.collection import all_results
-from headscope.results.words import sentence
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import validate
@@ -152,7 +153,7 @@ def test_a_head_with_two_spellings_is_attributed_once() -> None:
 
 def test_gated_heads_are_refused_by_name() -> None:
     model = hs.load(families.OTHERS["qwen3_next"].build())
-    with pytest.raises(UnsupportedModel, match=r"multiplied by a gate .* Leave out values"):
+    with refuses(UnsupportedModel, model.name, "gate", "values"):
         observe(model, torch.arange(3, 20), [lambda batch: TextObserver(model, batch, {"values"})])
 
 
@@ -192,17 +193,18 @@ def test_the_lens_names_the_command_that_attributes_a_row_and_then_shows_it(
     lens_run = run_study(build_study(content), tmp_path)
     doc = str(lens_run.top_keys["doc"].iloc[-1])
     (missing,) = why_here(lens_run, doc=doc)
-    command = missing.sentences[0].partition("add its --out to: headscope ")[2]
+    command = missing.sentences[0].partition("headscope circuits ")[2]
     assert "--heads L3H1 --query-rows 7" in command
-    code, _, err = request.getfixturevalue("headscope")(*shlex.split(command), "--out", str(tmp_path), "--quiet")
+    code, _, err = request.getfixturevalue("headscope")(
+        "circuits", *shlex.split(command), "--out", str(tmp_path), "--quiet"
+    )
     assert code == 0, err
     name = next(path for path in tmp_path.glob("*-circuits-*"))
     both = combine_runs([lens_run, Run.open(name)])
     chart, pairs = why_here(both, doc=doc)
     top = lens_run.top_keys.query("model == 'yarn' and layer == 3 and head == 1 and query == 7 and rank == 0")
     top = top[top["doc"] == doc].iloc[0]
-    assert f"The key at token {top['key']:,}" in chart.caption
-    assert f"has the weight {format_number(float(top['weight']))}" in chart.caption
+    assert_names(chart.caption, f"token {top['key']:,}", format_number(float(top["weight"])))
     assert "query 7" in chart.figure.layout.title.text
     assert len(pairs.rows) > 1
     assert why_here(both, doc=doc, row="6") != [chart, pairs], "another row is not attributed"
@@ -219,16 +221,16 @@ def test_findings_charts_and_page_name_the_heads(run: Run, tmp_path: Path) -> No
     rows = run.qk_rows[(run.qk_rows["model"] == by_question["circuits.logit"].model)]
     logit = by_question["circuits.logit"]
     assert logit.value == pytest.approx(rows[rows["layer"] == logit.layer]["logit"].astype("float64").mean())
-    assert any("L2H1 has a mean logit of" in sentence(result) for result in results(run))
+    assert ("circuits.logit", "L2H1") in {(result.question, result.unit) for result in results(run)}
     sinks = by_question["circuits.value_sinks"]
     assert 0 <= sinks.value <= sinks.n <= sinks.details["heads"]
     groups = {group.heading: [*group.charts] for group in charts(assembly.render_context(run))}
     assert len(groups["Why heads attend where they do"]) == 4
     assert len(groups["Do sinks count in value-weighted attention?"]) == 2
     blocks = [*assembly.head_blocks(run, "base", 2, 1)]
-    captions = " ".join(block.caption for block in blocks if hasattr(block, "caption"))
-    assert "Rows in base whose logits are attributed" in captions
-    assert "Pairs of components that add most to these logits" in captions
+    columns = [[*block.column_names] for block in blocks if isinstance(block, TextTable)]
+    assert ["weight", "logit", "distance", "attended token", "query token"] in columns
+    assert ["written at the query's token", "written at the key's token", "logits"] in columns
     rendering.write_report([run], tmp_path / "report.html")
     assert "What writes the logits of L2H1" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert create_app(run.path).server.test_client().get("/").status_code == 200
@@ -259,49 +261,52 @@ def test_findings_list_only_compositions_that_exceed_chance(tmp_path: Path) -> N
     is_best = (rows["input"] == "k") & (rows["layer"] == 2) & (rows["sender_head"] == 1) & (rows["head"] == 0)
     rows.loc[rows["input"] == "k", "score"] = np.where(is_best, 0.3, 0.11)[rows["input"] == "k"]
     run._frames["head_composition"] = rows
-    q, k, _ = run.findings().query("question == 'circuits.composition'")["text"]
-    assert q.startswith("In base, no Q-composition exceeds chance: the largest is L0")
-    assert "(-0.050) (composition score minus the mean of random matrices of the same shapes, 0.100)" in q
-    assert "0 of " in q
-    assert k.count("→") == is_best.sum()
-    assert f"{is_best.sum()} of {(rows['input'] == 'k').sum()} pairs have a score above 0.120" in k
+    q, k, _ = (result for result in results(run) if result.question == "circuits.composition")
+    assert (q.where["input"], q.value, q.details["random"]) == ("Q", pytest.approx(-0.05), pytest.approx(0.1))
+    assert (q.details["listed"], q.details["above"]) == ({}, 0)
+    assert [*q.details["largest_by_chance"].values()] == pytest.approx([-0.05])
+    assert {*k.details["listed"]} == {"L0H1 → L2H0", "L1H1 → L2H0"}
+    assert (k.where["input"], k.details["above"], k.n) == ("K", is_best.sum(), (rows["input"] == "k").sum())
+    assert k.details["chance"] == pytest.approx(0.12, abs=5e-4)
     run.tables.remove("composition_null")  # as in runs of earlier versions
     run._derived.clear()
-    q, k, _ = run.findings().query("question == 'circuits.composition'")["text"]
-    assert "no Q-composition exceeds chance" in q
-    assert q.endswith("(composition score minus the mean of random matrices of the same shapes, 0.100).")
-    assert k.count("→") == 5
+    q, k, _ = (result for result in results(run) if result.question == "circuits.composition")
+    assert (q.details["listed"], q.details["above"]) == ({}, None)
+    assert [*q.details["largest_by_chance"].values()] == pytest.approx([-0.05])
+    assert len(k.details["listed"]) == 5
 
 
 @pytest.mark.parametrize(
-    ("message", "options"),
+    ("named", "options"),
     [
-        ("'L3' is not a head", {"heads": ["L3"]}),
-        ("is a KV group", {"heads": ["3.g0"]}),
-        ("'lengths' has no effect", {"parts": ["weights"], "lengths": [48], "heads": []}),
-        ("'distances' has no effect without 'pairs'", {"distances": [3], "pairs": []}),
-        ("'w5>w6>w7' is not a pair of words", {"pairs": ["w5>w6>w7"]}),
-        ("must be 'weights', 'composition', 'distance' or 'values'", {"parts": ["value"]}),
-        ("'query_rows' has no effect without 'heads'", {"query_rows": [3], "heads": []}),
-        ("length 33 is too short for 'heads'", {"lengths": [33, 64]}),
+        (("circuits.heads", "'L3'"), {"heads": ["L3"]}),
+        (("circuits.heads", "'3.g0'", "L3H0"), {"heads": ["3.g0"]}),
+        (("'lengths'", "'parts'"), {"parts": ["weights"], "lengths": [48], "heads": []}),
+        (("'distances'", "'pairs'"), {"distances": [3], "pairs": []}),
+        (("circuits.pairs", "'w5>w6>w7'", "QUERY>KEY"), {"pairs": ["w5>w6>w7"]}),
+        (("circuits.parts", "'value'", "'composition'", "'values'"), {"parts": ["value"]}),
+        (("'query_rows'", "'heads'"), {"query_rows": [3], "heads": []}),
+        ((33, "'heads'", 34), {"lengths": [33, 64]}),
     ],
 )
-def test_bad_options_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_bad_options_are_refused(place: Path, named: tuple[object, ...], options: dict[str, Any]) -> None:
+    with refuses(BadOption, *named):
         build_study(study(place, **options))
 
 
 @pytest.mark.parametrize(
-    ("message", "options"),
+    ("named", "options"),
     [
-        ("no head L9H0", {"heads": ["L9H0"]}),
-        ("'unheard-of' is not a word", {"tokens": ["unheard-of"]}),
-        ("query row 48 is beyond the text, whose 48 tokens have rows 0 to 47", {"query_rows": [3, 48]}),
-        ("the text has 3 tokens: no row sees a key 32 or more tokens back", {"prompt": "w1 w2 w3", "lengths": None}),
+        (("L9H0",), {"heads": ["L9H0"]}),
+        (("'unheard-of'",), {"tokens": ["unheard-of"]}),
+        (("query_rows", 48, 0, 47), {"query_rows": [3, 48]}),
+        (("query_rows", 3, 34), {"prompt": "w1 w2 w3", "lengths": None}),
     ],
 )
-def test_heads_and_words_that_do_not_exist_are_refused(place: Path, message: str, options: dict[str, Any]) -> None:
+def test_heads_and_words_that_do_not_exist_are_refused(
+    place: Path, named: tuple[object, ...], options: dict[str, Any]
+) -> None:
     content = study(place, **options)
     content["circuits"] = {name: value for name, value in content["circuits"].items() if value is not None}
-    with pytest.raises(BadInput, match=message):
+    with refuses(BadInput, *named):
         run_study(build_study(content), place / "refused")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
 from headscope.rendering.run_results import claim_table
 from headscope.rendering.run_results import claims as claims_among
 from headscope.results import words
 from headscope.results.collection import all_results
-from headscope.results.result import Result
+from headscope.results.result import Bound, Result
 from headscope.runs.run import Run
 from probes.adapt.compared_models import ComparedModels
 from probes.adapt.paper_page import comparison_page
@@ -76,10 +77,8 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(run_of: R
 def test_a_run_without_an_adarope_model_has_no_adaptation_claims(run_of: RunOf) -> None:
     run = run_of("base", YARN)
     assert adaptation_claims(run) == {}
-    assert all("(Wu et al. 2024)" in words.sentence(claim) for claim in claims(run)), (
-        "without an AdaRoPE model, all claims are about retrieval heads"
-    )
-    assert not all("(Wu et al. 2024)" in words.sentence(claim) for claim in claims(run_of("base", LEARNED)))
+    assert {claim.question for claim in claims(run)} == {"retrieval.ablation_claim"}
+    assert {claim.question for claim in claims(run_of("base", LEARNED))} > {"retrieval.ablation_claim"}
 
 
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])
@@ -92,7 +91,7 @@ def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], ver
     assert [part.value for part in claim.parts] == pytest.approx([difference] * bins)
     assert [*claim.parts[0].by_sample.values()] == pytest.approx([difference] * len(claim.parts[0].by_sample), abs=1e-6)
     below = bins if verdict == "supported" else 0
-    assert f"below YaRN's in {below} of {bins} position bins, in {below} of them with" in words.evidence(claim)
+    assert claim.details == {"bins": bins, "below": below, "certain": below}
 
 
 def test_claims_need_measurements_of_both_models(run_of: RunOf) -> None:
@@ -121,9 +120,11 @@ def test_the_verdicts_follow_the_parameters(run_of: RunOf) -> None:
     assert [claims[name, LEARNED].verdict for name in names] == ["supported"] * 2
     slow_pairs = claims["slow_pairs", LEARNED]
     assert (slow_pairs.value > 2 / 3, slow_pairs.verdict, slow_pairs.reason) == (True, "inconclusive", "few_units")
-    assert words.sentence(claims["tau", LEARNED]).endswith("Our criterion: a distance below 0.1.")
+    assert claims["tau", LEARNED].bound == Bound("below", 0.1)
     assert claims["lengths_adarope", LEARNED].verdict == "not supported"
-    assert words.criterion(claims["lengths_yarn", YARN]).startswith("“longer” is a median ratio above 1.105")
+    assert [part.bound.threshold for part in claims["lengths_adarope", LEARNED].parts if part.bound] == pytest.approx(
+        [1 / 1.105, 1.105], abs=1e-3
+    )
     changed_run = Run(run.path, run.manifest)
     positions, scales = run.positions, run.scales
     changed_run._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])
@@ -149,8 +150,9 @@ def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(run_of: R
     run._frames["scales"] = scales.assign(gamma=is_positive.map({True: 0.1, False: -0.1}))
     claim = adaptation_claims(run)["gamma", LEARNED]
     assert claim.verdict == "inconclusive"
-    assert words.criterion(claim) == "more than 60 %"
-    assert "more documents do not narrow this interval over the heads of one model" in words.evidence(claim)
+    assert claim.bound == Bound("above", 0.6)
+    assert claim.low < 0.6 < claim.high
+    assert (claim.n, claim.reason) == (len(scales[scales["model"] == LEARNED]), "")
 
 
 def test_two_documents_decide_no_claim_about_losses(run_of: RunOf) -> None:
@@ -158,27 +160,25 @@ def test_two_documents_decide_no_claim_about_losses(run_of: RunOf) -> None:
     run._frames["nll"] = run.nll[run.nll["doc"].isin(["synthetic/0", "synthetic/1"])]
     claim = adaptation_claims(run)["loss", LEARNED]
     assert claim.verdict == "inconclusive"
-    assert words.evidence(claim).endswith("(2 documents give no interval); at least 3 documents are needed")
+    assert {(part.n, part.reason) for part in claim.parts} == {(2, "few")}
+    assert_names(words.evidence(claim), "2 documents", "3 documents")
 
 
 def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(run_of: RunOf) -> None:
     run = run_of("base", YARN, LEARNED)
     for model in run.manifest["models"]:
         model["geometry"] = {**model["geometry"], "native_context": 8192}
-    reason = (
-        "; 1,024 tokens are not beyond half of the native context of 8,192. A context of more than 4,096 tokens would "
-        "decide"
-    )
-    claims = [claim for claim in adaptation_claims(run).values() if words.evidence(claim).endswith(reason)]
+    claims = [claim for claim in adaptation_claims(run).values() if "context_length" in claim.where]
     assert len(claims) >= 3
     assert {claim.verdict for claim in claims} == {"inconclusive"}
-    assert {part.verdict for claim in claims for part in claim.parts} == {"inconclusive"}
+    assert {(part.verdict, part.reason) for claim in claims for part in claim.parts} == {("inconclusive", "short")}
+    for claim in claims:
+        assert_names(words.evidence(claim), "1,024", "8,192", "4,096")
 
 
 def test_the_start_of_a_training_is_needed_for_the_claim_about_evenness(run_of: RunOf) -> None:
     claim = adaptation_claims(run_of("base", LEARNED))["evenness", LEARNED]
-    assert claim.verdict == "inconclusive"
-    assert "; the start of the training is unknown. A run that also measures" in words.evidence(claim)
+    assert (claim.verdict, claim.reason) == ("inconclusive", "start")
 
 
 def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunOf) -> None:
@@ -199,48 +199,48 @@ def test_the_comparison_page_has_every_claim_and_every_position_bin(run_of: RunO
     assert "synthetic/0" in text
 
 
-def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, Result]:
-    """The claims about resets of the AdaRoPE model, with other effects in the named tables, by shortened statement."""
+def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[tuple[str, str], Result]:
+    """The claims about resets of the AdaRoPE model, with other effects in the named tables, by question and change."""
     changed_run = Run(run.path, run.manifest)
     for name, effects in effects_by_table.items():
         changed_run._frames[name] = run.table(name).assign(delta_nll=effects)
-    return {words.statement(claim): claim for claim in claims(changed_run) if claim.where.get("target") == "init"}
+    return {
+        (claim.question, str(claim.where["intervention"])): claim
+        for claim in claims(changed_run)
+        if claim.where.get("target") == "init"
+    }
 
 
 def test_influence_claims_depend_on_concentration_top_head_and_sum(run_of: RunOf) -> None:
     run = run_of("base", LEARNED)
-    of_heads = "Temperature reset to the start of training, one head at a time"
-    heavy_tail = f"{of_heads}: a few heads account for most of the influence"
-    top_head = f"{of_heads}: the top retrieval head is among the 5 % of heads with the largest influence (2 of 24)"
-    small_effects = (
-        "Frequencies and temperature reset to the start of training, one KV group at a time: the largest effect of one "
-        "KV group is small compared with changing all of them"
-    )
+    heavy_tail, top_head = ("influence.heavy_tail", "scale"), ("influence.tail_head", "scale")
+    small_effects = ("influence.small_parts", "joint")
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
     assert len(claims) == 7
-    assert [claims[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
+    assert [claims[key].verdict for key in (heavy_tail, top_head, small_effects)] == [
         "supported",
         "supported",
         "not supported",
     ]
-    assert "has rank 1 of 24" in words.evidence(claims[top_head])
-    (of_group,) = [
-        claim for name, claim in claims.items() if "the KV group of the top" in name and "temperature" in name
-    ]
-    assert f"{LEARNED}: the KV group of L0H0 (retrieval score" in words.evidence(of_group)
+    of_head = claims[top_head]
+    assert [of_head.details[name] for name in ("rank", "units", "top", "group_of")] == [1, 24, 2, ""]
+    of_group = claims["influence.tail_head", "joint"]
+    assert (of_group.model, of_group.unit, of_group.where["statistic"]) == (LEARNED, "L0H0", "retrieval")
+    assert of_group.details["group_of"]
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     (joint_effects,) = (one for one in all_sweeps(run) if (one.model, one.key["intervention"]) == (LEARNED, "joint"))
-    largest = joint_effects.units["effect"].max()
-    assert f"{largest:+.2g} nats/token for one KV group, " in words.evidence(claims[small_effects])
-    assert f"{rows['delta_nll'].mean():+.2g} for all 8; " in words.evidence(claims[small_effects])
+    sizes = claims[small_effects].details
+    assert sizes["largest"] == pytest.approx(joint_effects.units["effect"].max())
+    assert sizes["all_units"] == pytest.approx(rows["delta_nll"].mean())
+    assert (sizes["units"], sizes["noun"]) == (8, "KV group")
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
-    assert [opposite[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
+    assert [opposite[key].verdict for key in (heavy_tail, top_head, small_effects)] == [
         "inconclusive",
         "not supported",
         "supported",
     ]
-    assert "has rank 24 of 24" in words.evidence(opposite[top_head])
+    assert (opposite[top_head].details["rank"], opposite[top_head].details["units"]) == (24, 24)
     assert reset_claims(run, influence=single * 0 + 0.01)[heavy_tail].verdict == "not supported"
     assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
 
@@ -254,8 +254,8 @@ def test_the_validation_loss_of_a_training_is_paired_by_document(run_of: RunOf) 
     run.tables = [*run.tables, "validation"]
     (result,) = (result for result in results(run) if result.question == "adapt.validation_loss")
     assert (result.value, result.low, result.high, result.n) == pytest.approx((-0.2, -0.2, -0.2, 4))
-    assert words.headline(result).startswith("long: the validation loss changes by -0.2000 nats/token")
-    assert "from 3.1500 to 2.9500; it is lowest at step 10 (2.5000)" in words.sentence(result)
+    assert result.where == {"training": "long"}
+    assert result.details == pytest.approx({"step": 20, "start": 3.15, "last": 2.95, "best_step": 10, "best": 2.5})
 
 
 def test_evenness_is_compared_with_the_start_of_the_training(run_of: RunOf) -> None:
@@ -265,4 +265,4 @@ def test_evenness_is_compared_with_the_start_of_the_training(run_of: RunOf) -> N
     claim = adaptation_claims(run)["evenness", LEARNED]
     assert (claim.verdict, claim.baseline) == ("not supported", YARN)
     assert claim.value == pytest.approx(1.87 / 1.75)
-    assert f"training started from {YARN}" in words.evidence(claim)
+    assert claim.details["medians"] == pytest.approx({"base": 2.37, YARN: 1.75, LEARNED: 1.87})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import refuses
 from support.tokenizers import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, ResourceMissing
@@ -137,19 +138,17 @@ def test_an_indirect_needle_has_a_paraphrased_question_and_only_its_fact_is_scor
 
 
 def test_a_tokenizer_without_chat_template_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"no chat template\. Use --template"):
+    with refuses(BadInput, "--template"):
         ground("characters", template="chat")
 
 
 def test_a_needle_longer_than_the_context_names_the_shortest_that_fits() -> None:
     haystack, prompter = ground("characters")
-    with pytest.raises(
-        BadInput, match=r"leaves no room for a haystack in a context of 64. Use lengths of at least (\d+)"
-    ) as refusal:
+    with refuses(BadInput, "haystack", 64) as refusal:
         prompter.prompt_with_needle(haystack, 64, 0.5)
-    least = int(str(refusal.value).rsplit(" ", 1)[1])
+    least = int(re.findall(r"\d+", str(refusal.value))[-1])
     assert len(prompter.prompt_with_needle(haystack, least, 0.5).ids) == least
-    with pytest.raises(BadInput, match=f"in a context of {least - 1}. Use lengths of at least {least}"):
+    with refuses(BadInput, "haystack", least - 1, least):
         prompter.prompt_with_needle(haystack, least - 1, 0.5)
 
 
@@ -189,24 +188,22 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("{", "line 1 is not JSON"),
-        ('{"name": "a"}', "line 1 is not a needle. Write the keys name, question, opening, fact and, optionally, cue"),
-        (
-            '{"name": "a", "question": "", "opening": "", "fact": "..."}',
-            "'fact' is '...'. Write a string that contains a word",
-        ),
-        ('{"name": 1, "question": "", "opening": "", "fact": "b"}', "'name' is 1. Write a string"),
-        ("\n", "has no needle"),
-        ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "has two needles named 'a'"),
+        ("{", ("line 1", "JSON")),
+        ('{"name": "a"}', ("line 1", "name", "question", "opening", "fact", "cue")),
+        ('{"name": "a", "question": "", "opening": "", "fact": "..."}', ("line 1", "'fact'", "'...'")),
+        ('{"name": 1, "question": "", "opening": "", "fact": "b"}', ("line 1", "'name'", 1)),
+        ("\n", ("name", "question", "opening", "fact")),
+        ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, ("'a'",)),
     ],
 )
-def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(content)
-    with pytest.raises(BadInput, match=message):
+def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, named: tuple[object, ...]) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with refuses(BadInput, f"'{file}'", *named):
         read_needles(str(tmp_path / "bad.jsonl"), 6)
-    with pytest.raises(ResourceMissing, match="no needle file at"):
+    with refuses(ResourceMissing, f"'{tmp_path}/none.jsonl'"):
         read_needles(str(tmp_path / "none.jsonl"), 6)
 
 
@@ -219,7 +216,7 @@ def test_wu_prompts_have_the_fuzzy_span_on_the_fact() -> None:
     assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
     tail = len(prompter.suffix_ids)
     assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED_TOKENS + tail)) <= 3
-    with pytest.raises(BadInput, match="is too short for mode wu"):
+    with refuses(BadInput, 200, "mode wu"):
         wu_prompts.prompt_with_needle(prompter, haystack, 200, 0.5)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.hub_server import Hub
+from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
 SCRIPT = """
@@ -74,10 +75,14 @@ def test_a_run_is_uploaded_and_comes_back_the_same(tmp_path: Path) -> None:
     for file in run.path.glob("*.parquet"):
         assert (tmp_path / "hub" / run.name / file.name).read_bytes() == file.read_bytes()
     assert "Run.from_hub" in (tmp_path / "hub" / "README.md").read_text()
-    assert report["several"].startswith("BadInput: dataset 'lab/heads' holds 2 runs. Name one of: ")
-    assert report["unknown"].startswith("BadInput: dataset 'lab/heads' has no run 'none'. Name one of: ")
-    assert report["missing"].startswith("ResourceMissing: cannot fetch dataset 'lab/none' from the hub")
-    assert report["empty"].startswith("ResourceMissing: dataset 'lab/empty' holds no run")
-    assert report["denied"].startswith("CannotWrite: cannot upload to dataset 'lab/none'")
-    assert report["invalid"] == "BadInput: invalid dataset repository 'heads'. Write ORG/NAME"
+    for call, error, named in (
+        ("several", "BadInput", ("'lab/heads'", "2 runs", run.name, other.name)),
+        ("unknown", "BadInput", ("'lab/heads'", "'none'", run.name, other.name)),
+        ("missing", "ResourceMissing", ("'lab/none'", "hf auth login")),
+        ("empty", "ResourceMissing", ("'lab/empty'", "push_to_hub")),
+        ("denied", "CannotWrite", ("'lab/none'", "hf auth login")),
+        ("invalid", "BadInput", ("'heads'", "ORG/NAME")),
+    ):
+        assert report[call].startswith(f"{error}: ")
+        assert_names(report[call], *named)
     assert all("\n" not in str(line) for line in report.values())

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.refusals import refuses
 from support.tiny_studies import save_texts, tokenizer
 from torch import Tensor, nn
 from transformers import StaticCache
@@ -292,8 +293,7 @@ def test_edits_of_heads_see_the_chosen_keys_and_tables_are_measured(model_type: 
         changed = model.module(input_ids=IDS, use_cache=False).logits
     assert not torch.allclose(changed, eager(model_type)[0], atol=1e-3)
     assert find_top_far_rows(model, IDS[0], [(layer, 0)], 1)[0][0].layer == layer
-    message = "heads cannot stream in texts of 40 tokens: the model's indexer"
-    with hs.ablated(model, [f"L{layer}H1"], "streaming:2+6"), pytest.raises(UnsupportedModel, match=message):
+    with hs.ablated(model, [f"L{layer}H1"], "streaming:2+6"), refuses(UnsupportedModel, "stream", 40, "indexer"):
         model.module(input_ids=IDS, use_cache=False)
 
 
@@ -334,11 +334,11 @@ def test_paths_patched_together_equal_those_patched_alone(model_type: str) -> No
 def test_a_static_cache_and_the_name_of_the_rule_are_refused_in_one_line() -> None:
     model = hs.load(module_of("deepseek_v32"))
     cache = StaticCache(config=model.module.config, max_cache_len=64)
-    with hs.capturing(model), torch.no_grad(), pytest.raises(UnsupportedModel, match="static cache"):
+    with hs.capturing(model), torch.no_grad(), refuses(UnsupportedModel, "indexer", "static"):
         model.module(input_ids=IDS, past_key_values=cache, use_cache=True)
-    with pytest.raises(BadInput, match="measured in every model that has an indexer"):
+    with refuses(BadInput, "'rules'", "'indexer'"):
         hs.sparsity(model, rules=["indexer"])
-    with pytest.raises(BadInput, match="a learned sink or an indexer"):
+    with refuses(BadInput, f"'{model.name}'", "selfcheck", "indexer"):
         list(run_checks_of_model(model, IDS[0]))
 
 
@@ -347,5 +347,5 @@ def test_padding_is_refused_where_an_indexer_would_choose_other_keys(model_type:
     model = hs.load(module_of(model_type))
     mask = torch.ones(1, LENGTH, dtype=torch.long)
     mask[0, :3] = 0
-    with hs.capturing(model), pytest.raises(UnsupportedModel, match="Pass one sequence at a time"):
+    with hs.capturing(model), refuses(UnsupportedModel, model_type, "indexer", "padded"):
         model.module(input_ids=IDS, attention_mask=mask, use_cache=False)

@@ -13,18 +13,18 @@ import torch
 import yaml
 from playwright.sync_api import Browser
 from support import families
+from support.refusals import refuses
 from support.synthetic_runs import synthetic_run
 from werkzeug.serving import make_server
 
 import headscope as hs
 from dashboards.app import create_app
-from headscope.errors import BadInput
+from headscope.errors import BadInput, BadOption
 from headscope.heads import parse_head
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.rendering import assembly
 from headscope.results.collection import all_results
-from headscope.results.words import sentence
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
 from headscope.study import context as materials
@@ -134,8 +134,8 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
         assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
-    sentences = [sentence(result) for result in all_results(run)]
-    assert sum("heads of “" in text for text in sentences) == len(SETS)
+    named = [result.where["choice"] for result in all_results(run) if result.question == "influence.named_set"]
+    assert sorted(named) == sorted(SETS)
     sweep_charts = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
     (bars,) = [chart.figure for chart in sweep_charts if str(chart.figure.layout.title.text).startswith("Named sets")]
     means = rows.groupby("choice")["delta_nll"].mean()
@@ -164,29 +164,31 @@ def test_flag_and_study_file_give_the_same_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "why"),
+    ("heads", "named"),
     [
-        ({"a": ["L1G2"]}, "'L1G2' is not a head"),
-        ({"a": ["1.g0"]}, "is a KV group. Name its heads"),
-        ({"a": []}, "lacks a name or heads"),
-        ("L1H2", "lacks a name or heads"),
-        ({}, "heads"),
-        ("a=L1H1;a=L2H2", "the set 'a' occurs twice"),
+        ({"a": ["L1G2"]}, ("'a'", "'L1G2'")),
+        ({"a": ["1.g0"]}, ("'a'", "'1.g0'", "L1H0")),
+        ({"a": []}, ("'a'", "induction=L5H1,L6H3")),
+        ("L1H2", ("'L1H2'", "induction=L5H1,L6H3")),
+        ({}, (1,)),
+        ("a=L1H1;a=L2H2", ("'a'", "twice")),
     ],
 )
-def test_unknown_head_set_is_refused_by_name(heads: Any, why: str) -> None:
-    with pytest.raises(BadInput, match=why):
+def test_unknown_head_set_is_refused_by_name(heads: Any, named: tuple[object, ...]) -> None:
+    with refuses(BadOption, "influence.heads", *named):
         build_study({"influence": {"heads": heads}})
 
 
 def test_head_sets_are_refused_for_kv_group_sweeps() -> None:
-    with pytest.raises(BadInput, match="unit group cannot be combined"):
+    with refuses(BadOption, "'unit'", "group", "'heads'"):
         build_study({"influence": {"heads": {"a": ["L0H0"]}, "unit": "group"}})
 
 
-@pytest.mark.parametrize(("head", "advice"), [("L4H0", "layers 0 to 3"), ("L0H4", "heads 0 to 3 of layer 0")])
-def test_a_head_that_the_model_lacks_is_refused(model: Model, tmp_path: Path, head: str, advice: str) -> None:
-    with pytest.raises(BadInput, match=f"'tiny' has no head {head} of set 'a'. Use {advice}"):
+@pytest.mark.parametrize(("head", "advised"), [("L4H0", ("layers 0 to 3",)), ("L0H4", ("heads 0 to 3", "layer 0"))])
+def test_a_head_that_the_model_lacks_is_refused(
+    model: Model, tmp_path: Path, head: str, advised: tuple[str, ...]
+) -> None:
+    with refuses(BadInput, "'tiny'", head, "'a'", *advised):
         run_of({"influence": {"heads": {"a": [head]}}}, model, tmp_path, method="exact")
 
 

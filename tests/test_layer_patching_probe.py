@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusals import assert_names
 from support.tiny_studies import PAIRS, save_checkpoint, tokenizer
 
 import headscope as hs
@@ -119,7 +120,7 @@ def test_results_name_layers_spans_and_the_largest_position(exact: Run) -> None:
         and (result.where["intervention"], result.where["direction"]) == ("attn_out", "denoising")
     )
     assert top.value == pytest.approx(means.max(), abs=1e-5)
-    assert f"layer {means.idxmax()}" in sentence(top)
+    assert top.details["patched_layer"] == means.idxmax()
     assert {result.where["span"] for result in by_question["patching_layers.top"]} == {"", "subject"}
     position = by_question["patching_layers.position"]
     assert len(position) == 6
@@ -155,6 +156,5 @@ def test_the_picture_of_a_long_prompt_begins_where_the_prompts_differ() -> None:
 
 def test_the_whole_residual_stream_is_refused(refused: Callable[..., str], folder: Path) -> None:
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet", "--pairs", f"{folder}/pairs.jsonl")
-    assert "'resid_pre' at all positions is the other run itself" in refused(
-        2, "patch", *tiny, "--activation", "resid_pre"
-    )
+    line = refused(2, "patch", *tiny, "--activation", "resid_pre")
+    assert_names(line, "'resid_pre'", "'each'", "'last'")

