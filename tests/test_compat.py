@@ -18,6 +18,7 @@ from support.source_tree import PACKAGES, ROOT, files
 from torch import Tensor
 from typer.core import TyperOption
 
+import dashboards
 import headscope as hs
 from headscope.attention import kernel
 from headscope.compat import torch as private_torch
@@ -257,12 +258,26 @@ import sys
 import dashboards.app
 import dash_mantine_components as dmc
 from dash import html
-names = [name for name in sys.modules if name.startswith(("dash_mantine_components.", "dash.html."))]
-assert len(names) < 60, len(names)
+imported = {name for name in sys.modules if name.startswith(("dash_mantine_components.", "dash.html."))}
+assert len(imported) < 90, len(imported)
+for package, names in dashboards.COMPONENTS.items():
+    for name in names.split():
+        assert isinstance(getattr(sys.modules[package], name), type), name
 from dash_mantine_components import Accordion
-assert dmc.Accordion is Accordion and Accordion._js_dist is dmc._js_dist
+import dash_mantine_components.Badge
+assert dmc.Accordion is Accordion and Accordion._js_dist is dmc._js_dist and dmc.Select._js_dist is dmc._js_dist
 assert html.Blink().to_plotly_json()["type"] == "Blink"
 assert not hasattr(dmc, "Nothing")
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_declared_dash_components_are_those_of_the_app() -> None:
+    used: dict[str, set[str]] = {"dash_mantine_components": set(), "dash.html": set()}
+    modules = {"dmc": "dash_mantine_components", "html": "dash.html"}
+    for file in (ROOT / "dashboards").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+                used[modules[node.value.id]].add(node.attr)
+    assert {package: {*names.split()} for package, names in dashboards.COMPONENTS.items()} == used

@@ -74,7 +74,7 @@ def folder(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of the example probe, in `runs`, and the output of its command, in `output.json`."""
     folder = tmp_path_factory.mktemp("external_plugin")
     tiny, texts = save_checkpoint(folder / "tiny"), save_texts(folder / "texts")
-    flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 1, "--lengths", "24,40", "--power", 2, "--json")
+    flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 3, "--lengths", "24,40", "--power", 2, "--json")
     code, out, err = command("norms", *flags, "--out", folder / "runs")
     assert code == 0, err
     (folder / "output.json").write_text(out)
@@ -211,7 +211,7 @@ for name in plugin_api.__all__:
 @pytest.mark.slow
 def test_external_plugin_adds_a_command_a_table_and_a_column(folder: Path) -> None:
     output = json.loads((folder / "output.json").read_text())
-    assert output["tables"]["norms"] == 2 * 4 * 4
+    assert output["tables"]["norms"] == 3 * 2 * 4 * 4
     code = f"import headscope; print(headscope.Run.open({output['path']!r}).heads['query_norm'].describe())"
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -275,7 +275,7 @@ def test_external_plugin_adds_a_page_to_the_app(app: str, chromium: Browser) -> 
     page.get_by_role("link", name="Query norms").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Query norms")
     page.locator("summary", has_text="Query norms").click()
-    expect(page.get_by_text("The median query norm of base is")).to_be_visible()
+    expect(page.get_by_role("listitem").get_by_text("The median query norm of base is")).to_be_visible()
     page.wait_for_selector(".js-plotly-plot .heatmaplayer image")
     assert page.url.startswith(f"{app}/query-norms")
     page.close()

@@ -1,4 +1,4 @@
-"""Components of Dash that are imported when they are used.
+"""The components of Dash's packages that the app uses, without the others.
 
 A package of components imports all of them, of which the app uses a tenth: 230 classes with long docstrings, a sixth of
 the time from the command to the first page. Dash generates the module `_imports_` of each package; without one, a later
@@ -6,7 +6,7 @@ version of a package imports all components again, and nothing else changes.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -16,42 +16,52 @@ from typing import Any
 
 from headscope.compat.library_name import Library, LibraryName
 
-MANTINE = Library("dash-mantine-components", ("2.8.0", "2.8.1"))
-IMPORTED_COMPONENT = LibraryName(MANTINE, "dash_mantine_components._imports_:Select", "a fast start of the app")
-PACKAGES = ("dash_mantine_components", "dash.html")
-IMPORTS = "_imports_"
+MANTINE, DASH = Library("dash-mantine-components", ("2.8.0", "2.8.1")), Library("dash", ("4.4.0", "4.4.1"))
+FAST_START = "a fast start of the app"
+MANTINE_COMPONENT = LibraryName(MANTINE, "dash_mantine_components._imports_:Select", FAST_START)
+HTML_COMPONENT = LibraryName(DASH, "dash.html._imports_:Div", FAST_START)
 
 
-class LazyImports(MetaPathFinder, Loader):
-    """Stands in for the module that imports all components of each package."""
+class SelectedImports(MetaPathFinder, Loader):
+    """Stands in for the module that imports all components of each package: imports those of `names` of the package."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         package, _, module = name.rpartition(".")
-        return spec_from_loader(name, self) if module == IMPORTS and package in PACKAGES else None
+        return spec_from_loader(name, self) if module == "_imports_" and package in self.names else None
 
     def exec_module(self, module: ModuleType) -> None:
         package = sys.modules[module.__name__.rpartition(".")[0]]
-        vars(module).update(__all__=[], __getattr__=_component_getter(package))
-        vars(package)["__getattr__"] = _component_getter(package)
+        names = self.names[package.__name__].split()
+        vars(module).update({name: _component(package, name) for name in names}, __all__=names)
+        vars(module)["__getattr__"] = vars(package)["__getattr__"] = _getter(package)
 
 
-def _component_getter(package: ModuleType) -> Callable[[str], Any]:
-    """`__getattr__` of the package: the component of this name, which the package then has."""
+def _component(package: ModuleType, name: str) -> Any:
+    return getattr(import_module(f"{package.__name__}.{name}"), name)
 
-    def get_component(name: str) -> Any:
+
+def _getter(package: ModuleType) -> Callable[[str], Any]:
+    """`__getattr__` of the package: imports another component when it is used, which the package then has."""
+
+    def import_component(name: str) -> Any:
         try:
-            component = getattr(import_module(f"{package.__name__}.{name}"), name)
+            component = _component(package, name)
         except ModuleNotFoundError as error:
+            if error.name != f"{package.__name__}.{name}":
+                raise
             raise AttributeError(f"module '{package.__name__}' has no attribute '{name}'") from error
-        for resources in ("_js_dist", "_css_dist"):
+        for resources in {"_js_dist", "_css_dist"} & {*vars(package)}:
             setattr(component, resources, vars(package)[resources])
         vars(package)[name] = component  # in place of the submodule of this name
         return component
 
-    return get_component
+    return import_component
 
 
-def import_components_when_used() -> None:
-    """Import the components of packages that are not imported yet one by one, when they are used."""
-    if not any(isinstance(finder, LazyImports) for finder in sys.meta_path):
-        sys.meta_path.insert(0, LazyImports())
+def import_only(names: Mapping[str, str]) -> None:
+    """Import only these components, separated by spaces, of each package that is not imported yet; others when used."""
+    if not any(isinstance(finder, SelectedImports) for finder in sys.meta_path):
+        sys.meta_path.insert(0, SelectedImports(names))

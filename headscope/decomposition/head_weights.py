@@ -197,7 +197,7 @@ def _inspected_tokens(model: Model) -> Tensor:
 
 
 def _unsupported(model: Model, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{ANALYSIS} is not possible for {model.name}: {reason}. Use another model")
+    return UnsupportedModel(f"{ANALYSIS} is not possible for '{model.name}': {reason}. Use another model")
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,7 +169,7 @@ def _kernel_row_difference(record: AttentionRecord, alpha: Tensor) -> float:
     from headscope.kernels.row_sums import row_sums
 
     distance = record.query_key_index[:, None] - torch.arange(alpha.shape[-1], device=alpha.device)
-    expected = _exact_row_statistics(alpha, distance)
+    expected = _exact_row_statistics(alpha, record.lse.double(), distance)
     sums = _kernel_output(row_sums, record)
     if sums is None:
         return math.inf
@@ -248,7 +248,7 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     _, blockwise_lse = blockwise_attention(record.q[None], record.k[None], record.v[None], record.scaling, True)
     yield "log-sum-exp, blockwise", _max_abs(blockwise_lse[0] - lse)
     rows = torch.arange(record.q.shape[1], device=q.device)
-    expected = _exact_row_statistics(alpha, distance)
+    expected = _exact_row_statistics(alpha, lse, distance)
     yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
     yield "pooled maps", _map_difference(record, alpha, add_block_sums)
     if runs_kernels(record):
@@ -336,11 +336,15 @@ def _warn_of_kernel(name: str, reason: str) -> None:
     log.warning("the kernel %s fails: %s", name, reason)
 
 
-def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:
-    """`row_statistics` of all rows from the weights [H, Lq, Lk] and distances i - j [Lq, Lk], in float64."""
+def _exact_row_statistics(alpha: Tensor, lse: Tensor, distance: Tensor) -> Tensor:
+    """`row_statistics` of all rows, from plain sums over the weights [H, Lq, Lk], in float64.
+
+    `lse` [H, Lq] are the rows' log-sum-exp, `distance` [Lq, Lk] is i - j. Statistics follow from the sums by the
+    formulas of `row_statistics`; the tests compare those with others.
+    """
     among_keys = alpha / alpha.sum(-1, keepdim=True)  # without the share of a sink
     sums = RowSums(
-        max_logit=torch.full_like(alpha[..., 0], torch.nan),  # no statistic of rows uses it
+        max_logit=alpha.amax(-1).log() + lse,
         max_weight=alpha.amax(-1),
         first_weight=alpha[..., 0],
         local_weight=(alpha * ((distance >= 0) & (distance < LOCAL_DISTANCE))).sum(-1),

@@ -53,12 +53,14 @@ def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
     head that gives nearly all weight to its sink would seem to attend to more keys than there are.
     """
     indices = to_numpy(rows)
+    count = record.q.shape[1]
+    is_every_row = len(indices) == count and (np.diff(indices) == 1).all()
+    row_index = torch.arange(count, device=record.q.device) if is_every_row else _on_device(record, indices)
     if record.row_sums is not None:
-        is_every_row = len(indices) == record.q.shape[1] and (np.diff(indices) == 1).all()
-        sums = record.row_sums if is_every_row else record.row_sums.at_rows(_on_device(record, indices))
+        sums = record.row_sums if is_every_row else record.row_sums.at_rows(row_index)
     else:
-        sums = _kernel_sums(record, indices) or _joined(_tiles(record, indices))
-    return statistics_of_sums(sums, _on_device(record, indices + query_range(record).start))
+        sums = _kernel_sums(record, row_index) or _joined(_tiles(record, indices))
+    return statistics_of_sums(sums, row_index + query_range(record).start)
 
 
 def with_row_sums(record: AttentionRecord) -> AttentionRecord:
@@ -74,13 +76,13 @@ def statistics_of_sums(sums: RowSums, positions: Tensor) -> Tensor:
     return torch.stack([formula(sums, positions) for formula in ROW_FORMULAS.values()])
 
 
-def _kernel_sums(record: AttentionRecord, indices: IntArray | None = None) -> RowSums | None:
+def _kernel_sums(record: AttentionRecord, rows: Tensor | None = None) -> RowSums | None:
     """Sums of query rows, by default of all, from the GPU's kernel; None where it does not run."""
     if not runs_kernels(record):
         return None
     from headscope.kernels.row_sums import row_sums
 
-    return attempt(row_sums, record, None if indices is None else _on_device(record, indices))
+    return attempt(row_sums, record, rows)
 
 
 def _on_device(record: AttentionRecord, indices: IntArray) -> Tensor:

@@ -105,6 +105,7 @@ class ABF:
         _require_above(1, MAX_BASE, theta=self.theta)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
+        require_rotation(checkpoint, "abf")
         return scaled_schedule(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
 
 

@@ -1,13 +1,13 @@
-r"""Writes 24 English works that no shipped adapter was trained or tuned on, for judging claims about these adapters.
+r"""Writes 22 English works that no shipped adapter was trained or tuned on, for judging claims about these adapters.
 
-    apt-get download aptitude-doc-en bash-doc debian-handbook debian-policy dict-devil dict-wn exim4-doc-html \
-        fortunes-min git-doc harden-doc installation-guide-amd64 maint-guide mutt nethack-common postgresql-doc-15 \
-        python3.11-doc r-cran-janeaustenr r-doc-html valgrind
+    apt-get download aptitude-doc-en bash-doc debian-handbook debian-policy dict-devil exim4-doc-html git-doc \
+        harden-doc installation-guide-amd64 maint-guide mutt nethack-common postgresql-doc-15 python3.11-doc \
+        r-cran-janeaustenr r-doc-html valgrind
     for package in *.deb; do dpkg -x $package packages; done
     python -m headscope.prompts.unseen_texts packages texts
 
-The number at the start of a file's name is its place in the order of the works. Kinds take turns at the start, so that
-the first 8 works have novels, manuals, a dictionary and quotations.
+Six novels, fifteen manuals and a dictionary. Collections of quotations and WordNet are left out: the training texts
+hold the plays that are quoted, and a dictionary with parts of WordNet.
 """
 
 import argparse
@@ -37,29 +37,29 @@ MANUALS = {
     "maintainers": ("maint-guide/html/[bdmu]*.en.html", "We should now be ready"),
     "aptitude": ("aptitude/html/en/ch0*.html", "A journey of"),
 }
-"""The pages of each manual, relative to usr/share/doc, and the words with which its text starts."""
+"""The pages of each manual, relative to the folder of documents, and the words with which its text starts."""
+DOCUMENTS = "usr/share/doc"
+DICTIONARY_FILE = "usr/share/dictd/devil.dict.dz"
+NOVELS_FILE = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
+REQUIRED = (NOVELS_FILE, DICTIONARY_FILE, *(f"{DOCUMENTS}/{pages}" for pages, _ in MANUALS.values()))
+"""Files of the packages; a pattern needs one."""
 
 
 def works(packages: Path) -> Iterator[tuple[str, str]]:
-    """The kind and name of each work and its text, in the order of the files."""
-    share = packages / "usr/share"
-    novels = [(f"novel-{name}", text) for name, text in zip(NOVELS, read_novels(packages), strict=True)]
-    manuals = [(f"manual-{name}", read_manual(share / "doc", *manual)) for name, manual in MANUALS.items()]
-    short = [
-        ("dictionary-devil", read_dictionary(share / "dictd/devil.dict.dz", "ABASEMENT")),
-        ("quotations-literature", (share / "games/fortunes/literature").read_text().replace("\n%\n", "\n\n")),
-        ("dictionary-wordnet", read_dictionary(share / "dictd/wn.dict.dz", "abandon")),
-    ]
-    for place in range(len(manuals)):
-        yield from (kind[place] for kind in (novels, manuals, short) if place < len(kind))
+    """The kind and name of each work, and its text."""
+    for name, text in zip(NOVELS, read_novels(packages / NOVELS_FILE), strict=True):
+        yield f"novel-{name}", text
+    for name, manual in MANUALS.items():
+        yield f"manual-{name}", read_manual(packages / DOCUMENTS, *manual)
+    yield "dictionary-devil", read_dictionary(packages / DICTIONARY_FILE, "ABASEMENT")
 
 
-def read_novels(packages: Path) -> list[str]:
+def read_novels(file: Path) -> list[str]:
     """Jane Austen's novels without title and contents, in the order of `NOVELS`, from an R package's database.
 
     Each value in the file is its length (4 bytes) and a zlib stream with R's serialization of a vector of strings.
     """
-    data, novels = (packages / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb").read_bytes(), []
+    data, novels = file.read_bytes(), []
     while data:
         stream = zlib.decompressobj()
         lines = strings_of_vector(stream.decompress(data[4:]))
@@ -81,7 +81,7 @@ def strings_of_vector(serialized: bytes) -> list[str]:
 
 
 def read_dictionary(file: Path, first_entry: str) -> str:
-    """The entries of a dictionary for dictd from this one on; the entries before it describe the dictionary."""
+    """The entries of a dictionary for dictd from this one on; those before it describe the dictionary."""
     text = normalize_whitespace(read_gzipped(file))
     return text[text.index(f"\n{first_entry}") + 1 :]
 
@@ -90,7 +90,7 @@ def read_manual(folder: Path, pages: str, first_words: str) -> str:
     """The pages that match this pattern, in the order of their names, as one text that starts with these words."""
     text = normalize_whitespace("\n\n".join(map(read_page, sorted(folder.glob(pages)))))
     if first_words not in text:
-        sys.exit(f"'{first_words}' is not in {folder}/{pages}. Unpack all packages that this module names")
+        sys.exit(f"'{first_words}' is not in {folder}/{pages}. Unpack the package of this version of Debian")
     return text[text.index(first_words) :]
 
 
@@ -106,12 +106,14 @@ def write_texts(packages: Path, folder: Path) -> None:
     """Write the works into the new `folder`."""
     if folder.exists():
         sys.exit(f"{folder} exists. Give a new folder")
-    numbered = [(f"{place:02}-{name}.txt", text) for place, (name, text) in enumerate(works(packages), 1)]
-    if short := [name for name, text in numbered if len(text) < 4096]:
+    if missing := [path for path in REQUIRED if not any(packages.glob(path))]:
+        sys.exit(f"{packages} has no {', '.join(missing)}. Unpack all packages that this module names")
+    texts = dict(works(packages))
+    if short := [name for name, text in texts.items() if len(text) < 4096]:
         sys.exit(f"{', '.join(short)}: fewer than 4,096 characters. Unpack all packages that this module names")
     folder.mkdir(parents=True)
-    for name, text in numbered:
-        (folder / name).write_text(text)
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from headscope.runs.run import Run
 LEGEND = f"In brackets: values, or {words.INTERVAL}s (low to high); {ESTIMATE_MARK} marks an estimate."
 """What the brackets of headlines and tables are."""
 MAX_ROWS = 24
-"""Rows that are listed before the headlines."""
+"""Lines of a kind that the terminal lists unless all are requested."""
 
 
 def warning_lines(run: Run) -> list[str]:

@@ -33,28 +33,26 @@ COLUMN_WIDTH = 19
 def print_summary(run: Run, show_all: bool = False) -> None:
     """Print the path of the run, the models in one table, headlines, and the number of claims with each verdict.
 
-    With `show_all`, print all models and statistics, and every result by topic instead of the headlines. A run whose
-    results include none to read first prints them all.
+    With `show_all`, print all models and statistics, and every result by topic instead of the headlines. The first
+    results stand for the headlines of a run that has none.
     """
     print_line("Run: ", run.path)
     _print_models(run, show_all)
-    show_all = show_all or not (run_results.row_lines(run) or run_results.headline_lines(run))
     if show_all:
         for topic, results in assembly.results_by_topic(run).items():
             print_line(bold(topic))
             for result in results:
                 print_line("  ", sentence(result))
     else:
-        rows = run_results.row_lines(run)
-        more = [f"{len(rows) - run_results.MAX_ROWS} more rows with --all"] if len(rows) > run_results.MAX_ROWS else []
-        for heading, lines in (
-            ("By prompt", [*rows[: run_results.MAX_ROWS], *more]),
-            ("Headlines", run_results.headline_lines(run)),
-        ):
+        rows, headlines = run_results.row_lines(run), run_results.headline_lines(run)
+        others = [] if rows or headlines else [*map(sentence, all_results(run))]
+        for heading, lines in (("By prompt", rows), ("Headlines", headlines), ("Results", others)):
             if lines:
                 print_line(bold(heading))
-            for line in lines:
+            for line in lines[: run_results.MAX_ROWS]:
                 print_line("  ", line)
+            if len(lines) > run_results.MAX_ROWS:
+                print_line("  ", f"{len(lines) - run_results.MAX_ROWS} more with --all")
     if verdicts := run_results.count_verdicts(all_results(run)):
         print_line(bold("Claims of the paper"), f": {verdicts} (headscope report shows why)")
     if not show_all:

@@ -62,8 +62,8 @@ QUESTIONS = (
     *(Question(name=name, sentence=sentence, topic=TOPIC) for name, sentence in _SENTENCES.items()),
     Question(
         name="models.unread_tables",
-        sentence="No installed probe reads the tables {tables:words}, so nothing here is about them. Install the "
-        "package that wrote them",
+        sentence="No installed probe reads the tables {tables:words}, so results and charts leave them out. Install "
+        "their package, or a newer headscope",
         topic=TOPIC,
         level="warning",
     ),

@@ -40,8 +40,9 @@ ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
 class Column:
     """One stored column. `low` and `high` are inclusive bounds; None means unbounded.
 
-    `absent` is the value in runs that were stored before the column existed: a number, NaN for "not measured", the text
-    of a label, or the name of the column whose values it has. Without it every run must have the column.
+    `absent` is the value in runs that were stored before the column existed: a number, NaN for a value that was not
+    measured, the text of a label, or the name of the column whose values it has. Without it every run must have the
+    column.
     """
 
     name: str

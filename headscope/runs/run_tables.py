@@ -203,7 +203,7 @@ def validate(run: RunTables) -> list[str]:
     A table is read in parts, so memory does not grow with it.
     """
     problems = [
-        f"{name}: no installed probe has this table. Install the package that wrote it"
+        f"{name}: no installed probe has this table. Install its package, or a newer headscope"
         for name in run.tables
         if name not in all_tables()
     ]

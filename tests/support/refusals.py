@@ -20,6 +20,13 @@ def refuses(error: type[Refusal], *named: object) -> Iterator[pytest.ExceptionIn
 
 
 def assert_names(message: str, *named: object) -> None:
-    """Assert that a message has each of these options and values as a whole word, in this form."""
-    missing = [value for value in named if not re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", message)]
+    """Assert that a message has each of these options and values in this form, not as a part of a longer one."""
+    missing = [value for value in named if not re.search(_pattern(str(value)), message)]
     assert not missing, f"the message does not name {missing}: {message}"
+
+
+def _pattern(value: str) -> str:
+    """A pattern of this value: neither 5 in 0.5, -5, 5.1 or 2,005 nor --out in --out-dir."""
+    before = r"(?<![\w-])(?<!\d[.,])" if value[0].isdigit() else r"(?<!\w)"
+    after = r"(?!\w)(?![.,]\d)" if value[-1].isdigit() else r"(?!\w)"
+    return before + re.escape(value) + after + (r"(?!-\w)" if value.startswith("--") else "")
