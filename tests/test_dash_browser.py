@@ -569,7 +569,7 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
 
 def test_a_new_run_appears_without_a_restart(tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]):
     page = browse(serve(tmp_path))
-    assert "No finished run" in page.locator("#content").inner_text()
+    assert "headscope demo" in page.locator("#content").inner_text()
     synthetic_run(tmp_path, **TINY)
     page.reload()
     wait_until_drawn(page)
