@@ -314,17 +314,16 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     # Who carries AdaRoPE's gain, and is it more than noise?
     page.get_by_role("link", name="Causes", exact=True).click()
     page.get_by_role("link", name="Influence", exact=True).click()
-    expect(page.locator("#content")).to_contain_text("It has sweeps of adarope.")
+    expect(page.locator("#content")).to_contain_text("headscope influence")
     choose_option(page, "Model", "adarope")
     expect(page.locator("h1")).to_have_text("Head influence: adarope")
     rows = table_rows("influence", model="adarope", component="joint", target="init", method="exact")
     mean = rows.astype({"doc": "str"}).groupby(["layer", "kv_group"])["delta_nll"].mean()
     (layer, group), most = mean.idxmax(), mean.max()
     caption = page.locator("figcaption", has_text=re.compile("with the largest influence")).first
-    expect(caption).to_contain_text(
-        f"effect among the 20 of 90 KV groups with exact effects is that of L{layer} KV group {group}, "
-        f"{most:+.2g} nats/token (2 documents give no interval)"
-    )
+    expect(caption).to_contain_text("20 of 90 KV groups")
+    expect(caption).to_contain_text(f"L{layer} KV group {group}, {most:+.2g} nats/token")
+    expect(caption).to_contain_text("2 documents")
 
 
 def test_link_is_stable_after_a_newer_run_and_a_stopped_server_shows_a_banner(
@@ -558,7 +557,7 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
     expect(page.get_by_text(f"{first}: cannot be read")).to_be_visible()
     expect(page.locator("#run-progress")).to_contain_text("waiting-0a1b2c3d")
     expect(page.locator("#run-progress")).to_contain_text("work item stored")
-    expect(page.locator("#content")).to_contain_text("with --resume")
+    expect(page.locator("#content")).to_contain_text("--resume")
     page.locator(".ag-row", has_text=third).locator("[col-id='run']").click()
     expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
     for broken in (first, second):
@@ -570,7 +569,7 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
 
 def test_a_new_run_appears_without_a_restart(tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]):
     page = browse(serve(tmp_path))
-    assert "No finished run" in page.locator("#content").inner_text()
+    assert "headscope demo" in page.locator("#content").inner_text()
     synthetic_run(tmp_path, **TINY)
     page.reload()
     wait_until_drawn(page)

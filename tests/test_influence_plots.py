@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
 from headscope.effects.agreement import agreements
@@ -17,7 +18,7 @@ from headscope.runs.run import Run
 from probes.influence import band_plots, plots, report
 from probes.influence.analysis import all_sweeps, ranked_sets, set_sweeps, unit_sweeps
 from probes.influence.claims import claims
-from probes.influence.labels import describe_methods, unit_noun
+from probes.influence.labels import describe_change, describe_methods, unit_noun
 from probes.influence.results import head_results, influence_results, results
 
 
@@ -60,7 +61,7 @@ def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     assert (partly.is_exact == (partly.units["layer"] == 0)).all()
     assert len(partly.units) == 8
     subtitle = plots.plot_matrix(partly).layout.title.subtitle.text.replace("<br>", " ")
-    assert subtitle.endswith("2 of 8 KV groups were evaluated exactly, the others estimated (first-order)")
+    assert_names(subtitle, "2 of 8 KV groups", "first-order")
 
 
 def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(run: Run, frequencies: Effects) -> None:
@@ -72,7 +73,8 @@ def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(run: R
     assert any(shape.x0 == pytest.approx(unit["effect"]) for shape in figure.layout.shapes)
     assert figure.layout.annotations[-1].text.startswith("best head: L1 KV group 1, Δ ")
     assert figure.layout.title.text == "Influence: learned"
-    assert figure.layout.title.subtitle.text == "frequencies reset to the start of training: all changes are exact"
+    assert describe_change("freq", "init") in figure.layout.title.subtitle.text
+    assert describe_methods(frequency_units) in figure.layout.title.subtitle.text
 
 
 def test_the_matrix_has_the_mean_of_each_unit(frequencies: Effects) -> None:
@@ -125,7 +127,8 @@ def test_the_cumulative_effect_has_lines_for_top_and_random_units(run: Run) -> N
     assert list(lines["top by influence"].x) == [1, 2, 4, 24]
     assert lines["top by influence"].y[1] == pytest.approx(means["top", 2])
     assert lines["random, same layers"].y[0] == pytest.approx(means["random", 1])
-    assert "no data to plot" in plots.plot_cumulative_effect(sets.head(0)).to_json()
+    empty = plots.plot_cumulative_effect(sets.head(0))
+    assert (len(empty.data), len(empty.layout.annotations)) == (0, 1), "a reason in place of the data"
 
 
 def test_the_per_head_table_has_the_influence_of_each_heads_unit(run: Run, frequency_units: pd.DataFrame) -> None:
@@ -146,14 +149,18 @@ def test_results_have_concentration_agreement_and_the_effect_of_all_units(run: R
     assert "freq" not in values, "8 KV groups are too few for an agreement"
     assert best.compared == 8
     assert min(result.n for result in values.values()) >= 10
-    texts = [words.sentence(result) for result in every_result]
-    assert any("the top 5 % of 8 KV groups contribute" in text and "Gini" in text for text in texts)
-    assert any("with all 8 KV groups changed" in text for text in texts)
+    (top,) = (
+        one for one in answers(run, "concentration") if (one.model, one.where["intervention"]) == ("learned", "freq")
+    )
+    rises = frequencies.units["effect"].clip(lower=0)
+    assert top.value == pytest.approx(rises.max() / rises.sum())
+    assert (top.details["fraction"], top.details["top"], top.details["units"]) == (0.05, 1, 8)
+    assert 0 < top.details["gini"] < 1
     sets = ranked_sets(run, {**frequencies.key}).query("choice == 'top'").set_index("size")["effect"]
     (whole,) = (
         one for one in answers(run, "all_units") if (one.model, one.where["intervention"]) == ("learned", "freq")
     )
-    assert (whole.value, whole.details["first"]) == (sets[8], sets[1])
+    assert (whole.value, whole.details["first"], whole.details["size"]) == (sets[8], sets[1], 8)
 
 
 def test_the_largest_effect_has_an_interval_that_allows_for_the_choice(run: Run, frequencies: Effects) -> None:
@@ -232,7 +239,7 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
     page_without_sweeps = report.page(assembly.render_context(run, selected_model="other"))
     (advice,) = page_without_sweeps.sections[""]
-    assert advice.sentences[0] == "This run has no influence sweep of other. It has sweeps of base, learned."
+    assert_names(advice.sentences[0], "other", "base", "learned")
     assert "headscope influence --model" in advice.sentences[1]
 
 
@@ -242,11 +249,13 @@ def test_head_results_have_the_influence_and_rank_of_the_heads_unit(run: Run, fr
     first, *others = head_results(run, "learned", 2, 4)
     assert len(others) == 2
     assert (first.value, first.low, first.high) == (unit["effect"], unit["low"], unit["high"])
-    text = words.sentence(first)
-    assert text.startswith(
-        f"Influence in learned, frequencies reset to the start of training (1,024 tokens): {first.value:+.2g} nats"
+    assert (first.question, first.model, first.unit) == ("influence.head", "learned", "L2 KV group 1")
+    assert (first.where["intervention"], first.where["context_length"]) == ("freq", 1024)
+    assert (first.details["change"], first.details["rank"], first.details["units"]) == (
+        describe_change("freq", "init"),
+        rank,
+        8,
     )
-    assert text.endswith(f"for L2 KV group 1, rank {rank} of 8.")
     assert [*head_results(run, "learned", 99, 0)] == []
 
 
@@ -317,7 +326,7 @@ def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None
     assert len(groups) == 7 - 3, "groups of both models share a heading"
     forest, histogram, matrix, *_ = groups["Zero ablation (loss of the answer), up to 1,024 tokens"]
     assert forest.figure.layout.title.text == "Influence on answers, top heads: learned"
-    assert forest.caption.startswith("8 trials.")
+    assert_names(forest.caption, "8 trials")
     assert {trace.name for trace in forest.figure.data} == {"one trial", "mean, exact"}
     assert matrix.figure.data[0].z[1][4] == pytest.approx(1.5)
     assert int(np.nansum(histogram.figure.data[0].y)) == 24
@@ -331,10 +340,13 @@ def test_results_about_answers_have_the_answered_trials_separately(answer_run: R
     (of_answered,) = answers(answer_run, "answered_top")
     assert (of_answered.unit, of_answered.value, of_answered.n) == ("L1H4", 2, 4)
     (head,) = answers(answer_run, "top_head")
-    assert "the effect of the top retrieval head, " in words.sentence(head)
-    texts = [words.sentence(result) for result in head_results(answer_run, "learned", 1, 4)]
-    start = "Influence in learned, zero ablation (loss of the answer, up to 1,024 tokens): +1.5"
-    assert any(text.startswith(start) for text in texts)
+    heads = answer_run.heads[answer_run.heads["model"] == "learned"]
+    best = heads.loc[heads["retrieval"].idxmax()]
+    assert (head.where["statistic"], head.unit) == ("retrieval", f"L{best['layer']}H{best['head']}")
+    of_head = [one for one in head_results(answer_run, "learned", 1, 4) if one.question == "answer_influence.head"]
+    assert [(one.where["intervention"], one.where["context_length"], one.value) for one in of_head] == [
+        ("zero", 1024, 1.5)
+    ]
 
 
 def run_with_top_head(run: Run, answers: pd.DataFrame, layer: int, head: int) -> Run:
@@ -361,15 +373,13 @@ def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
 ) -> None:
     claim = retrieval_claim(run_with_top_head(answer_run, answer_run.influence_answers, layer, head))
     assert claim.verdict == verdict
-    assert words.statement(claim).startswith(
-        "Zero ablation, one head at a time: the top retrieval head has the largest"
-    )
+    assert (claim.where["intervention"], claim.details["noun"]) == ("zero", "head")
     (sweep,) = unit_sweeps(answer_run.influence_answers, ["learned"])
     effects = sweep.units.set_index(["layer", "head"])["effect"]
     rank = int((effects > effects[layer, head]).sum()) + 1
-    assert f"L{layer}H{head} (" in words.evidence(claim)
-    assert f"has rank {rank} of 24" in words.evidence(claim)
-    assert "Its influence minus the largest other influence is " in words.evidence(claim)
+    assert claim.unit == claim.details["head_name"] == f"L{layer}H{head}"
+    assert (claim.details["rank"], claim.details["units"]) == (rank, 24)
+    assert claim.value == pytest.approx(effects[layer, head] - effects.drop((layer, head)).max())
 
 
 def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run: Run) -> None:
@@ -378,7 +388,7 @@ def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run
     partly = answers.assign(method=answers["method"].where(~is_estimated, "estimate"))
     claim = retrieval_claim(run_with_top_head(answer_run, partly, 1, 4))
     assert claim.verdict == "inconclusive"
-    assert "1 of 24 heads were only estimated" in words.evidence(claim)
+    assert (claim.reason, claim.details["estimated"], claim.details["units"]) == ("estimated", 1, 24)
 
 
 def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_run: Run) -> None:
@@ -390,9 +400,10 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
     assert np.shape(heatmap.z) == (3, 24)
     assert heatmap.z[1][1 * 6 + 4] == pytest.approx(2 * 5 / 1000)
     assert list(heatmap.customdata[1][1 * 6 + 4][:2]) == [1, 4]
-    assert ablated.figure.layout.title.subtitle.text == "contribution to the logits removed: all changes are exact"
+    assert "contribution to the logits removed" in ablated.figure.layout.title.subtitle.text
+    assert "exact" in ablated.figure.layout.title.subtitle.text
     assert np.shape(unrotated.figure.data[0].z) == (1, 24)
-    assert "the highest effect is that of pairs 2-3 of L3H5, +0.024" in ablated.summary
+    assert_names(ablated.summary, "pairs 2-3", "L3H5", "+0.024")
     bars = {
         trace.name: {band.partition("<br>")[0]: loss for band, loss in zip(trace.x, trace.y, strict=True)}
         for trace in all_heads.figure.data
@@ -407,19 +418,22 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
 def test_bands_have_one_result_per_kind_of_ablation(band_run: Run) -> None:
     ablated, unrotated = influence_results(band_run)
     assert (ablated.unit, ablated.value) == ("L3H5", pytest.approx(0.024))
-    assert words.sentence(ablated) == (
-        "Rotary pairs of learned by band, contribution to the logits removed in one head at a time (1,024 tokens): the "
-        "highest effect is that of pairs 2-3 of L3H5, +0.024 nats/token (1 document gives no interval). Changes "
-        "with a band ablated in all heads at once, nats/token: pairs 0-1 (+1.5), pairs 2-3 (+3), pairs of long "
-        "wavelength (+0.6)."
+    assert (ablated.model, ablated.n, ablated.where["context_length"]) == ("learned", 1, 1024)
+    assert not ablated.has_interval
+    assert (ablated.details["pairs"], ablated.details["noun"]) == ("pairs 2-3", "head")
+    assert ablated.details["together"] == pytest.approx(
+        {"pairs 0-1": 1.5, "pairs 2-3": 3, "pairs of long wavelength": 0.6}
     )
     assert unrotated.details["together"] == {"pairs 0-1": pytest.approx(0.3)}
-    assert [words.sentence(result) for result in head_results(band_run, "learned", 1, 4)] == [
-        "Influence in learned, largest of 3 bands, pairs 2-3, contribution to the logits removed (1,024 tokens): +0.01 "
-        "nats/token (1 document gives no interval) for L1H4.",
-        "Influence in learned, largest of 1 band, pairs 0-1, rotation removed (1,024 tokens): +0.001 nats/token "
-        "(1 document gives no interval) for L1H4.",
+    of_head = [*head_results(band_run, "learned", 1, 4)]
+    assert [(one.question, one.unit, one.n, one.has_interval) for one in of_head] == [
+        ("influence.head_band", "L1H4", 1, False)
+    ] * 2
+    assert [(one.details["bands"], one.where["intervention"]) for one in of_head] == [
+        (3, "pairs-zero:2-3"),
+        (1, "pairs-unrotated:0-1"),
     ]
+    assert [one.value for one in of_head] == pytest.approx([0.01, 0.001])
     assert [*report.page(assembly.render_context(band_run, selected_model="learned")).sections] == [
         "Rotary pairs by band, 1,024 tokens",
         "In words",
@@ -427,4 +441,5 @@ def test_bands_have_one_result_per_kind_of_ablation(band_run: Run) -> None:
 
 
 def test_band_plot_without_rows_gives_a_reason() -> None:
-    assert "not measured" in band_plots.plot_joint_effects_by_band(pd.DataFrame()).to_json()
+    figure = band_plots.plot_joint_effects_by_band(pd.DataFrame())
+    assert (len(figure.data), len(figure.layout.annotations)) == (0, 1)

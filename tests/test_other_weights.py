@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support.refusals import assert_names, refuses
 from support.tiny_studies import save_checkpoint, save_texts
 from transformers import LlamaForCausalLM
 
@@ -51,14 +52,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def assert_marked(run: Run, source: str, digest: str) -> None:
     (entry,) = run.manifest["models"]
     assert entry["other_weights"] == {source: digest}
-    finding = f"base: {source} belongs to a model with other weights ({digest[:12]}), which weights=any allows."
-    assert finding in run.findings()["text"].to_list()
+    marks = run.findings().query("question == 'models.other_weights'")
+    assert marks["model"].to_list() == ["base"]
+    assert_names(marks["text"].item(), source, digest[:12], "weights=any")
 
 
 @pytest.mark.parametrize("file_format", ["csv", "json", "duo", "retrieval-head", "headkv", "qrhead"])
 def test_imported_scores_of_other_weights_are_refused_unless_allowed(place: Place, file_format: str) -> None:
     file = str(place.exported(file_format))
-    with pytest.raises(BadInput, match=r"belongs to other weights \(sha256 .{12}\) than model 'base' \(.{12}\)"):
+    digests = [hs.load(str(path)).identity.weights.label[:12] for path in (place.other, place.own)]
+    with refuses(BadInput, f"'{file}'", "'base'", *digests, "--weights any"):
         place.call(hs.import_scores, file=file)
     run = place.call(hs.import_scores, file=file, weights="any")
     assert_marked(run, f"the scores in '{file}'", place.run.manifest["models"][0]["weights_sha256"])
@@ -74,19 +77,19 @@ def test_scores_that_name_another_model_are_refused_unless_allowed(place: Place,
         table.assign(model=name).to_csv(tmp_path / "scores.csv")
         place.call(hs.import_scores, file=str(tmp_path / "scores.csv"))
     table.assign(model="gpt2").to_csv(tmp_path / "scores.csv")
-    with pytest.raises(BadInput, match="belongs to model 'gpt2', not to 'base'"):
+    with refuses(BadInput, "'gpt2'", "'base'", "--weights any"):
         place.call(hs.import_scores, file=str(tmp_path / "scores.csv"))
     run = place.call(hs.import_scores, file=str(tmp_path / "scores.csv"), weights="any")
     assert_marked(run, f"the scores in '{tmp_path / 'scores.csv'}'", "gpt2")
     table.assign(model=["a", "b"]).to_csv(tmp_path / "scores.csv")
-    with pytest.raises(BadInput, match="belong to several models: a, b"):
+    with refuses(BadInput, tmp_path / "scores.csv", "a, b"):
         place.call(hs.import_scores, file=str(tmp_path / "scores.csv"))
 
 
 @pytest.mark.parametrize("kind", ["file", "run"])
 def test_ablated_heads_of_other_weights_are_refused_unless_allowed(place: Place, kind: str) -> None:
     name = f"file:{place.exported('json')}" if kind == "file" else f"run:{place.run.path}:ess2_40:2"
-    with pytest.raises(BadInput, match=r"head set '.*' belongs to other weights"):
+    with refuses(BadInput, f"'{name}'", "'base'", "--weights any"):
         place.call(hs.ablate, heads=[name, "L0H0"], **PROMPT)
     run = place.call(hs.ablate, heads=[name, "L0H0"], weights="any", **PROMPT)
     assert_marked(run, f"head set '{name}'", place.run.manifest["models"][0]["weights_sha256"])
@@ -99,18 +102,18 @@ def test_digest_in_a_head_set_wins_over_that_of_a_file_beside_it(place: Place, t
     (tmp_path / "heads.json.headscope.json").write_text(
         json.dumps({"weights_sha256": hs.load(str(place.own)).weights_sha256})
     )
-    with pytest.raises(BadInput, match="belongs to other weights"):
+    with refuses(BadInput, f"'{file}'", "'base'", "--weights any"):
         place.call(hs.import_scores, file=str(file))
 
 
 def test_head_set_of_other_weights_is_refused_unless_allowed(place: Place) -> None:
     heads, model = place.run.top_heads("ess2_40", 2), hs.load(str(place.own))
     for selected in (heads, heads & [heads.heads[0]], heads - [heads.heads[0]], heads | [(0, 0)]):
-        with pytest.raises(BadInput, match="this head set belongs to other weights"), hs.ablated(model, selected):
+        with refuses(BadInput, f"'{model.name}'", "--weights any"), hs.ablated(model, selected):
             pass
     with hs.ablated(model, heads, weights="any"), hs.ablated(hs.load(str(place.other)), heads):
         pass
-    with pytest.raises(BadInput, match="two models"):
+    with refuses(BadInput, "models"):
         _ = heads | HeadSet(((0, 0),), model_digests=WeightDigests("0" * 64))
 
 
@@ -118,7 +121,7 @@ def test_head_set_of_other_weights_is_refused_unless_allowed(place: Place) -> No
 def test_budget_orders_of_other_weights_are_refused_unless_allowed(place: Place, kind: str) -> None:
     order = f"file:{place.exported('headkv')}" if kind == "file" else f"run:{place.run.path}:ess2_40:m"
     options: dict[str, Any] = {"lengths": [40], "sink": 2, "recent": 4, "shares": [0.5], "text": place.text, "docs": 1}
-    with pytest.raises(BadInput, match="belongs to other weights"):
+    with refuses(BadInput, "'base'", "--weights any"):
         place.call(hs.budget, orders=[order], **options)
     run = place.call(hs.budget, orders=[order], weights="any", **options)
     name = "headkv" if kind == "file" else "ess2_40"
@@ -163,7 +166,7 @@ def test_heads_of_a_model_and_of_its_rounded_copy_combine(place: Place, copy: Pa
     first, second = (HeadSet(((0, head),), model_digests=own) for head, own in enumerate(digests))
     assert (first | second).model_digests == WeightDigests(float16=digests[0].float16)
     assert (first | [(0, 1)]).model_digests == (HeadSet(((0, 1),)) | first).model_digests == digests[0]
-    with pytest.raises(BadInput, match="belongs to other weights"), hs.ablated(hs.load(str(place.own)), first | second):
+    with refuses(BadInput, "--weights any"), hs.ablated(hs.load(str(place.own)), first | second):
         pass
 
 
@@ -179,7 +182,7 @@ def test_head_sets_are_stored_with_all_digests_and_read_with_the_one_of_older_fi
     name = f"weights:{heads.model_digests.bfloat16}:{heads}"  # in the study of an older run
     run = place.call(hs.ablate, model=place.other, heads=[name], **PROMPT)
     assert len(run.ablation) == 2
-    with pytest.raises(BadInput, match=f"head set '{heads}' belongs to other weights"):
+    with refuses(BadInput, f"'{heads}'", "'base'", "--weights any"):
         place.call(hs.ablate, heads=[name], **PROMPT)
 
 

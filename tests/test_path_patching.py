@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import eager_paths, families
 from support.prompt_pairs import LENGTH, ioi_pairs, random_pair
+from support.refusals import refuses
 from transformers import PreTrainedModel
 
 import headscope as hs
@@ -236,24 +237,25 @@ def test_the_keys_of_other_heads_in_the_kv_group_stay() -> None:
 
 @pytest.mark.parametrize("receiver", [(1, 0), (0, 3)])
 def test_a_receiver_that_is_not_in_a_later_layer_is_refused(receiver: tuple[int, int]) -> None:
-    with pytest.raises(BadInput, match="not in a later layer"):
-        exact("llama-gqa", [Path((1, 0), (receiver,), "q")])
+    path = Path((1, 0), (receiver,), "q")
+    with refuses(BadInput, str(path)):
+        exact("llama-gqa", [path])
 
 
 def test_paths_through_mlps_are_not_estimated() -> None:
     replay = PatchingReplay(loaded("llama-gqa"), random_pair(), "logit_diff", memory_bytes=0)
-    with replay.capturing(), pytest.raises(BadInput, match="mlps 'frozen'"):
+    with replay.capturing(), refuses(BadInput, "mlps", "'frozen'"):
         PathPatching(replay, path_model("llama-gqa"), "denoising", mlps="recomputed").estimate()
 
 
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gemma2", "its logits are soft-capped"),
-        ("qwen3_next", "its heads' outputs are multiplied by a gate"),
+        ("gemma2", "soft-capped"),
+        ("qwen3_next", "gate"),
     ],
 )
 def test_architectures_without_such_paths_are_refused_by_name(family: str, reason: str) -> None:
     model = hs.load(families.OTHERS[family].build())
-    with pytest.raises(UnsupportedModel, match=f"path patching is not possible for .*: {reason}.*headscope patch"):
+    with refuses(UnsupportedModel, model.name, reason, "headscope patch"):
         inspect_paths(model, random_pair().clean)

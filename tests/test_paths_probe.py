@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import PAIRS, SAME_PAIR, StopsAfter, contents, save_checkpoint, tokenizer
 
@@ -131,7 +132,7 @@ def test_paths_by_position_are_rows_and_an_array(folder: FilePath, tmp_path: Fil
     logits = run.array("paths", "metric_patched", ["sender_positions"], through="logits", **own)
     np.testing.assert_allclose(logits.values, [values[path] for path in direct], atol=1e-5)
     assert "L0H1@0 to k of L2H3@last" in {path_name(path) for _, path in analysis.sweeps(run)[0].units.iterrows()}
-    assert "@" in "".join(sentence(result) for result in results(run))
+    assert any("@" in result.details.get("path", "") for result in results(run))
     charts = [chart for group in report.charts(assembly.render_context(run)) for chart in group.charts]
     figures = [chart.figure for chart in charts if isinstance(chart, Chart)]
     picture = next(figure for figure in figures if "by position" in figure.layout.title.text)
@@ -232,8 +233,10 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
         ((_, expected),) = patching.patch([path])
     one = rows.query("model == 'base' and pair == 'pair 1' and sender_layer == 0 and through == 'v'")
     assert one["metric_patched"].item() == pytest.approx(expected, abs=1e-5)
-    words = " ".join(map(sentence, results(run)))
-    assert "MLPs recomputed" in words
+    largest = [result for result in results(run) if result.question == "paths.top"]
+    assert {(result.details["other_norms"], result.details["other_mlps"]) for result in largest} == {
+        ("recomputed", "recomputed")
+    }
     assert plots.plot_graph(analysis.sweeps(run)[0]).data
 
 
@@ -241,36 +244,36 @@ def test_receivers_together_through_recomputed_mlps_are_one_path_of_each_sender(
 
 
 @pytest.mark.parametrize(
-    ("message", "flags"),
+    ("named", "flags"),
     [
-        ("sender L3H0 is not in an earlier layer than any receiver", ("--senders", "L0H1,L3H0", "--through", "q")),
-        ("receiver L1H0 is not in a later layer than any sender", ("--senders", "L1H1", "--receivers", "L1H0")),
-        ("has no head L9H0. Use layers 0 to 3", ("--senders", "L9H0")),
-        ("has no head L2H7", ("--receivers", "L2H7")),
-        ("'head 3' is not a head", ("--senders", "head 3")),
-        ("is a KV group", ("--receivers", "1.g0")),
-        ("--through", ("--through", "mlp")),
-        ("--norms must be", ("--norms", "none")),
-        ("--mlps is for method exact, not verify", ("--mlps", "recomputed")),
-        ("--together is for method exact, not verify", ("--together", "--receivers", "L3H0")),
-        ("--together is for named receivers", ("--together", "--method", "exact")),
-        ("--sender-positions is for method exact, not verify", ("--sender-positions", "last")),
-        ("no span 'subject'", ("--method", "exact", "--receiver-positions", "subject")),
-        ("positions '9' are not in its 5 tokens", ("--method", "exact", "--sender-positions", 9)),
+        (("sender", "L3H0"), ("--senders", "L0H1,L3H0", "--through", "q")),
+        (("receiver", "L1H0"), ("--senders", "L1H1", "--receivers", "L1H0")),
+        (("L9H0", "layers 0 to 3"), ("--senders", "L9H0")),
+        (("L2H7", "layer 2"), ("--receivers", "L2H7")),
+        (("--senders", "'head 3'"), ("--senders", "head 3")),
+        (("--receivers", "'1.g0'", "KV group"), ("--receivers", "1.g0")),
+        (("--through", "'mlp'"), ("--through", "mlp")),
+        (("--norms", "'none'", "frozen", "recomputed"), ("--norms", "none")),
+        (("--mlps", "exact", "verify"), ("--mlps", "recomputed")),
+        (("--together", "exact", "verify"), ("--together", "--receivers", "L3H0")),
+        (("--together", "--receivers"), ("--together", "--method", "exact")),
+        (("--sender-positions", "exact", "verify"), ("--sender-positions", "last")),
+        (("'subject'",), ("--method", "exact", "--receiver-positions", "subject")),
+        (("'9'", "5 tokens"), ("--method", "exact", "--sender-positions", 9)),
         (
-            "--receiver-positions has no effect here",
+            ("--receiver-positions",),
             ("--method", "exact", "--through", "logits", "--receiver-positions", "last"),
         ),
-        ("--receivers has no effect here", ("--through", "logits", "--receivers", "L3H0")),
-        ("--verify-top has no effect here: it selects", ("--method", "exact", "--verify-top", 3)),
-        ("kl cannot be estimated for noising", ("--metric", "kl", "--direction", "noising")),
+        (("--receivers",), ("--through", "logits", "--receivers", "L3H0")),
+        (("--verify-top",), ("--method", "exact", "--verify-top", 3)),
+        (("kl", "noising", "exact"), ("--metric", "kl", "--direction", "noising")),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    refused: Callable[..., str], folder: FilePath, message: str, flags: tuple[Any, ...]
+    refused: Callable[..., str], folder: FilePath, named: tuple[str, ...], flags: tuple[Any, ...]
 ) -> None:
     tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
-    assert message in refused(2, "paths", *tiny, "--pairs", folder / "pairs.jsonl", *flags)
+    assert_names(refused(2, "paths", *tiny, "--pairs", folder / "pairs.jsonl", *flags), *named)
 
 
 def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
@@ -282,7 +285,7 @@ def test_without_a_pair_that_differs_enough_there_is_a_warning_and_no_effect(
     assert validate(run) == []
     *of_pairs, warning = results(run)
     assert {result.question for result in of_pairs} == {"paths.metric", "paths.answered"}
-    assert "differs too little" in sentence(warning)
+    assert warning.question == "paths.no_effects"
     assert questions()[warning.question].level == "warning"
 
 
@@ -290,7 +293,7 @@ def test_values_that_are_not_finite_are_refused(folder: FilePath, tmp_path: File
     model = hs.load(f"{folder}/tiny", device="cpu")
     with torch.no_grad():
         model.module.model.layers[1].self_attn.v_proj.weight[0] = float("nan")
-    with pytest.raises(BadInput, match="not finite"):
+    with refuses(BadInput, "finite", "layer 1", "--dtype"):
         hs.paths(model, pairs=[f"{folder}/pairs.jsonl"], method="estimate", out=tmp_path, quiet=True)
 
 
@@ -321,9 +324,8 @@ def test_results_give_the_effect_its_interval_and_the_number_of_pairs(verified: 
     assert top.low <= top.value <= top.high
     assert top.n == len(top.by_sample)
     assert (top.selected_from, by_question["paths.significant"].n) == (12, 12)
-    assert "of 12 exact effects differ from zero (false discovery rate 5 % over 304 paths" in sentence(
-        by_question["paths.significant"]
-    )
+    details = by_question["paths.significant"].details
+    assert (details["exact"], details["units"], details["rate"]) == (12, ALL_PATHS, 0.05)
     keys = [result.key for result in results(verified)]
     assert len(keys) == len({*keys})
 
@@ -362,8 +364,8 @@ def test_report_and_head_page_show_the_paths(synthetic: Run) -> None:
     effects = analysis.sweeps(synthetic)[0]
     strongest = analysis.strongest_paths(effects, effects.units, 1).iloc[0]
     own = head_results(synthetic, "base", strongest["sender_layer"], strongest["sender_head"])
-    texts = [sentence(result) for result in own]
-    assert any(f"the strongest path from this head is {plots.path_name(strongest)}" in text for text in texts)
+    paths = [(result.details["end"], result.details["path"]) for result in own if result.question == "paths.head"]
+    assert ("from", plots.path_name(strongest)) in paths
     json_data = overview(synthetic)
     assert json_data is not None
     assert len(json_data.data) == 2

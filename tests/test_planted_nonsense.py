@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -23,6 +24,7 @@ from support import families
 from support.adapters import noisy
 from support.gguf_files import write_gguf
 from support.planted_needle import VOCAB, planted_model, run_needle_probe, write_needle_files
+from support.refusals import assert_names, refuses
 from support.tiny_studies import WORDS, StopsAfter, record_versions, save_checkpoint, save_texts
 from transformers import AutoModelForCausalLM
 
@@ -52,9 +54,27 @@ class Result:
     run: Run | None
 
     @property
-    def findings(self) -> str:
+    def findings(self) -> pd.DataFrame:
         assert self.run is not None, self.messages
-        return "\n".join(self.run.findings()["text"])
+        return self.run.findings()
+
+    @property
+    def documents(self) -> set[str]:
+        """The names of the documents that were measured."""
+        assert self.run is not None, self.messages
+        return {*map(str, self.run.nll["doc"])}
+
+    def answers(self, question: str) -> pd.DataFrame:
+        """The findings that answer this question."""
+        return self.findings[self.findings["question"] == question]
+
+    def models(self, question: str) -> list[tuple[str, str]]:
+        """The model and the baseline of the findings that answer this question."""
+        return [*self.answers(question)[["model", "baseline"]].itertuples(index=False, name=None)]
+
+    def marks(self, question: str) -> str:
+        """The sentences that answer this question."""
+        return "\n".join(self.answers(question)["text"])
 
 
 @dataclass
@@ -120,8 +140,10 @@ class Lab:
         return Result(code, f"{err}\n{logged}", Run.open(finished[-1].parent) if code == 0 else None)
 
 
-Check = Callable[[Lab], tuple[Result, str]]
-"""Plants one kind of nonsense; returns what headscope did and a text that its message or its finding contains."""
+Names = tuple[object, ...]
+Check = Callable[[Lab], tuple[Result, Names]]
+"""Plants one kind of nonsense; returns what headscope did and the options and values that its message names. If its
+findings are marked, the first is the question that they answer."""
 KINDS: dict[str, tuple[Outcome, Check]] = {}
 
 
@@ -166,79 +188,89 @@ def with_random_layer(weights: Weights) -> Weights:
 
 
 @kind("a layer without weights, in safetensors", "refuses")
-def missing_layer(lab: Lab) -> tuple[Result, str]:
-    return lab.run(f"x={lab.with_weights(without_layer)}"), "lacks weights, e.g. model.layers.2.self_attn"
+def missing_layer(lab: Lab) -> tuple[Result, Names]:
+    return lab.run(f"x={lab.with_weights(without_layer)}"), ("changed", "model.layers.2.self_attn.k_proj.weight")
 
 
 @kind("a layer without weights, in GGUF", "refuses")
-def missing_gguf_layer(lab: Lab) -> tuple[Result, str]:
+def missing_gguf_layer(lab: Lab) -> tuple[Result, Names]:
     write_gguf(lab.own / "tiny.gguf", blocks=1)
-    return lab.run(f"x={lab.own}/tiny.gguf"), "lacks the weights of 1 of 2 layers, e.g. 1"
+    return lab.run(f"x={lab.own}/tiny.gguf"), ("tiny.gguf", "1 of 2 layers")
 
 
 @kind("weights of more layers than the configuration has", "refuses")
-def unused_layer(lab: Lab) -> tuple[Result, str]:
-    return lab.run(f"x={lab.with_config(num_hidden_layers=3)}"), "has weights that its config does not use"
+def unused_layer(lab: Lab) -> tuple[Result, Names]:
+    return lab.run(f"x={lab.with_config(num_hidden_layers=3)}"), ("changed", "num_hidden_layers", "config.json")
 
 
 @kind("a configuration of other shapes than the weights", "refuses")
-def other_shapes(lab: Lab) -> tuple[Result, str]:
-    return lab.run(f"x={lab.with_config(head_dim=8)}"), "the shapes of its weights do not match its config"
+def other_shapes(lab: Lab) -> tuple[Result, Names]:
+    return lab.run(f"x={lab.with_config(head_dim=8)}"), ("changed", "shapes")
 
 
 @kind("weights that are not finite (NaN)", "refuses")
-def nan_weights(lab: Lab) -> tuple[Result, str]:
+def nan_weights(lab: Lab) -> tuple[Result, Names]:
     folder = lab.with_weights(lambda weights: weights | {"lm_head.weight": weights["lm_head.weight"] * float("nan")})
-    return lab.run(f"x={folder}"), "its weights are not finite, first in 'lm_head.weight'"
+    return lab.run(f"x={folder}"), ("changed", "'lm_head.weight'")
 
 
 @kind("a checkpoint of zeros", "refuses")
-def zero_checkpoint(lab: Lab) -> tuple[Result, str]:
+def zero_checkpoint(lab: Lab) -> tuple[Result, Names]:
     folder = lab.with_weights(lambda weights: {key: value * 0 for key, value in weights.items()})
-    return lab.run(f"x={folder}"), "its embeddings are all 0"
+    return lab.run(f"x={folder}"), ("changed", "embeddings", 0)
 
 
 @kind("a layer of zeros", "warns")
-def zero_layer(lab: Lab) -> tuple[Result, str]:
-    return lab.run(f"x={lab.with_weights(with_zero_layer)}"), "4 weight matrices of"
+def zero_layer(lab: Lab) -> tuple[Result, Names]:
+    return lab.run(f"x={lab.with_weights(with_zero_layer)}"), (
+        "4 weight matrices",
+        "changed",
+        "'model.layers.2.self_attn.q_proj.weight'",
+    )
 
 
 @kind("a layer of random numbers that destroys the predictions", "marks")
-def random_layer(lab: Lab) -> tuple[Result, str]:
+def random_layer(lab: Lab) -> tuple[Result, Names]:
     result = lab.run(f"good={lab.shared}/good", f"bad={lab.with_weights(with_random_layer)}")
-    assert "The loss of good, " not in result.findings, "the intact checkpoint must not be marked"
-    return result, "that of a uniform guess among 128 tokens"
+    assert result.models("loss.above_uniform") == [("bad", "")], "the intact checkpoint must not be marked"
+    return result, ("loss.above_uniform", "bad", "128 tokens")
 
 
 @kind("heads of a model with random weights, called retrieval heads", "marks")
-def random_heads(lab: Lab) -> tuple[Result, str]:
+def random_heads(lab: Lab) -> tuple[Result, Names]:
     grid = ("--lengths", "90,", "--depths", 1, "--needles", 2, "--template", "plain")
     places = ("--text", lab.texts, "--out", lab.own / "runs", *QUIET)
     result = lab.headscope("needle", "--model", f"x={lab.shared}/tiny", *grid, *places)
     assert result.run is not None
     assert "retrieval" not in result.run.heads or result.run.heads["retrieval"].isna().all()
-    assert "top retrieval heads" not in result.findings
-    return result, "so its heads have no retrieval score"
+    assert not result.models("retrieval.top_head")
+    return result, ("retrieval.no_success", "x", "2 trials")
 
 
 @kind("one checkpoint under two names", "marks")
-def same_model_twice(lab: Lab) -> tuple[Result, str]:
+def same_model_twice(lab: Lab) -> tuple[Result, Names]:
     result = lab.run(f"a={lab.shared}/good", f"b={lab.copied('copy')}", tables="pairs,nll")
-    assert "minus that of a is +0.000 nats/token" in result.findings
-    assert "most even" not in result.findings
-    return result, "a and b are the same weights under the same position scheme"
+    assert result.models("loss.difference") == [("b", "a")]
+    assert result.answers("loss.difference")["value"].item() == pytest.approx(0, abs=5e-4)
+    assert result.models("models.equal") == [("a", "b")]
+    return result, ("models.equal",)
 
 
 @kind("checkpoints of different models as steps of one training", "refuses")
-def other_family(lab: Lab) -> tuple[Result, str]:
+def other_family(lab: Lab) -> tuple[Result, Names]:
     lab.copied("step-1")
     lab.with_config("step-2", num_attention_heads=2)
     places = ("--text", lab.texts, "--out", lab.own / "runs", *QUIET)
-    return lab.headscope("run", "--checkpoints", f"{lab.own}/step-*", *places), "are not steps of one training"
+    return lab.headscope("run", "--checkpoints", f"{lab.own}/step-*", *places), (
+        "'step-1'",
+        "'step-2'",
+        "num_attention_heads 2",
+        "--model NAME=SPEC",
+    )
 
 
 @kind("weights exchanged before --resume", "refuses")
-def exchanged_weights(lab: Lab) -> tuple[Result, str]:
+def exchanged_weights(lab: Lab) -> tuple[Result, Names]:
     models = {"a": str(lab.copied("a")), "b": str(lab.copied("b", "tiny"))}
     content = {"models": models, "texts": {"source": lab.texts, "docs": 3}, "device": "cpu"}
     study = build_study(content | {"measure": {"lengths": [LENGTH], "tables": ["nll"]}})
@@ -250,18 +282,18 @@ def exchanged_weights(lab: Lab) -> tuple[Result, str]:
     (lab.own / "kept").rename(second)
     with pytest.raises(InputChanged) as refusal:
         run_study(study, lab.own / "runs", resume=True)
-    return Result(refusal.value.exit_code, str(refusal.value), None), "the weights of 'a'"
+    return Result(refusal.value.exit_code, str(refusal.value), None), ("'a'", "weights")
 
 
 @kind("a run resumed with another torch, transformers or headscope", "warns")
-def other_version(lab: Lab) -> tuple[Result, str]:
+def other_version(lab: Lab) -> tuple[Result, Names]:
     content = {"models": {"a": f"{lab.shared}/good"}, "texts": {"source": lab.texts, "docs": 3}, "device": "cpu"}
     study = build_study(content | {"measure": {"lengths": [LENGTH], "tables": ["nll"]}})
     with pytest.raises(Interrupted):
         run_study(study, lab.own / "runs", progress=StopsAfter(1))
     (partial,) = (lab.own / "runs").iterdir()
     record_versions(partial, torch="1.13.1")
-    with pytest.raises(InputChanged, match=r"were measured with torch 1\.13\.1"):
+    with refuses(InputChanged, "torch 1.13.1", partial):
         run_study(study, lab.own / "runs", resume=True)
     earlier = f"{version('torch').rpartition('.')[0]}.99"
     record_versions(partial, torch=earlier)
@@ -269,7 +301,7 @@ def other_version(lab: Lab) -> tuple[Result, str]:
     first, second = (entry["versions"]["torch"] for entry in run.manifest["versions_by_cell"])
     assert (first, second) == (earlier, version("torch"))
     logged = "\n".join(record.getMessage() for record in lab.caplog.records)
-    return Result(0, logged, run), f"started with torch {earlier} and continues with {version('torch')}"
+    return Result(0, logged, run), ("torch", earlier, version("torch"))
 
 
 # Models in memory ------------------------------------------------------------------------------------------------
@@ -281,60 +313,67 @@ def measure(lab: Lab, model: Any) -> Result:
 
 
 @kind("a model that is measured inside `hs.ablated`, or with hooks of your own", "marks")
-def changed_forward(lab: Lab) -> tuple[Result, str]:
+def changed_forward(lab: Lab) -> tuple[Result, Names]:
     model = hs.load(f"{lab.shared}/good", device="cpu")
-    assert "hs.ablated" not in measure(lab, model).findings
+    assert not measure(lab, model).models("models.contexts")
     with hs.ablated(model, "L0H1"):
-        assert "was measured inside hs.ablated(L0H1: zero)" in measure(lab, model).findings
+        assert_names(measure(lab, model).marks("models.contexts"), "hs.ablated(L0H1: zero)")
     model.module.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-    return measure(lab, model), "hooks and functions of the user, which may change its results"
+    return measure(lab, model), ("models.hooks", "model.layers.0.mlp")
 
 
 @kind("a probe inside `torch.autocast`", "refuses")
-def probe_in_autocast(lab: Lab) -> tuple[Result, str]:
+def probe_in_autocast(lab: Lab) -> tuple[Result, Names]:
     model = hs.load(f"{lab.shared}/good", device="cpu")
     with torch.autocast("cpu", torch.bfloat16):
-        with pytest.raises(BadInput, match=r"torch\.autocast is active"):
+        with refuses(BadInput, "torch.autocast", "cpu", "bfloat16"):
             measure(lab, model)
         result = lab.run(f"x={lab.shared}/good")
     assert not list((lab.own / "runs").glob("*"))
-    return result, "torch.autocast is active (cpu, bfloat16)"
+    return result, ("torch.autocast", "cpu", "bfloat16")
 
 
 # Heads -----------------------------------------------------------------------------------------------------------
 
 
 @kind("heads or scores of another checkpoint", "refuses")
-def other_heads(lab: Lab) -> tuple[Result, str]:
+def other_heads(lab: Lab) -> tuple[Result, Names]:
     measured = lab.run(f"x={lab.shared}/tiny", tables="pairs", out="measured").run
     assert measured is not None
     file = measured.export("json", lab.own / "scores.json", "cov")
     places = ("--model", f"x={lab.shared}/good", "--out", lab.own / "runs", *QUIET)
     scores = ("import", "--file", file, *places)
     marked = lab.headscope(*scores, "--weights", "any")
-    assert "belongs to a model with other weights" in marked.findings
+    digest = measured.manifest["models"][0]["weights_sha256"][:12]
+    assert_names(marked.marks("models.other_weights"), "x", file, digest)
     prompt = ("--prompt", "w1 w2 w3", "--answer", " w4")
     ablation = lab.headscope("ablate", *prompt, "--heads", f"file:{file}", *places)
-    assert (ablation.code, "belongs to other weights" in ablation.messages) == (2, True)
-    return lab.headscope(*scores), "belongs to other weights"
+    assert ablation.code == 2
+    assert_names(ablation.messages, f"file:{file}", digest, "'x'", "--weights any")
+    return lab.headscope(*scores), (file, digest, "'x'", "--weights any")
 
 
 # Adapters --------------------------------------------------------------------------------------------------------
 
 
 @kind("an AdaRoPE adapter of another checkpoint", "refuses")
-def other_adapter(lab: Lab) -> tuple[Result, str]:
+def other_adapter(lab: Lab) -> tuple[Result, Names]:
     noisy(hs.load(f"{lab.shared}/tiny", device="cpu")).save(lab.own / "a.safetensors")
-    return lab.run(f"x={lab.shared}/good@adarope:adapter={lab.own}/a.safetensors"), "was trained on other weights"
+    return lab.run(f"x={lab.shared}/good@adarope:adapter={lab.own}/a.safetensors"), (
+        "a.safetensors",
+        "tiny",
+        "good",
+        "weights=any",
+    )
 
 
 @kind("a LoRA of another checkpoint", "refuses")
-def other_lora(lab: Lab) -> tuple[Result, str]:
+def other_lora(lab: Lab) -> tuple[Result, Names]:
     from peft import LoraConfig, get_peft_model
 
     module = AutoModelForCausalLM.from_pretrained(lab.shared / "tiny")
     get_peft_model(module, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(lab.own / "lora")
-    return lab.run(f"x={lab.shared}/good+{lab.own}/lora"), f"was trained on '{lab.shared}/tiny', not on"
+    return lab.run(f"x={lab.shared}/good+{lab.own}/lora"), ("LoRA", f"'{lab.shared}/tiny'", "weights=any")
 
 
 # Files of runs ---------------------------------------------------------------------------------------------------
@@ -347,82 +386,88 @@ def finished_run(lab: Lab) -> Path:
 
 
 @kind("labels of two models exchanged in run.json", "refuses")
-def exchanged_labels(lab: Lab) -> tuple[Result, str]:
+def exchanged_labels(lab: Lab) -> tuple[Result, Names]:
     path = finished_run(lab)
     manifest = json.loads((path / "run.json").read_text())
     first, second = manifest["models"]
     first["label"], second["label"] = second["label"], first["label"]
     (path / "run.json").write_text(json.dumps(manifest))
-    return lab.headscope("report", path, "--out", lab.own / "report.html"), "its digest differs from the recorded one"
+    return lab.headscope("report", path, "--out", lab.own / "report.html"), ("run.json", "digest")
 
 
 @kind("a changed value in a table", "refuses")
-def changed_value(lab: Lab) -> tuple[Result, str]:
+def changed_value(lab: Lab) -> tuple[Result, Names]:
     path = finished_run(lab)
     table = pq.read_table(path / "nll.parquet")
     column = table.schema.get_field_index("nll")
     halved = (table["nll"].to_numpy() / 2).astype("float32")
     pq.write_table(table.set_column(column, table.schema.field(column), [halved]), path / "nll.parquet")
-    return lab.headscope("report", path, "--out", lab.own / "report.html"), "its sha256 differs from the recorded one"
+    return lab.headscope("report", path, "--out", lab.own / "report.html"), ("nll.parquet", "sha256")
 
 
 # Documents -------------------------------------------------------------------------------------------------------
 
 
 @kind("copies of a document", "warns")
-def copied_documents(lab: Lab) -> tuple[Result, str]:
+def copied_documents(lab: Lab) -> tuple[Result, Names]:
     words = {name: counting_words(name) for name in "abc"}
     text = lab.write_texts(**words, copy1=words["a"], copy2=words["a"])
     result = lab.run(f"x={lab.shared}/good", text=text, docs=4)
     assert result.code == 2, "without enough other documents it refuses"
-    assert "has 3 different documents of 24 tokens, but 4 are needed" in result.messages
-    return lab.run(f"x={lab.shared}/good", text=text, docs=3), "copies or near-copies of other documents"
+    assert_names(result.messages, text, 3, "24 tokens", 4, "written/copy1.txt")
+    result = lab.run(f"x={lab.shared}/good", text=text, docs=3)
+    assert len(result.documents & {f"written/{name}.txt" for name in ("a", "copy1", "copy2")}) == 1
+    return result, (text, "written/copy1.txt")
 
 
 @kind("near-copies of a document", "warns")
-def near_copies(lab: Lab) -> tuple[Result, str]:
+def near_copies(lab: Lab) -> tuple[Result, Names]:
     first = counting_words("a", 200)
     edited = {f"edited{at}": [*first[:at], "w0", *first[at + 1 :]] for at in (50, 100, 150)}
     text = lab.write_texts(a=first, other=random_words("b", 200), **edited)
     assert lab.run(f"x={lab.shared}/good", text=text, docs=3, length=180).code == 2
-    return lab.run(f"x={lab.shared}/good", text=text, docs=2, length=180), "copies or near-copies of other documents"
+    result = lab.run(f"x={lab.shared}/good", text=text, docs=2, length=180)
+    assert len(result.documents & {f"written/{name}.txt" for name in ("a", *edited)}) == 1
+    return result, (text, "written/edited50.txt")
 
 
 @kind("overlapping excerpts of one document", "warns")
-def overlapping_excerpts(lab: Lab) -> tuple[Result, str]:
+def overlapping_excerpts(lab: Lab) -> tuple[Result, Names]:
     words = random_words("a", 200)
     text = lab.write_texts(**{f"from{start}": words[start:] for start in (0, 30, 60)})
-    return lab.run(f"x={lab.shared}/good", text=text, length=80), "so confidence intervals are too narrow"
+    return lab.run(f"x={lab.shared}/good", text=text, length=80), (text, "20 %", "13-grams", "from30.txt")
 
 
 @kind("a document of one passage again and again", "warns")
-def repeated_passage(lab: Lab) -> tuple[Result, str]:
+def repeated_passage(lab: Lab) -> tuple[Result, Names]:
     text = lab.write_texts(**{name: random_words(name, 20) * 6 for name in "abc"})
-    return lab.run(f"x={lab.shared}/good", text=text, length=100), "repeat themselves in more than half of their"
+    return lab.run(f"x={lab.shared}/good", text=text, length=100), (text, "3 documents", "13-grams")
 
 
 @kind("two halves of one document as two documents", "says nothing")
-def halved_documents(lab: Lab) -> tuple[Result, str]:
+def halved_documents(lab: Lab) -> tuple[Result, Names]:
     documents = {name: counting_words(name, 80) for name in "ab"}
     halves = {f"{name}{n}": words[40 * n : 40 * n + 40] for name, words in documents.items() for n in (0, 1)}
     text = lab.write_texts(**halves)
-    return lab.run(f"a={lab.shared}/good", f"b={lab.shared}/good@linear:factor=1", text=text, docs=4), ""
+    return lab.run(f"a={lab.shared}/good", f"b={lab.shared}/good@linear:factor=1", text=text, docs=4), ()
 
 
 @kind("too few documents for an interval", "marks")
-def two_documents(lab: Lab) -> tuple[Result, str]:
+def two_documents(lab: Lab) -> tuple[Result, Names]:
     result = lab.run(f"a={lab.shared}/good", f"b={lab.shared}/tiny", docs=2)
-    assert "95 % confidence interval" not in result.findings
-    return result, "2 documents give no interval"
+    assert result.findings["low"].isna().all()
+    assert result.findings["high"].isna().all()
+    assert result.models("loss.difference") == [("b", "a")]
+    return result, ("loss.difference", "2 documents")
 
 
 @kind("documents shorter than the context length", "refuses")
-def short_documents(lab: Lab) -> tuple[Result, str]:
-    return lab.run(f"x={lab.shared}/good", length=500), "0 of 4 documents"
+def short_documents(lab: Lab) -> tuple[Result, Names]:
+    return lab.run(f"x={lab.shared}/good", length=500), ("0 of 4 documents", "500 tokens")
 
 
 @kind("training text that contains the validation text", "warns")
-def validation_text_in_training(lab: Lab) -> tuple[Result, str]:
+def validation_text_in_training(lab: Lab) -> tuple[Result, Names]:
     held_out = random_words("held out")
     text = lab.write_texts(held=held_out)
     (lab.own / "train").mkdir()
@@ -431,16 +476,16 @@ def validation_text_in_training(lab: Lab) -> tuple[Result, str]:
     phases = ("--phase", "16:1", "--save-every", 1, "--warmup", 1, "--validation-length", 40, "--factor", 2)
     places = ("--training-texts", f"file:{lab.own}/train/*.txt", "--text", text, "--docs", 1, "--out", lab.own / "runs")
     result = lab.headscope("adapt", "--model", lab.shared / "good", *phases, *places, *QUIET)
-    return result, "leak.txt is not used for training: it is a near-copy of written/held.txt"
+    return result, ("leak.txt", "written/held.txt")
 
 
 @kind("contexts longer than the native context, without a position scheme", "marks")
-def beyond_native_context(lab: Lab) -> tuple[Result, str]:
+def beyond_native_context(lab: Lab) -> tuple[Result, Names]:
     text = lab.write_texts(**{name: random_words(name, 90) for name in "abc"})
     short = lab.with_config(max_position_embeddings=40)
     result = lab.run(f"x={short}", f"y={short}@yarn:factor=2", text=text, length=80)
-    assert "y reads" not in result.findings
-    return result, "x was measured at 80 tokens, but was trained for 40"
+    assert result.models("models.beyond_native_context") == [("x", "")]
+    return result, ("models.beyond_native_context", "80 tokens", 40)
 
 
 # Tokenizers ------------------------------------------------------------------------------------------------------
@@ -460,25 +505,27 @@ def shuffled(vocabulary: dict[str, int]) -> dict[str, int]:
 
 
 @kind("a tokenizer with more tokens than the model", "refuses")
-def larger_tokenizer(lab: Lab) -> tuple[Result, str]:
+def larger_tokenizer(lab: Lab) -> tuple[Result, Names]:
     folder = change_vocabulary(
         lab.copied("changed"), lambda words: {word: n + 500 * (n > 2) for word, n in words.items()}
     )
-    return lab.run(f"x={folder}"), "has 128 embeddings"
+    return lab.run(f"x={folder}"), ("changed", 128, "embeddings")
 
 
 @kind("a tokenizer of another model with as many tokens", "marks")
-def shuffled_tokenizer(lab: Lab) -> tuple[Result, str]:
+def shuffled_tokenizer(lab: Lab) -> tuple[Result, Names]:
     folder = change_vocabulary(lab.copied("changed"), shuffled)
-    return lab.run(f"x={folder}"), "that of a uniform guess among 128 tokens"
+    return lab.run(f"x={folder}"), ("loss.above_uniform", "x", "128 tokens")
 
 
 @kind("models with different tokenizers compared", "marks")
-def different_tokenizers(lab: Lab) -> tuple[Result, str]:
+def different_tokenizers(lab: Lab) -> tuple[Result, Names]:
     folder = change_vocabulary(lab.copied("changed"), shuffled)
     result = lab.run(f"a={lab.shared}/good", f"b={folder}")
-    assert "The loss of b is not compared with that of a: their tokenizers differ." in result.findings
-    return result, "The tokenizer of b differs from that of a"
+    assert result.models("loss.not_compared") == [("b", "a")]
+    assert_names(result.marks("loss.not_compared"), "tokenizers")
+    assert result.models("models.tokenizers") == [("", "a")]
+    return result, ("models.tokenizers", "b")
 
 
 # Combined runs ---------------------------------------------------------------------------------------------------
@@ -491,62 +538,68 @@ def combined(*results: Result) -> Result:
 
 
 @kind("combined runs over other texts of the same names", "marks")
-def other_texts(lab: Lab) -> tuple[Result, str]:
+def other_texts(lab: Lab) -> tuple[Result, Names]:
     text = lab.write_texts(**{name: counting_words(f"other {name}") for name in "abcd"})
     (lab.own / "written").rename(lab.own / "texts")
     first = lab.run(f"a={lab.shared}/good", docs=4, out="first")
     second = lab.run(f"b={lab.shared}/tiny", text=text.replace("written", "texts"), docs=4, out="second")
     result = combined(first, second)
-    assert "The loss of b is not compared with that of a: they were measured on different texts." in result.findings
-    return result, "Measured on different texts from a, or on another sample of them: b"
+    assert result.models("loss.not_compared") == [("b", "a")]
+    assert_names(result.marks("loss.not_compared"), "texts")
+    assert result.models("models.texts") == [("", "a")]
+    return result, ("models.texts", "b")
 
 
 @kind("combined runs with other random seeds", "marks")
-def other_seed(lab: Lab) -> tuple[Result, str]:
+def other_seed(lab: Lab) -> tuple[Result, Names]:
     first = lab.run(f"a={lab.shared}/good", docs=2, out="first")
     places = ("--text", lab.texts, "--docs", 2, "--out", lab.own / "second", "--length", LENGTH, "--seed", 5)
     second = lab.headscope("run", "--model", f"b={lab.shared}/tiny", *places, *QUIET, out="second")
-    return combined(first, second), "Measured on different texts from a, or on another sample of them: b"
+    result = combined(first, second)
+    assert result.models("models.texts") == [("", "a")]
+    return result, ("models.texts", "b")
 
 
 @kind("two models under one name in combined runs", "marks")
-def one_label(lab: Lab) -> tuple[Result, str]:
+def one_label(lab: Lab) -> tuple[Result, Names]:
     result = combined(
         lab.run(f"a={lab.shared}/good", out="first"),
         lab.run(f"a={lab.shared}/tiny", out="second"),
     )
     assert result.run is not None
     assert len(result.run.models) == 2
-    return result, f"the loss of {result.run.models[1]} minus that of {result.run.models[0]}"
+    first, second = result.run.models
+    assert result.models("loss.difference") == [(second, first)]
+    return result, ("loss.difference",)
 
 
 # Needles ---------------------------------------------------------------------------------------------------------
 
 
 @kind("a needle that the text already states", "refuses")
-def stated_needle(lab: Lab) -> tuple[Result, str]:
+def stated_needle(lab: Lab) -> tuple[Result, Names]:
     place = write_needle_files(lab.own)
     for file in (place / "hay").iterdir():
         file.write_text("w40 w41 w42 w43 w44 w45 " + file.read_text())
     with pytest.raises(BadInput) as refusal:
         run_needle_probe(place, planted_model())
-    return Result(refusal.value.exit_code, str(refusal.value), None), "needle 'one' is not hidden"
+    return Result(refusal.value.exit_code, str(refusal.value), None), ("'one'", "w40 w41 w42 w43 w44 w45", "--text")
 
 
 @kind("a needle that the model answers without reading it", "marks")
-def known_needle(lab: Lab) -> tuple[Result, str]:
+def known_needle(lab: Lab) -> tuple[Result, Names]:
     model = planted_model()
     with torch.no_grad():  # the word after w39 is w40, whatever the text says
         model.module.lm_head.weight[:, :VOCAB] = 100 * torch.eye(VOCAB).roll(1, 0)
     run = run_needle_probe(write_needle_files(lab.own), model, lengths=[60], depths=1, seeds=1)
-    return Result(0, "", run), "prompts without the needle: it knows or guesses these facts"
+    return Result(0, "", run), ("retrieval.control_success",)
 
 
 @kind("two depths of a needle at one place", "warns")
-def equal_depths(lab: Lab) -> tuple[Result, str]:
+def equal_depths(lab: Lab) -> tuple[Result, Names]:
     run = run_needle_probe(write_needle_files(lab.own), planted_model(), lengths=[60], depths=[0.5, 0.501], seeds=1)
     logged = "\n".join(record.getMessage() for record in lab.caplog.records)
-    return Result(0, logged, run), "needles are left out: they would be at the place of another depth"
+    return Result(0, logged, run), ("--depths", "--lengths")
 
 
 # Tests -----------------------------------------------------------------------------------------------------------
@@ -600,13 +653,17 @@ def assert_null_is_kept(run: Run) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_nonsense_is_refused_warned_about_or_marked(name: str, lab: Lab) -> None:
     outcome, check = KINDS[name]
-    result, expected = check(lab)
+    result, named = check(lab)
     if outcome == "refuses":
         assert result.code in (2, 3), result.messages
-        assert expected in result.messages
+        assert_names(result.messages, *named)
         return
     assert result.run is not None, result.messages
-    assert expected in (result.messages if outcome == "warns" else result.findings)
+    if outcome == "warns":
+        assert_names(result.messages, *named)
+    elif outcome == "marks":
+        question, *values = named
+        assert_names(result.marks(str(question)), *values)
     assert_null_is_kept(result.run)
 
 
@@ -614,7 +671,8 @@ def test_intact_inputs_are_neither_refused_nor_warned_about_nor_marked(lab: Lab)
     result = lab.run(f"a={lab.shared}/good", f"b={lab.shared}/good@yarn:factor=2")
     assert result.code == 0
     assert "headscope: " not in result.messages
-    assert not re.search("uniform guess|same weights|other texts|differs from that|reads", result.findings)
+    marks = {"loss.above_uniform", "models.equal", "models.texts", "models.tokenizers", "models.beyond_native_context"}
+    assert not marks & {*result.findings["question"]}
 
 
 def test_every_kind_has_a_row_in_the_page_and_every_row_is_tested() -> None:

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, Request, Route, expect
 from support import families
 from support.adapters import noisy
 from support.playground_page import CONTINUATION, waiting_for_results
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint
 from torch import Tensor
@@ -221,7 +222,7 @@ def test_patching_estimates_are_shares_of_the_logit_difference(session: ModelSes
     for (layer, head), row in heads.iterrows():
         assert row["value"] == pytest.approx(float(expected[layer, head]), rel=1e-3, abs=1e-4)
     assert len(heads) == sum(model.geometry.layer_heads)
-    with pytest.raises(BadInput, match="the clean prompt has 9 tokens and the corrupted prompt 1"):
+    with refuses(BadInput, "9 tokens", 1):
         tasks.patching_estimate(session, PROMPT, "base", "w8", " w9", " w10")
 
 
@@ -263,35 +264,35 @@ def test_a_kept_run_opens_like_any_other(kept: Run) -> None:
 
 def test_a_read_only_app_keeps_nothing(runs: Path, specs: dict[str, str]) -> None:
     server = create_app(runs, specs, read_only=True).server
-    with server.app_context(), pytest.raises(CannotWrite, match="was started with --read-only"):
+    with server.app_context(), refuses(CannotWrite, "--read-only"):
         store_prompt_as_run({}, "w9", server.config["PLAYGROUND_TOKEN"])
     with server.app_context():
         content = resolve_url("/playground", {})[3]
         (block,) = content.sections[""]
-        assert "Keep is off: this app writes nothing" in str(build_component(block, None, "0"))
+        assert build_component(block, None, "0")["playground-keep"].disabled
 
 
 @pytest.mark.parametrize(
-    ("prompt", "heads", "kind", "message"),
+    ("prompt", "heads", "kind", "named"),
     [
-        ("", "", "zero", "the prompt is empty. Type some text"),
-        (" \n", "", "zero", "the prompt is empty. Type some text"),
-        (PROMPT, "L1", "zero", "'L1' is not a head. Write layer and head as in L18H6 or 18.6"),
-        (PROMPT, "L1H0", "zer", r"unknown ablation 'zer' \(did you mean 'zero'\?\). Use zero, mean or streaming:S\+R"),
-        (PROMPT, "L1H0", "streaming:4", "'streaming:4' is not streaming:S"),
+        ("", "", "zero", ()),
+        (" \n", "", "zero", ()),
+        (PROMPT, "L1", "zero", ("'L1'", "L18H6")),
+        (PROMPT, "L1H0", "zer", ("'zer'", "'zero'", "zero", "mean", "streaming:S+R")),
+        (PROMPT, "L1H0", "streaming:4", ("'streaming:4'", "streaming:S+R")),
     ],
 )
-def test_bad_requests_are_refused_before_the_worker(prompt: str, heads: str, kind: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_bad_requests_are_refused_before_the_worker(prompt: str, heads: str, kind: str, named: tuple[str, ...]) -> None:
+    with refuses(BadInput, *named):
         parse_request(prompt, heads, kind)
 
 
 def test_bad_numbers_and_empty_second_prompts_are_refused() -> None:
     assert parse_request(PROMPT, "L1H0; 0.3 L1H0", "mean")["heads"] == [[1, 0], [0, 3]]
     for count in (-1, 201, 2.5, None, "x"):
-        with pytest.raises(BadInput, match="Enter a number from 0 to 200"):
+        with refuses(BadInput, repr(count), 0, 200):
             parse_count(count)
-    with pytest.raises(BadInput, match="the wrong answer of the second prompt is empty"):
+    with refuses(BadInput, "wrong answer"):
         second_prompt("w1", "w2", " ")
 
 
@@ -327,14 +328,14 @@ def test_a_model_whose_files_change_is_opened_again(
     assert models == [session.model(label) for label in session.labels]
     change(folder)
     for _ in range(2):
-        with pytest.raises(BadInput, match="the files of 'trained' have changed since the prompt was run, so the page"):
+        with refuses(BadInput, "'trained'"):
             session.start_request("attention")
     after = prompt_losses(session)
     assert after == prompt_losses(ModelSession({"trained": spec}))
     assert after != before
     session.start_request("attention")
     assert ("mean outputs", "trained") not in session.cache
-    assert "the files of 'trained' have changed. The model is opened again" in caplog.text
+    assert_names(caplog.text, "'trained'")
 
 
 def test_files_that_change_while_no_model_is_open_are_noticed(tmp_path: Path) -> None:
@@ -343,7 +344,7 @@ def test_files_that_change_while_no_model_is_open_are_noticed(tmp_path: Path) ->
     prompt_losses(session)
     session.close_models()
     save_other_weights(tmp_path / "tiny")
-    with pytest.raises(BadInput, match="Run the prompt again"):
+    with refuses(BadInput, "'base'"):
         session.start_request("attention")
 
 
@@ -362,14 +363,14 @@ def test_the_worker_answers_one_request_at_a_time_in_order(worker: ModelWorker, 
 def test_a_mistake_of_the_user_keeps_the_process(worker: ModelWorker) -> None:
     worker.run_task("predict", prompt=PROMPT)
     process = worker.process_id
-    for arguments, message in (
-        ({"prompt": "w1 " * 2049}, "the prompt has more than 2,048 tokens. Shorten it"),
-        ({"prompt": PROMPT, "heads": [(7, 0)]}, "has no head L7H0"),
-        ({"prompt": " "}, "the prompt is empty"),
+    for arguments, named in (
+        ({"prompt": "w1 " * 2049}, "2,048"),
+        ({"prompt": PROMPT, "heads": [(7, 0)]}, "L7H0"),
+        ({"prompt": " "}, "empty"),
     ):
-        with pytest.raises(BadInput, match=message):
+        with refuses(BadInput, named):
             worker.run_task("predict", **arguments)
-    with pytest.raises(BadInput, match="the prompt has 300 tokens; attention patterns are shown for at most 256"):
+    with refuses(BadInput, 300, 256):
         worker.run_task("attention", prompt="w1 " * 300, model="base", layer=0)
     assert worker.process_id == process
 
@@ -380,7 +381,7 @@ def test_a_dead_worker_is_reported_once_and_replaced(worker: ModelWorker) -> Non
     process = worker.process_id
     assert process is not None
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
-    with pytest.raises(BadInput, match=r"the process that runs the model stopped \(exit code -9\)"):
+    with refuses(BadInput, -signal.SIGKILL):
         worker.run_task("continue", prompt=PROMPT, count=10**6)
     assert len(worker.run_task("predict", prompt=PROMPT)) == 2
     assert worker.process_id != process
@@ -395,7 +396,7 @@ def test_cancel_ends_the_running_and_the_waiting_requests(worker: ModelWorker) -
         time.sleep(0.5)
         worker.cancel()
         for request in requests:
-            with pytest.raises(Interrupted, match="the request was cancelled"):
+            with refuses(Interrupted, "cancelled"):
                 request.result(30)
     assert worker.process_id == process
     assert len(worker.run_task("predict", prompt=PROMPT)) == 2
@@ -404,7 +405,7 @@ def test_cancel_ends_the_running_and_the_waiting_requests(worker: ModelWorker) -
 @pytest.mark.slow
 def test_a_request_ends_at_the_time_limit(worker: ModelWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "time_limit", 0.5)
-    with pytest.raises(Interrupted, match=r"the request took longer than 0\.5 s\. Shorten the prompt"):
+    with refuses(Interrupted, "0.5 s"):
         worker.run_task("continue", prompt=PROMPT, count=10**6)
 
 
@@ -421,7 +422,7 @@ def test_only_the_own_page_with_the_token_reaches_the_worker(app: Flask) -> None
     for headers, sent in (({}, token), ({"Origin": "http://evil.example"}, token), (own, ""), (own, None), (own, "é")):
         with (
             app.test_request_context(base_url="http://127.0.0.1:8050", headers=headers),
-            pytest.raises(BadInput, match="the request does not come from this session"),
+            refuses(BadInput, "session"),
         ):
             authorized_worker(sent)
     with app.test_request_context(base_url="http://127.0.0.1:8050", headers=own):
@@ -436,14 +437,14 @@ def test_without_a_model_the_page_names_the_command(runs: Path) -> None:
         command = page.missing_command(run)
     assert command.startswith("headscope dash --model ")
     (text,) = content.sections[""]
-    assert (text.sentences, text.command) == (["The playground needs a model. Start the app with:"], command)
+    assert text.command == command
     assert not [name for name in app.callback_map if "playground" in name]
 
 
 def test_a_bad_model_is_refused_before_the_app_starts(request: pytest.FixtureRequest) -> None:
     code, _, err = request.getfixturevalue("headscope")("dash", "--model", "base=smollm2-135m@yran")
     assert code == 2
-    assert "unknown position scheme 'yran'" in err
+    assert_names(err, "'yran'", "'yarn'")
 
 
 @pytest.fixture(scope="module")
@@ -558,7 +559,7 @@ def test_the_weight_of_every_head_from_one_token_to_another_is_that_of_eager_att
         values = tasks.pair_weights(session, PROMPT, label, 8, 3, 6)
         expected = [float(weights[row.head, 8, 3:7].sum()) for weights in layers for row in values[:4].itertuples()]
         np.testing.assert_allclose(values["value"], expected, atol=1e-5)
-    with pytest.raises(BadInput, match="no token 3 of this prompt attends to token 8"):
+    with refuses(BadInput, 3, 8):
         tasks.pair_weights(session, PROMPT, "base", 3, 8)
 
 
@@ -714,13 +715,13 @@ def test_mistakes_and_a_dead_process_give_one_sentence(page: Page, app: Flask) -
     expect.set_options(timeout=60_000)
     message = page.locator("#playground-message")
     expect(page.locator("#playground-results")).to_be_visible()
-    for prompt, heads, sentence in (
-        ("", "", "The prompt is empty. Type some text."),
-        ("w1 " * 2100, "", "The prompt has more than 2,048 tokens. Shorten it."),
-        (PROMPT, "L9H0", "has no head L9H0"),
+    for prompt, heads, named in (
+        ("", "", "empty"),
+        ("w1 " * 2100, "", "2,048"),
+        (PROMPT, "L9H0", "L9H0"),
     ):
         run_prompt(page, prompt, heads)
-        expect(message).to_contain_text(sentence)
+        expect(message).to_contain_text(named)
         expect(page.locator("#playground-results")).to_be_hidden()
     process = app.config["PLAYGROUND_WORKER"].process_id
     os.kill(process, signal.SIGKILL)

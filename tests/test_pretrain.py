@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.refusals import assert_names, refuses
 from torch import Tensor, nn
 
-from headscope.errors import BadInput, Interrupted
+from headscope.errors import BadInput, BadOption, Interrupted
 from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model, load
@@ -20,6 +21,7 @@ from headscope.rendering.blocks import RenderContext
 from headscope.rendering.text import statistics_table
 from headscope.results import words
 from headscope.results.result import Bound
+from headscope.results.verdicts import deciding_part, undecided_parts
 from headscope.runs.run import Run
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
@@ -314,22 +316,22 @@ def test_checkpoints_are_log_spaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "named"),
     [
-        ({"trainings": ["rop"]}, "invalid training 'rop'"),
-        ({"trainings": ["rope:x"]}, "invalid training"),
-        ({"trainings": ["rope", "rope:0"]}, "training 'rope:0' is listed twice"),
-        ({"heads": 3}, r"width \d+ must be a multiple"),
-        ({"checkpoints": [7]}, "between 0 and 4"),
+        ({"trainings": ["rop"]}, ("pretrain.trainings", "'rop'", "rope")),
+        ({"trainings": ["rope:x"]}, ("pretrain.trainings", "'rope:x'", "VARIANT:SEED")),
+        ({"trainings": ["rope", "rope:0"]}, ("pretrain.trainings", "'rope:0'")),
+        ({"heads": 3}, ("pretrain", "width", "heads (3)", "kv_groups")),
+        ({"checkpoints": [7]}, ("pretrain", "checkpoint 7", 0, 4)),
     ],
 )
-def test_bad_options_are_refused(options: Any, why: str, texts: Path) -> None:
-    with pytest.raises(BadInput, match=why):
+def test_bad_options_are_refused(options: Any, named: tuple[str | int, ...], texts: Path) -> None:
+    with refuses(BadOption, *named):
         small_study(texts, **options)
 
 
 def test_too_few_long_texts_are_refused(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="too few validation documents: 1 are needed, but only 0 in"):
+    with refuses(BadInput, 1, 0, "--docs", "--validation-length", "--text"):
         run_study(small_study(texts, validation_length=4096), tmp_path)
 
 
@@ -398,11 +400,14 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     for part in (part for claim in claims for part in claim.parts):
         assert [*part.by_sample] == ["seed 0", "seed 1", "seed 2"]
         assert part.n == 3
-    assert words.statement(claims[-2]) == (
-        "Each tested ablation of AdaRoPE (shared frequencies (shared-freq) and fixed temperature and growth "
-        "(no-scale)) has a higher loss than AdaRoPE"
-    )
-    assert words.criterion(claims[-2]) == "by more than 0.004 nats/token, twice the range over this run's RoPE seeds"
+    ablations = claims[-2]
+    assert ablations.question == "pretrain.claim.ablations"
+    assert [part.where["other"] for part in ablations.parts] == ["shared-freq", "no-scale"]
+    for name, tested in zip(("shared-freq", "no-scale"), ablations.details["tested"], strict=True):
+        assert_names(tested, name)
+    assert [part.bound for part in ablations.parts] == [Bound("above", pytest.approx(0.004))] * 2
+    assert_names(words.criterion(ablations), "0.004 nats/token")
+    assert "from-scratch-seeds" not in words.criterion(ablations), "the range is that of this run's seeds"
 
 
 @pytest.mark.parametrize("flat", ["adarope", "rope"])
@@ -417,7 +422,7 @@ def test_a_ratio_of_spreads_with_a_spread_of_zero_is_left_out(flat: str) -> None
     claim = claims["pretrain.claim.used_frequencies"]
     assert [part.question for part in claim.parts] == ["pretrain.used_by_learned"]
     assert (claim.verdict, claim.reason) == ("inconclusive", "unmeasured")
-    assert "spread" in words.evidence(claim)
+    assert_names(claim.details["unmeasured"], "spread")
 
 
 def test_correlations_over_seeds_end_at_one() -> None:
@@ -435,14 +440,17 @@ def test_one_or_two_seeds_decide_nothing() -> None:
     )
     claims = list(results(run))  # type: ignore[arg-type]
     assert {claim.verdict for claim in claims} == {"inconclusive"}
-    assert all(words.evidence(claim).split("; ")[-1] == "at least 3 seeds are needed" for claim in claims)
+    assert {part.reason for claim in claims for part in undecided_parts(claim)} == {"few"}
+    for claim in claims:
+        assert_names(words.evidence(claim), "3 seeds")
 
 
 def test_the_claim_about_ablations_says_that_it_leaves_out_fixed_frequencies() -> None:
     losses = {"adarope-s0": 4.0, "no-freq-s0": 3.8, "shared-freq-s0": 4.2}
     run = FakeRun({name: head_columns(True) for name in losses}, losses)
     claim = list(results(run))[-1]  # type: ignore[arg-type]
-    assert "; the paper has no ablation no-freq, so it is not part of this claim" in words.evidence(claim)
+    assert claim.details["untested"] == ["no-freq"]
+    assert_names(words.evidence(claim), "no-freq")
     assert words.criterion(claim).endswith("from-scratch-seeds")
     assert [part.value for part in claim.parts] == pytest.approx([0.2])
 
@@ -481,7 +489,11 @@ def test_claims_with_disagreeing_seeds_are_inconclusive() -> None:
     run = FakeRun({f"adarope-s{seed}": head_columns(True, paper=seed > 1) for seed in range(4)}, {})
     claims = list(results(run))  # type: ignore[arg-type]
     assert {claim.verdict for claim in claims} == {"inconclusive"}
-    assert all("about" in words.evidence(claim) and "seeds would decide" in words.evidence(claim) for claim in claims)
+    for claim in claims:
+        needed = deciding_part(claim)
+        assert needed is not None
+        assert needed[1] > 4
+        assert_names(words.evidence(claim), f"{needed[1]:,} seeds")
 
 
 def test_claims_use_only_the_last_checkpoints() -> None:

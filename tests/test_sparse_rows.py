@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support import eager_reference, families
 from support.dense_sparse_sets import dense_sets
 from support.measure_laws import full_pass_record, geometry_of, weights
+from support.refusals import refuses
 from torch import Tensor
 
 import headscope as hs
@@ -237,7 +238,7 @@ def test_a_head_that_copies_one_far_key_needs_one_key_and_a_uniform_head_needs_9
 
 @pytest.mark.parametrize("text", ["tops:3", "top", "top:0", "top:-1", "top:3:4", "block:64", "top:x", "top:99999999"])
 def test_other_rules_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with refuses(ValueError, f"'{text}'"):
         parse_rule(text)
 
 
@@ -273,7 +274,7 @@ def test_a_broken_rule_of_another_package_is_reported_and_left_out(caplog: pytes
     assert parse_rule("every:3") == EveryNth(3)
     assert EveryNth.needs_dense_weights
     assert type(parse_rule("top:3")) is sparse_rules.Top
-    with pytest.raises(ValueError, match="unknown rule 'broken:3'"):
+    with refuses(ValueError, "'broken:3'", "every"):
         parse_rule("broken:3")
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split("'")[1] for line in lines] == ["broken", "top", "number"]

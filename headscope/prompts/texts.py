@@ -228,7 +228,8 @@ class NearDuplicateIndex:
         """Index of the sequence that `ids` copies; None, after storing `ids`, if there is none."""
         grams = _ngrams(ids)
         shared = Counter(holder for gram in grams for holder in self._holders.get(gram, ()))
-        best, shared_count = shared.most_common(1)[0] if shared else (0, 0)
+        best = max(shared, key=lambda holder: (shared[holder], -holder), default=0)  # the first of equal ones
+        shared_count = shared[best]
         if shared_count > MAX_SHARED_NGRAMS * len(grams):
             return best
         self.overlap = best if shared_count > OVERLAP_SHARE * len(grams) else None
@@ -268,16 +269,16 @@ def _ngrams(ids: Sequence[int]) -> set[bytes]:
 def _warn_about_copies(copies: Sequence[str], source: str) -> None:
     if copies:
         examples = ", ".join(copies[:3]) + (", ..." if len(copies) > 3 else "")
-        log.warning("%s: left out %d copies or near-copies of other documents: %s", source, len(copies), examples)
+        log.warning("%s: copies or near-copies of other documents are left out (%d): %s", source, len(copies), examples)
 
 
 def _warn_about_dependence(documents: Sequence[TokenDocument], overlaps: Sequence[str], source: str) -> None:
     """Warn about documents that share a part, and about documents that repeat themselves."""
     if overlaps:
         log.warning(
-            "%s: %d documents share more than %.0f %% of their %d-grams with another one, first %s. They are not "
+            "%s: documents share more than %.0f %% of their %d-grams with another one (%d, first %s). They are not "
             "independent, so confidence intervals are too narrow. Use other documents",
-            source, len(overlaps), 100 * OVERLAP_SHARE, NGRAM, overlaps[0],
+            source, 100 * OVERLAP_SHARE, NGRAM, len(overlaps), overlaps[0],
         )  # fmt: skip
     repetitive = [
         document.name
@@ -286,9 +287,9 @@ def _warn_about_dependence(documents: Sequence[TokenDocument], overlaps: Sequenc
     ]
     if repetitive:
         log.warning(
-            "%s: %d documents repeat themselves in more than half of their %d-grams, first %s. Losses and induction "
+            "%s: documents repeat themselves in more than half of their %d-grams (%d, first %s). Losses and induction "
             "scores of repeated text are not those of normal text. Use other documents",
-            source, len(repetitive), NGRAM, repetitive[0],
+            source, NGRAM, len(repetitive), repetitive[0],
         )  # fmt: skip
 
 

@@ -17,20 +17,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 import pandas as pd
+import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
-from headscope.runs.columns import FORMAT_VERSION, all_tables
+from headscope.runs.columns import FORMAT_VERSION, Table, all_tables
 from headscope.runs.io import fsync, read_json, sha256, write_json
-from headscope.runs.job_files import data_digest, read_header, read_tables
+from headscope.runs.job_files import StoredTable, data_digest, read_header, read_tables
 from headscope.runs.manifest import write_manifest
 from headscope.runs.merging import write_merged
 from headscope.runs.run import PLAN_FILE, CombinedRun, Run
@@ -254,7 +256,7 @@ class RunWriter:
             stored_tables = [tables[name] for tables in tables_of_jobs if name in tables]
             if stored_tables:
                 target = build / f"{name}.parquet"
-                rows = write_merged(target, table, [stored.read_table for stored in stored_tables])
+                rows = write_merged(target, table, [partial(_declared_rows, table, stored) for stored in stored_tables])
                 fsync(target)
                 facts[name] = {"rows": rows, "sha256": sha256(target)}
         commit_seconds = round(time.monotonic() - started, 1)
@@ -382,3 +384,8 @@ def _free_start(partial: Path) -> str:
     while _final_path(partial, now.isoformat()).exists():
         now += timedelta(seconds=1)
     return now.isoformat()
+
+
+def _declared_rows(table: Table, stored: StoredTable) -> pa.Table:
+    """The rows of a job, which an earlier version may have stored with fewer columns."""
+    return arrow.add_absent_columns(table, stored.read_table())
