@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.refusals import refuses
 from support.synthetic_runs import synthetic_run
 
 from headscope.errors import BadInput
@@ -69,16 +70,16 @@ def test_maps_are_decoded(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ({"table": "patch"}, "patch"),
-        ({"table": "patching", "column": "efect"}, "efect.*effect"),
-        ({"table": "patching", "laier": 1}, "laier.*layer"),
-        ({"table": "patching", "layer": 99}, "99"),
-        ({"table": "patching", "axes": ["layer", "hed"]}, "hed.*head"),
-        ({"table": "patching", "axes": ["layer"]}, "head.* vary"),
+        ({"table": "patch"}, ("table", "'patch'")),
+        ({"table": "patching", "column": "efect"}, ("'patching'", "'efect'", "'effect'")),
+        ({"table": "patching", "laier": 1}, ("'patching'", "'laier'", "'layer'")),
+        ({"table": "patching", "layer": 99}, ("'patching'", "'layer'", 99)),
+        ({"table": "patching", "axes": ["layer", "hed"]}, ("'patching'", "'hed'", "'head'")),
+        ({"table": "patching", "axes": ["layer"]}, ("'patching'", "layer", "head")),
     ],
 )
-def test_bad_input_is_named(run: Run, arguments: dict[str, object], message: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_bad_input_is_named(run: Run, arguments: dict[str, object], named: tuple[object, ...], tmp_path: Path) -> None:
+    with refuses(BadInput, *named):
         run.array(**arguments)  # type: ignore[arg-type]

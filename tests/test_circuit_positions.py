@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import families
+from support.refusals import refuses
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
@@ -100,17 +101,17 @@ def test_positional_effective_length_of_flat_and_peaked_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "arguments"),
+    ("named", "arguments"),
     [
-        ("no token 128", ([128], [3], [0])),
-        ("no token -1", ([-1], [3], [0])),
-        ("1 query tokens and 2 key tokens", ([3], [3, 4], [0])),
-        ("0 query tokens", ([], [], [0])),
-        ("distances", ([3], [3], [-1])),
-        ("distances", ([3], [3], [])),
-        ("no attention layer 9", ([3], [3], [0], 9)),
+        (("token 128", 0, 127), ([128], [3], [0])),
+        (("token -1", 0, 127), ([-1], [3], [0])),
+        (("query", 1, "key", 2), ([3], [3, 4], [0])),
+        (("query", "key", 0), ([], [], [0])),
+        (("distances", "[-1]"), ([3], [3], [-1])),
+        (("distances", "[]"), ([3], [3], [])),
+        (("layer 9", "0, 1, 2, 3"), ([3], [3], [0], 9)),
     ],
 )
-def test_bad_token_pairs_are_refused(message: str, arguments: tuple[list[int], ...]) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_bad_token_pairs_are_refused(named: tuple[object, ...], arguments: tuple[list[int], ...]) -> None:
+    with refuses(BadInput, *named):
         hs.token_pair_logits(hs.load(families.SPECS["llama-gqa"].build()), *arguments)

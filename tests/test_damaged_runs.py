@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import small_runs
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 
 from dashboards.app import create_app
@@ -94,10 +95,10 @@ def test_every_flipped_bit_of_run_json_is_detected(copy: Path) -> None:
 def test_every_flipped_bit_of_a_table_is_detected(copy: Path) -> None:
     for name in flips(copy, 0, 150):
         run = Run.open(copy)
-        with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged: .*\. Copy the run again") as refusal:
+        with refuses(BadRun, copy / f"{name}.parquet", "damaged") as refusal:
             run.table(name)
         assert "\n" not in str(refusal.value)
-        with pytest.raises(BadRun, match=name):
+        with refuses(BadRun, copy / f"{name}.parquet"):
             run.check()
         other_tables = [other for other in FLIPPED if other != name]
         assert len(run.table(other_tables[0])) > 0
@@ -109,7 +110,7 @@ def test_flipped_bit_is_detected_in_combined_runs(copy: Path, intact_run: Run) -
         for name in flips(copy, 1, 5):
             joined = combine_runs([[intact_run, Run.open(copy)][index] for index in order])
             for ask in (joined.check, lambda joined=joined, name=name: joined.table(name)):
-                with pytest.raises(BadRun, match=name):
+                with refuses(BadRun, copy / f"{name}.parquet"):
                     ask()
 
 
@@ -118,7 +119,7 @@ def test_report_detects_a_flipped_bit_and_writes_no_file(copy: Path, headscope) 
     for name in flips(copy, 2, 15):
         code, stdout, stderr = headscope("report", copy, "--out", out)
         assert (code, stdout, len(stderr.splitlines())) == (2, "", 1), stderr
-        assert f"{name}.parquet is damaged" in stderr
+        assert_names(stderr, copy / f"{name}.parquet")
         assert [*copy.parent.iterdir()] == [copy]
 
 
@@ -127,7 +128,7 @@ def test_every_app_page_detects_a_flipped_bit(copy: Path) -> None:
     server = create_app(copy.parent).server
     for turn, name in enumerate(flips(copy, 3, 25)):
         with server.app_context():
-            with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged"):
+            with refuses(BadRun, copy / f"{name}.parquet"):
                 resolve_url(paths[turn // 5], {})
             assert empty_page("damaged")
 
@@ -141,7 +142,7 @@ def test_validate_reports_a_flipped_bit_in_any_table(copy: Path) -> None:
 
 def test_a_missing_table_is_reported_by_file(copy: Path) -> None:
     (copy / "nll.parquet").unlink()
-    with pytest.raises(BadRun, match=r"nll\.parquet is damaged: No such file"):
+    with refuses(BadRun, copy / "nll.parquet", "No such file or directory"):
         _ = Run.open(copy).nll
     assert any("nll.parquet" in line for line in validate(Run.open(copy)))
 
@@ -162,9 +163,10 @@ def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, intact_run:
     nll = intact_run.arrow_table("nll")
     at = nll.schema.get_field_index("nll")
     as_text = nll.set_column(at, pa.field("nll", pa.string(), nullable=False), pa.array(["much"] * len(nll)))
-    for table, entry in ((nll.drop_columns("doc"), "'doc' is missing"), (as_text, "'nll' is string, not float")):
+    named_facts = (("'doc'", "missing"), ("'nll'", "string", "float"))
+    for table, named in zip((nll.drop_columns("doc"), as_text), named_facts, strict=True):
         run = rewritten(copy, table)
-        with pytest.raises(BadRun, match=rf"nll\.parquet has another schema: its column {entry}"):
+        with refuses(BadRun, copy / "nll.parquet", *named):
             run.table("nll")
         assert len(run.attention) == len(intact_run.attention)
     code, _, stderr = headscope("report", copy, "--out", copy.parent / "report.html")
@@ -263,9 +265,9 @@ def test_malformed_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Pa
     assert {path.name for path, entry in list_runs(folder) if isinstance(entry, BadRun)} == names
     code, stdout, stderr = headscope("ls", folder)
     assert (code, stderr) == (0, "")
-    assert {
-        line.split("  cannot be read: ")[0] for line in stdout.splitlines() if "  cannot be read: " in line
-    } == names
+    assert names <= {line.split("  ")[0] for line in stdout.splitlines()}
+    entries = json.loads(headscope("ls", folder, "--json")[1])
+    assert {Path(entry["path"]).name for entry in entries if "error" in entry} == names
     assert f"{intact_run.name}  base, yarn" in stdout
     with create_app(folder).server.app_context():
         for name in names:
@@ -294,14 +296,16 @@ def test_ls_reads_the_ends_of_tables_only_and_lists_an_incomplete_one_as_damaged
     assert headscope("ls", copy.parent)[1].startswith(f"{copy.name}  base, yarn")
     table = next(copy.glob("*.parquet"))
     table.write_bytes(table.read_bytes()[:-5])
-    assert f"{copy.name}  cannot be read: {table} is damaged" in headscope("ls", copy.parent)[1]
+    line = headscope("ls", copy.parent)[1]
+    assert line.startswith(f"{copy.name}  ")
+    assert_names(line, table)
     assert not read_tables
 
 
 def test_path_that_is_not_a_run_directory_is_refused(tmp_path: Path, headscope) -> None:
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
     for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
-        with pytest.raises(BadRun, match="no run"):
+        with refuses(BadRun, "run"):
             Run.open(odd)
     for command in (("ls", "x" * 5000), ("report", "x" * 5000, "--out", tmp_path / "a.html"), ("validate", "x" * 5000)):
         code, stdout, stderr = headscope(*command)
@@ -328,9 +332,8 @@ def test_flipped_bits_of_finished_cells_are_detected_before_resuming(tmp_path: P
         # Half of the turns spoil the first line, which names the tables.
         at, bit = chance.randrange(good.index(b"\n") + 1 if turn % 4 < 2 else len(good)), chance.randrange(8)
         file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
-        with pytest.raises(BadRun, match=r"\. Delete .* and add --resume to measure it again") as refusal:
+        with refuses(BadRun, file, "--resume") as refusal:
             small_runs.study(tmp_path / "runs", resume=True)
-        assert str(file) in str(refusal.value)
         assert "\n" not in str(refusal.value)
         file.write_bytes(good)
     assert small_runs.contents(small_runs.study(tmp_path / "runs", resume=True)) == small_runs.contents(
@@ -343,8 +346,9 @@ def test_a_damaged_partial_run_is_reported_before_anything_is_measured(tmp_path:
     good = draft.read_text()
     for spoilt in ("{", "[]", good.replace("tiny", "tinx"), good.replace('"started": "', '"started": "x')):
         draft.write_text(spoilt)
-        with pytest.raises(BadRun, match=r"run\.json .*\. Delete .* to start again"):
+        with refuses(BadRun, draft) as refusal:
             RunWriter.open(tmp_path, "test", small_runs.CONFIG, resume=True)
+        assert_names(str(refusal.value).replace(str(draft), ""), draft.parent)  # the folder to delete
     draft.write_text(good)
     assert small_runs.study(tmp_path, resume=True).models == ["base"]
 
@@ -372,7 +376,7 @@ def test_report_to_a_folder_or_device_is_refused_before_drawing(intact_run: Run,
     for out in (tmp_path, "/dev/null", tmp_path / ("x" * 300), "."):
         code, stdout, stderr = headscope("report", intact_run.path, "--out", out)
         assert (code, stdout, len(stderr.splitlines())) == (2, "", 1), stderr
-        assert "Choose another file with --out" in stderr
+        assert_names(stderr, "--out")
     assert [*tmp_path.iterdir()] == []
     assert Path("/dev/null").is_char_device()
 
@@ -387,6 +391,6 @@ def test_failed_report_leaves_no_draft(
 
     monkeypatch.setattr("headscope.rendering.html_page.render_report", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
-    with pytest.raises(CannotWrite, match=r"No space left on device. Choose another file with --out"):
+    with refuses(CannotWrite, "No space left on device", "--out"):
         write_report([intact_run], tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["seen"]

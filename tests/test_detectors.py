@@ -10,6 +10,7 @@ import torch
 from scipy.special import stdtrit
 from support import eager_reference, families
 from support.measure_laws import full_pass_record, geometry_of
+from support.refusals import assert_names, refuses
 from support.synthetic_runs import synthetic_run
 from support.tiny_studies import save_checkpoint, tokenizer
 from tokenizers import Tokenizer, decoders, models, processors
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import headscope
 import probes.detectors.run as runner
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput
+from headscope.errors import BadOption
 from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
 from headscope.models.loading import locate
 from headscope.positions.model import Model
@@ -267,7 +268,7 @@ def test_roles_results_and_charts_have_the_same_numbers(run: Run) -> None:
     rows = run.table("detectors").query("model == 'base' and kind == 'induction'")
     longest = rows[rows["context_length"] == rows["context_length"].max()]
     assert top.details["chance"] == pytest.approx(longest["chance"].mean())
-    assert sentence(top).startswith(f"The top induction head of base is {top.unit}, with a score of {top.value:.3f} (")
+    assert_names(sentence(top), "base", top.unit, f"{top.value:.3f}")
     kept = answers["induction.kept_heads", "yarn"]
     top_heads = base[induction].sort_values("induction_token").index[-6:]
     yarn = run.heads[run.heads["model"] == "yarn"].set_index(base.index)
@@ -308,15 +309,16 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "key", "named"),
     [
-        ({"periods": [4]}, "period 4 is too short. Use at least 8 tokens"),
-        ({"periods": []}, "no period. Give at least one"),
-        ({"sequences": 0}, "detectors.sequences must be at least 1"),
-        ({"length": 4}, "unknown key 'detectors.length'"),
+        ({"periods": [4]}, "detectors.periods", ("period", 4, 8)),
+        ({"periods": []}, "detectors.periods", ("period",)),
+        ({"sequences": 0}, "detectors.sequences", (1, 0)),
+        ({"length": 4}, "", ("'detectors.length'",)),
     ],
 )
-def test_bad_options_are_refused_in_one_line(options: Any, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as raised:
+def test_bad_options_are_refused_in_one_line(options: Any, key: str, named: tuple[object, ...]) -> None:
+    with refuses(BadOption, *named) as raised:
         build_study({"detectors": options})
+    assert raised.value.key == key
     assert "\n" not in str(raised.value)

@@ -83,4 +83,5 @@ def test_fewer_bits_change_the_loss_more(tmp_path: Any) -> None:
     change = rows["delta_nll"].abs().groupby(rows["component"]).mean()
     assert 0 < change["kv-int8"] < 0.25 * change["kv-int4"]
     assert {"influence_kv-int8", "influence_kv-int4"} <= {*run.heads}
-    assert any("4-bit keys and values" in text for text in run.findings()["text"])
+    conditions = set(run.findings()["where"])
+    assert any("intervention=kv-int4" in where for where in conditions)

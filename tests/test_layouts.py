@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.model_state import model_state
+from support.refusals import refuses
 from torch import Tensor, nn
 from zoo import checkpoint_page, checks, layout_checks, layouts
 from zoo.eager import eager, tokens
@@ -217,7 +218,7 @@ def test_a_layout_with_a_planted_fault_is_refused_when_opened(name: str, monkeyp
             if name in LONG_WINDOW and fault == "window":
                 assert checks.check_model(lambda: layouts.build_layout(name)).kind == "WRONG"
                 continue
-            with pytest.raises(UnsupportedModel, match=r"attention in layer \d+ differs from its own eager attention"):
+            with refuses(UnsupportedModel, module.config.model_type, "eager"):
                 hs.load(module)
 
 

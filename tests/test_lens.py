@@ -12,6 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from dash import html
 from playwright.sync_api import Browser, Page, expect
+from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 from werkzeug.serving import make_server
 
@@ -68,7 +69,7 @@ def test_tokens_are_shaded_by_the_weights_of_the_stored_row(run: Run, length: in
     assert len(shades) in (len(keys), len(keys) - 1)
     (marked,) = [token for token in tokens if token.is_marked]
     assert f"{query:,}" in marked.tooltip
-    assert f"token {query:,} of synthetic/1, under base" in content.introduction
+    assert_names(content.introduction, f"{query:,}", "synthetic/1", "base")
 
 
 def test_a_long_text_is_shown_in_spans_with_their_distances(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def test_a_model_with_other_tokens_is_left_out_by_name(run: Run, monkeypatch: py
     monkeypatch.setitem(other._frames, "pattern_texts", texts)
     content = open_lens(other)
     assert "yarn" not in blocks_of(content, Passage)[1].column_names
-    assert "not stored in the same tokens: yarn" in blocks_of(content, TextBlock)[0].sentences[0]
+    assert_names(blocks_of(content, TextBlock)[0].sentences[0], "yarn")
 
 
 def edited(run: Run, monkeypatch: pytest.MonkeyPatch, model: str, **columns: Callable[[pd.DataFrame], Any]) -> Run:
@@ -172,7 +173,7 @@ def test_tokens_that_share_a_character_are_joined_and_every_key_is_visible() -> 
     ]
     assert [token.is_special for token in tokens].count(True) == 2
     assert tokens[2].shading == pytest.approx(0.3)
-    assert tokens[2].tooltip == "tokens 2 to 4, one character: weight 0.300"
+    assert_names(tokens[2].tooltip, 2, 4, "0.300")
     assert sum(token.shading for token in tokens) == pytest.approx(0.1 * len(TEXTS))
 
 
@@ -235,7 +236,7 @@ def test_page_opens_on_the_top_far_row_of_the_top_head(run: Run) -> None:
     content = open_lens(run)
     assert content.title == f"Token lens: layer {best['layer']}, head {best['head']}"
     first = analysis.top_far_rows(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
-    assert f"token {first['query']:,} of {first['doc']}" in content.introduction
+    assert_names(content.introduction, f"{first['query']:,}", first["doc"])
 
 
 def test_links_encode_any_model_name() -> None:
@@ -250,28 +251,30 @@ def test_the_page_of_a_head_links_to_its_top_far_rows(run: Run) -> None:
     assert len(queries) == len(rows)
     for token, query, doc in zip(queries, rows["query"], rows["doc"], strict=True):
         content = open_lens(run, **query_of(token.href))
-        assert f"token {query:,} of {doc}, under yarn" in content.introduction
+        assert_names(content.introduction, f"{query:,}", doc, "yarn")
 
 
 @pytest.mark.parametrize(
-    ("query", "note"),
+    ("query", "named"),
     [
-        ({"doc": "none"}, "Unknown doc ‘none’: showing doc synthetic/"),
-        ({"length": "-1"}, f"Unknown length ‘-1’: showing length {LONG} instead."),
-        ({"layer": "9"}, "Unknown layer ‘9’: "),
-        ({"head": "<b>"}, "Unknown head ‘<b>’: "),
-        ({"row": "3"}, "Unknown row ‘3’: showing row"),
-        ({"row": "9" * 200}, "Unknown row ‘999"),
+        ({"doc": "none"}, ("‘none’", "synthetic")),
+        ({"length": "-1"}, ("‘-1’", LONG)),
+        ({"layer": "9"}, ("‘9’",)),
+        ({"head": "<b>"}, ("‘<b>’",)),
+        ({"row": "3"}, ("‘3’",)),
+        ({"row": "9" * 200}, ()),
     ],
 )
-def test_unknown_query_value_gives_a_note(run: Run, query: dict[str, str], note: str) -> None:
+def test_unknown_query_value_gives_a_note(run: Run, query: dict[str, str], named: tuple[object, ...]) -> None:
     (text,) = [sentence for block in blocks_of(open_lens(run, **query), TextBlock) for sentence in block.sentences]
-    assert text.startswith(note)
+    ((parameter, value),) = query.items()
+    assert_names(text, parameter, *named)
+    assert f"‘{value[:50]}" in text
     assert len(text) < 150
 
 
 def test_model_without_patterns_gives_a_note(run: Run) -> None:
-    assert open_lens(run, "adarope").introduction == "No attention patterns of adarope are stored. Choose base or yarn."
+    assert_names(open_lens(run, "adarope").introduction, "adarope", "base", "yarn")
 
 
 # In a browser ------------------------------------------------------------------------------------------------------

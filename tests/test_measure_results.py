@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t
+from support.refusals import assert_names
 from support.synthetic_runs import synthetic_run
 
 from headscope.heads import format_head
@@ -14,7 +15,9 @@ from headscope.results.questions import questions
 from headscope.results.result import Result
 from headscope.results.samples import allow_for_choice, mean_result
 from headscope.results.words import headline, sentence
+from headscope.runs.column_metadata import heads_with_role, statistic
 from headscope.runs.run import Run
+from probes.measure.analysis import ROLES
 from probes.measure.results import head_results, results
 
 LENGTHS = (256, 512)
@@ -83,7 +86,7 @@ def test_the_longest_effective_length_has_an_interval_that_allows_for_the_choice
     ratio = t.ppf(1 - 0.025 / len(heads), degrees) / t.ppf(0.975, degrees)
     expected = math.log(row["ess2_512_high"] / row["ess2_512"]) * ratio
     assert math.log(longest.high / longest.value) == pytest.approx(expected, rel=1e-5)
-    assert f"corrected for the choice among {len(heads)}" in sentence(longest)
+    assert_names(sentence(longest), len(heads))
 
 
 def test_the_interval_of_the_largest_of_many_null_units_covers_zero() -> None:
@@ -109,16 +112,16 @@ def test_a_choice_keeps_the_interval_within_the_limits() -> None:
 
 
 def test_the_sentence_about_a_head_has_its_roles_or_says_that_it_has_none(run: Run) -> None:
-    texts = {}
-    for layer, head in run.heads[["layer", "head"]].drop_duplicates().itertuples(index=False):
+    base = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])
+    for layer, head in base.index:
         statement, ranks = head_results(run, "base", layer, head)
-        texts[layer, head] = sentence(statement)
-        assert sentence(ranks).startswith("Rank by effective length at 512: ")
+        roles = [role for role in ROLES if heads_with_role(base.loc[[(layer, head)]], role).any()]
+        assert statement.details["roles"] == roles
+        assert statement.details["missing_roles"] == ("" if roles else ", ".join(ROLES))
+        assert_names(sentence(statement), *(roles or ROLES))
+        assert (ranks.question, ranks.where["statistic"]) == ("heads.ranks", statistic("ess2_512").label)
         (rank,) = (part for part in ranks.parts if part.model == "base")
-        heads = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])["ess2_512"]
-        assert rank.value == (heads > heads[layer, head]).sum() + 1
-    has_none = [text for text in texts.values() if "the head has none of the roles local, constant," in text]
-    assert all(" the head is " in text for text in texts.values() if text not in has_none)
+        assert rank.value == (base["ess2_512"] > base.loc[(layer, head), "ess2_512"]).sum() + 1
 
 
 def test_headlines_are_one_short_line(run: Run) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refuses
 from support.scheduling import CHECKPOINTS, Prerequisites, measure_job, measure_jobs
 from support.source_tree import PACKAGES, ROOT, files, imports, roots
 from support.tiny_studies import PROBES, TEXT_PROBES, assert_clean, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.errors import BadInput, Interrupted, ResourceMissing
+from headscope.errors import BadInput, BadOption, Interrupted, ResourceMissing
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from headscope.study import ray_cluster, ray_engine, runner
@@ -114,7 +115,7 @@ def test_a_killed_raylet_ends_the_run_in_one_line_and_it_can_be_resumed(
     folder: Path, local_run: Run, tmp_path: Path
 ) -> None:
     # Before the first test that shares a Ray, which this one would use and end.
-    with pytest.raises(Interrupted, match=r"^Ray's process raylet ended unexpectedly\. .* --resume to continue$"):
+    with refuses(Interrupted, "raylet", "--resume"):
         runner.run_study(study(folder, name="ray", workers=2), tmp_path, progress=KillsRaylet())
     run = runner.run_study(study(folder), tmp_path, resume=True)
     assert contents(run) == contents(local_run)
@@ -139,7 +140,7 @@ def test_killing_a_worker_changes_no_byte(
     assert not capfd.readouterr().out
     assert "died" in caplog.text
     assert progress.workers == {"worker 1 of 2", "worker 2 of 2"}
-    assert "no successful trial ranks the heads of" in caplog.text  # a warning from a worker
+    assert "no successful trial" in caplog.text  # a warning from a worker
     assert local_run.manifest["inputs"].items() <= run.manifest["inputs"].items()
     assert run.manifest["models"] == local_run.manifest["models"]
     assert run.manifest["config"] == local_run.manifest["config"]
@@ -220,7 +221,7 @@ def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
 ) -> None:
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS", 1)
     fatal = "yarn: 24 tokens, document 1"
-    with pytest.raises(Interrupted, match=f"every worker that ran '{fatal}' died .*--resume") as error:
+    with refuses(Interrupted, f"'{fatal}'", "--resume") as error:
         runner.run_study(study(folder, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
     assert "\n" not in str(error.value)
     (partial,) = tmp_path.iterdir()
@@ -231,7 +232,7 @@ def test_without_ray_the_error_says_what_to_install(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ResourceMissing, match=r"pip install 'headscope\[ray\]'") as error:
+    with refuses(ResourceMissing, "pip install 'headscope[ray]'") as error:
         runner.run_study(study(folder, name="ray"), tmp_path)
     assert "\n" not in str(error.value)
     assert_clean(tmp_path)
@@ -250,7 +251,7 @@ def test_error_states_why_ray_did_not_start(folder: Path, tmp_path: Path, monkey
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with pytest.raises(Interrupted, match=r"Ray does not start \(The current node .*--engine plain") as error:
+    with refuses(Interrupted, "The current node timed out", "--engine plain") as error:
         runner.run_study(study(folder, name="ray", workers=2), tmp_path)
     assert "\n" not in str(error.value)
     assert len(calls) == 3
@@ -288,23 +289,22 @@ def test_a_failed_start_of_ray_leaves_no_process() -> None:
 
 def test_models_in_memory_cannot_be_used_with_ray(folder: Path, tmp_path: Path) -> None:
     model = hs.load(str(folder / "tiny"), device="cpu")
-    with pytest.raises(BadInput, match="'base' is in memory"):
+    with refuses(BadInput, "'base'", "memory"):
         hs.measure(model, text=f"file:{folder}/texts/*.txt", lengths=[24], engine="ray", out=tmp_path, quiet=True)
 
 
 @pytest.mark.parametrize(
-    ("engine", "message"),
+    ("engine", "named"),
     [
-        ({"workers": 2}, "need the engine ray. Set"),
-        ({"name": "rye"}, "engine.name must be 'plain' or 'ray'"),
-        ({"name": "ray", "workers": 0}, "engine.workers"),
-        ({"name": "ray", "gpus": 1}, "unknown key 'engine.gpus'"),
+        ({"workers": 2}, ("'workers'", "ray")),
+        ({"name": "rye"}, ("engine.name", "'plain'", "'ray'", "'rye'")),
+        ({"name": "ray", "workers": 0}, ("engine.workers", 1, 0)),
+        ({"name": "ray", "gpus": 1}, ("'engine.gpus'", "gpus_per_worker")),
     ],
 )
-def test_invalid_engine_options_are_refused(folder: Path, engine: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as error:
+def test_invalid_engine_options_are_refused(folder: Path, engine: dict[str, Any], named: tuple[object, ...]) -> None:
+    with refuses(BadOption, *named) as error:
         build_study({**content(folder), "engine": engine})
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
