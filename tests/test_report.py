@@ -631,3 +631,17 @@ def test_names_from_users_are_printed_without_markup(name: str, capsys: pytest.C
     lines = printed(capsys).splitlines()
     assert lines[:2] == [f"Run: {name}", f"Open {name} in a browser"]
     assert sum(name in line for line in lines[2:]) == 3
+
+
+def test_the_first_results_stand_for_the_headlines_of_a_run_that_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = synthetic_run(tmp_path, models=("base",), layers=1, heads=2, groups=1, pairs=4, lengths=(256,), docs=1)
+    monkeypatch.setattr(run_results, "headline_lines", lambda run: [])
+    monkeypatch.setattr(run_results, "row_lines", lambda run: [])
+    monkeypatch.setattr(run_results, "MAX_ROWS", 2)
+    terminal.print_summary(run)
+    printed = capsys.readouterr().out
+    texts = [sentence(result) for result in all_results(run)]
+    assert [text in printed for text in texts] == [True, True, *[False] * (len(texts) - 2)]
+    assert f"{len(texts) - 2} more with --all" in printed

@@ -486,3 +486,13 @@ def test_too_few_texts_are_refused_without_cutting_them_again_and_again(tmp_path
     with pytest.raises(BadInput):
         texts.load_token_documents(source, Counting(), count=200, length=100)
     assert len(calls) < 30
+
+
+def test_of_equally_similar_documents_the_first_is_named_whatever_the_order_of_hashes() -> None:
+    first, second = [*range(40)], [*range(100, 140)]
+    for ids in ([*first[:30], *second[:30]], [*second[:30], *first[:30]]):
+        index = texts.NearDuplicateIndex()
+        index.add(first)
+        index.add(second)
+        assert index.add(ids) is None
+        assert index.overlap == 0
