@@ -441,7 +441,7 @@ def overlapping_excerpts(lab: Lab) -> tuple[Result, Names]:
 @kind("a document of one passage again and again", "warns")
 def repeated_passage(lab: Lab) -> tuple[Result, Names]:
     text = lab.write_texts(**{name: random_words(name, 20) * 6 for name in "abc"})
-    return lab.run(f"x={lab.shared}/good", text=text, length=100), (text, "3 documents", "13-grams")
+    return lab.run(f"x={lab.shared}/good", text=text, length=100), (text, 3, "13-grams")
 
 
 @kind("two halves of one document as two documents", "says nothing")
