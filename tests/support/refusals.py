@@ -27,6 +27,6 @@ def assert_names(message: str, *named: object) -> None:
 
 def _pattern(value: str) -> str:
     """A pattern of this value: neither 5 in 0.5, -5, 5.1 or 2,005 nor --out in --out-dir; 5 is also 5.0."""
-    before = r"(?<![\w-])(?<!\d[.,])" if value[0].isdigit() else r"(?<!\w)"
-    after = r"(?:\.0+)?(?!\w)(?![.,]\d)" if value[-1].isdigit() else r"(?!\w)"
+    before = r"(?<![\w-])(?<!\d[.,])" if value[:1].isdigit() else r"(?<!\w)"
+    after = r"(?:\.0+)?(?!\w)(?![.,]\d)" if value[-1:].isdigit() else r"(?!\w)"
     return before + re.escape(value) + after + (r"(?!-\w)" if value.startswith("--") else "")
