@@ -18,4 +18,4 @@ COMPONENTS = {
 }
 """The components that the app uses, by package, separated by spaces."""
 
-import_only(COMPONENTS)
+import_only(COMPONENTS)  # before a module of the app imports Dash

@@ -14,6 +14,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support.fake_runs import AFTER, BEFORE, QUESTIONS, fake_run, mean_of
+from support.shipped_runs import open_shipped
 
 from headscope.cli.flags import EXAMPLES
 from headscope.rendering import comparison, terminal
@@ -34,12 +35,6 @@ CHECKS = [
     {"statistic": "retrieval", "head": "L18H6", "at_least": 0.5},
     {"statistic": "retrieval", "head": "L18H6", "at_least": 0.99},
 ]
-
-
-def shipped(name: str) -> Run:
-    """The shipped run of this name."""
-    (path,) = EXAMPLES.glob(f"*Z-{name}-????????")
-    return Run.open(path)
 
 
 def shipped_runs() -> Iterator[Run]:
@@ -70,7 +65,7 @@ def _texts(result: Result) -> str:
 
 def terminal_page() -> str:
     """What a command prints after it has measured the default example."""
-    return _printed(terminal.print_summary, shipped("example"))
+    return _printed(terminal.print_summary, open_shipped("example"))
 
 
 def comparison_page() -> str:
@@ -90,7 +85,7 @@ def comparison_page() -> str:
 
 def checks_page() -> str:
     """What `headscope check` prints: passed, failed and undecided checks."""
-    outcomes = run_checks(shipped("example"), parse_checks(CHECKS, "checks.yaml"))
+    outcomes = run_checks(open_shipped("example"), parse_checks(CHECKS, "checks.yaml"))
     return _printed(comparison.print_outcomes, outcomes)
 
 

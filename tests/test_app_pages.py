@@ -10,11 +10,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 from support.app_pages import wait_until_drawn
+from support.shipped_runs import shipped_path
 from support.synthetic_runs import synthetic_run
 
 from dashboards.layout import all_pages
 from dashboards.run_store import run_label
-from headscope.cli.flags import EXAMPLES
 from headscope.runs.run import Run
 
 pytestmark = pytest.mark.browser
@@ -38,10 +38,6 @@ def app(run: Run, serve: Callable[[Path], str]) -> str:
     return serve(run.path)
 
 
-def shipped(name: str) -> Path:
-    return next(path for path in EXAMPLES.glob(f"*-{name}-*") if path.name.split("-", 1)[1].rpartition("-")[0] == name)
-
-
 def read_csv(page: Page, click: Callable[[], None]) -> list[dict[str, str]]:
     with page.expect_download() as download:
         click()
@@ -51,7 +47,7 @@ def read_csv(page: Page, click: Callable[[], None]) -> list[dict[str, str]]:
 def test_an_empty_page_opens_a_run_that_fills_it_or_copies_the_command(
     serve: Callable[[Path], str], browse: Callable[..., Page]
 ):
-    needle = shipped("needle")
+    needle = shipped_path("needle")
     url = serve(needle)
     page = browse(f"{url}/circuits?run={needle.name}", reload=True)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -70,7 +66,7 @@ def test_an_empty_page_opens_a_run_that_fills_it_or_copies_the_command(
 def test_the_page_of_a_head_shows_a_trial_and_an_answer_token_of_choice(
     serve: Callable[[Path], str], browse: Callable[..., Page]
 ):
-    needle = shipped("needle")
+    needle = shipped_path("needle")
     keys = Run.open(needle).table("needle_keys").query("layer == 18 and head == 6 and context_length == 1024")
     page = browse(f"{serve(needle)}/head/18.6?run={needle.name}")
     page.get_by_role("link", name="At the needle's answer", exact=True).click()
@@ -283,7 +279,7 @@ def test_files_of_a_filtered_table_and_matrix_hold_the_filtered_heads_only(
 
 
 def test_the_page_of_a_head_shows_its_scores_over_training(serve: Callable[[Path], str], browse: Callable[..., Page]):
-    seeds = shipped("from-scratch")
+    seeds = shipped_path("from-scratch")
     heads = Run.open(seeds).heads.query("layer == 1 and head == 2")
     heads = heads[heads["model"].astype(str).str.startswith("rope-s0/")]
     page = browse(f"{serve(seeds)}/head/1.2?run={seeds.name}")

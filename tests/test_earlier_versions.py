@@ -74,7 +74,7 @@ def test_columns_that_a_stored_run_lacks_take_their_declared_values(run: Run) ->
     absent = {
         (name, c.name): c.absent for name in run.tables for c in all_tables()[name].columns if c.absent is not None
     }
-    assert len(absent) >= 12
+    assert len([value for value in absent.values() if not isinstance(value, float)]) == 12, "besides NaN"
     for (name, column), value in absent.items():
         rows = run.table(name)
         expected = rows[value] if isinstance(value, str) else pd.Series(value, rows.index)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.shipped_runs import open_shipped
 
-import headscope as hs
 from headscope.results.collection import all_results
 from headscope.study.config import build_study
 
@@ -21,14 +21,9 @@ MEASURED = r"\d[\d,.]* ?(?:%|percentage points|trials|minutes|seconds|hours|s\b|
 """Texts that only a measurement can justify."""
 
 
-def shipped_run(name: str) -> hs.Run:
-    (path,) = (ROOT / "headscope" / "examples").glob(f"*Z-{name}-????????")
-    return hs.Run.open(path)
-
-
 def finding_sentences() -> list[str]:
     """The sentences of the first screen, with the numbers of the shipped run `needle`."""
-    run = shipped_run("needle")
+    run = open_shipped("needle")
     results = {result.question: result for result in all_results(run)}
     ablated, control, drop = (
         results[f"retrieval.{name}"] for name in ("ablated_success", "random_ablated_success", "ablation_drop")
@@ -51,7 +46,7 @@ def finding_sentences() -> list[str]:
 
 def memory_sentences() -> list[str]:
     """The sentence about memory, with the numbers of the shipped example."""
-    run = shipped_run("example")
+    run = open_shipped("example")
     (length,) = run.manifest["config"]["measure"]["lengths"]
     return [f"{length:,} tokens took {run.manifest['timings']['peak_bytes'] / 1e9:.1f} GB of memory"]
 
@@ -71,7 +66,7 @@ def test_the_readme_has_no_other_measured_number() -> None:
 def test_the_shipped_run_of_the_finding_is_that_of_the_command_in_the_readme() -> None:
     command = next(line for line in README.splitlines() if line.startswith("$ headscope needle"))
     options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
-    stored = shipped_run("needle").manifest["config"]
+    stored = open_shipped("needle").manifest["config"]
     assert stored["texts"]["source"] == build_study({}).texts.source, "the default texts"
     assert options.pop("model") == "base=" + stored["models"]["base"]
     for name, value in options.items():

@@ -4,20 +4,18 @@ Nothing here uses headscope's intervals or verdicts: t-tests, Wilson intervals o
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.shipped_runs import open_shipped
 
-import headscope
 from headscope.results.collection import all_results
 from headscope.results.result import Result
 from headscope.runs.run import Run
 
-EXAMPLES = Path(headscope.__file__).parent / "examples"
 RUNS = ("from-scratch", "from-scratch-seeds", "example", "causes", "needle")
 BASE, YARN, BARE, ADAROPE = "base", "yarn", "yarn without factor", "adarope"
 MIN_CHANGE = 0.1
@@ -188,8 +186,7 @@ def pretraining_verdicts(run: Run, claims: list[Result]) -> Iterator[tuple[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_scipy_gives_every_verdict_of_the_shipped_runs(name: str) -> None:
-    (path,) = EXAMPLES.glob(f"*Z-{name}-????????")
-    run = Run.open(path)
+    run = open_shipped(name)
     claims = [result for result in all_results(run) if result.verdict]
     expected: list[tuple[str, Verdict]] = []
     if name.startswith("from-scratch"):

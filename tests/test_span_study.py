@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.shipped_runs import open_shipped
 
-import headscope as hs
 from headscope.cli.flags import EXAMPLES
 from headscope.heads import format_head
 from headscope.prompts.spans import parse_prompt
 from headscope.results.collection import all_results
 from headscope.results.questions import questions
 from headscope.results.words import headline
-from headscope.runs.run import Run
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "spans.md").read_text(encoding="utf-8")
@@ -22,11 +21,6 @@ sys.path.insert(0, str(DOCS))
 import span_study  # noqa: E402
 
 MODELS = ("base", "yarn", "adarope")
-
-
-def open_run(name: str) -> Run:
-    (path,) = EXAMPLES.glob(f"*-{name}-*")
-    return hs.Run.open(path)
 
 
 def percent(value: float) -> str:
@@ -37,7 +31,7 @@ def test_the_runs_are_small_and_have_the_generated_prompts() -> None:
     sizes = [file.stat().st_size for path in EXAMPLES.glob("*-spans-*") for file in path.iterdir()]
     assert sum(sizes) < 1.5e6
     for name, (prompts, options) in span_study.STUDIES.items():
-        run = open_run(name)
+        run = open_shipped(name)
         lines = [json.dumps(prompt) for prompt in prompts(random.Random(span_study.SEED))]
         groups = [parse_prompt(json.loads(line), "p", "p").group for line in lines]
         rows = run.table("span_prompts")
@@ -50,7 +44,7 @@ def test_the_runs_are_small_and_have_the_generated_prompts() -> None:
 
 @pytest.mark.parametrize("name", [*span_study.STUDIES])
 def test_the_page_has_the_head_of_largest_mass_and_the_rank_correlation_with_base(name: str) -> None:
-    run = open_run(name)
+    run = open_shipped(name)
     masses = run.heads.pivot(index=["layer", "head"], columns="model", values="spans_mass")
     ranks = masses.corr(method="spearman")["base"]
     for model in MODELS:
@@ -62,10 +56,10 @@ def test_the_page_has_the_head_of_largest_mass_and_the_rank_correlation_with_bas
 
 
 def test_the_page_quotes_the_findings_about_injections_and_the_heads_of_code() -> None:
-    injected = [result for result in all_results(open_run("spans-injected")) if result.question == "spans.held_out"]
+    injected = [result for result in all_results(open_shipped("spans-injected")) if result.question == "spans.held_out"]
     assert len(injected) == len(MODELS)
     assert all(f"| {result.model} | {result.value:.2f} |" in PAGE for result in injected)
-    rows = open_run("spans-code").table("spans")
+    rows = open_shipped("spans-code").table("spans")
     means = rows.groupby(["model", "key", "layer", "head"], observed=True)[["mass", "chance"]].mean().reset_index()
     for key, of_key in means[means["model"] == "base"].groupby("key", observed=True):
         top = of_key.loc[of_key["mass"].idxmax()]
@@ -75,6 +69,6 @@ def test_the_page_quotes_the_findings_about_injections_and_the_heads_of_code() -
 
 def test_headlines_of_the_runs_have_at_most_100_characters() -> None:
     for name in span_study.STUDIES:
-        shown = [result for result in all_results(open_run(name)) if result.question.startswith("spans.")]
+        shown = [result for result in all_results(open_shipped(name)) if result.question.startswith("spans.")]
         texts = [headline(result) for result in shown if questions()[result.question].level == "headline"]
         assert max(map(len, texts)) <= 100

@@ -464,9 +464,9 @@ def test_validate_finds_edits_nan_bounds_and_repeated_keys(tmp_path):
         ("b", {"nll": pa.array([-1.0] * 8, pa.float32())}, ("nll.nll", -1.0, 0)),
         ("c", {"position": pa.array([31] * 8, pa.int32())}, ("nll", "4 rows")),
     ):
-        changed_file, found = validate(_restored(study(tmp_path / name), **columns))
+        changed_file, wrong_values = validate(_restored(study(tmp_path / name), **columns))
         assert_names(changed_file, "nll", "sha256", "run.json")
-        assert_names(found, *named)
+        assert_names(wrong_values, *named)
 
 
 def test_validate_tolerates_float32_rounding(tmp_path):

@@ -34,8 +34,8 @@ def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **changes):
     values = log_ess2(bin_center(edges, length))
     counts = dict.fromkeys(("rows", "population", "sink_rows", "sink_population"), rows)
     frame = pd.DataFrame({"visible": edges, **counts, "log_ess2": values, "ess2": np.exp(values)})
-    given = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | changes
-    same = {name: given.get(name, 0.5) for name in LAST_OCTAVE_COLUMNS if name != "log_ess2"}
+    typical = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | changes
+    same = {name: typical.get(name, 0.5) for name in LAST_OCTAVE_COLUMNS if name != "log_ess2"}
     return frame.assign(model=model, context_length=length, doc=doc, layer=0, head=0, kv_group=0, **same)
 
 

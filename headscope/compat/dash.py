@@ -1,8 +1,8 @@
 """The components of Dash's packages that the app uses, without the others.
 
-A package of components imports all of them, of which the app uses a tenth: 230 classes with long docstrings, a sixth of
-the time from the command to the first page. Dash generates the module `_imports_` of each package; without one, a later
-version of a package imports all components again, and nothing else changes.
+Dash generates the module `_imports_` of each package, which imports all its components. In Mantine's package and Dash's
+own these are 327 classes with long docstrings. The app uses 54 of them. If a later version of a package has no such
+module, all its components are imported again, and nothing else changes.
 """
 
 import sys
@@ -23,7 +23,7 @@ HTML_COMPONENT = LibraryName(DASH, "dash.html._imports_:Div", FAST_START)
 
 
 class SelectedImports(MetaPathFinder, Loader):
-    """Stands in for the module that imports all components of each package: imports those of `names` of the package."""
+    """Stands in for the module that imports all components of a package, and imports those in `names` instead."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names

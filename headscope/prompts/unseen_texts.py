@@ -1,5 +1,7 @@
 r"""Writes 22 English works that no shipped adapter was trained or tuned on, for judging claims about these adapters.
 
+On Debian 12:
+
     apt-get download aptitude-doc-en bash-doc debian-handbook debian-policy dict-devil exim4-doc-html git-doc \
         harden-doc installation-guide-amd64 maint-guide mutt nethack-common postgresql-doc-15 python3.11-doc \
         r-cran-janeaustenr r-doc-html valgrind
@@ -82,15 +84,19 @@ def strings_of_vector(serialized: bytes) -> list[str]:
 
 def read_dictionary(file: Path, first_entry: str) -> str:
     """The entries of a dictionary for dictd from this one on; those before it describe the dictionary."""
-    text = normalize_whitespace(read_gzipped(file))
-    return text[text.index(f"\n{first_entry}") + 1 :]
+    return text_from(f"\n{first_entry}", normalize_whitespace(read_gzipped(file)), file).lstrip()
 
 
 def read_manual(folder: Path, pages: str, first_words: str) -> str:
     """The pages that match this pattern, in the order of their names, as one text that starts with these words."""
     text = normalize_whitespace("\n\n".join(map(read_page, sorted(folder.glob(pages)))))
+    return text_from(first_words, text, folder / pages)
+
+
+def text_from(first_words: str, text: str, source: Path) -> str:
+    """The text from these words on."""
     if first_words not in text:
-        sys.exit(f"'{first_words}' is not in {folder}/{pages}. Unpack the package of this version of Debian")
+        sys.exit(f"'{first_words.strip()}' is not in {source}. Unpack the packages of Debian 12")
     return text[text.index(first_words) :]
 
 
